@@ -72,6 +72,9 @@ def main() -> None:
                 torch.save({**state, "loader": loader.state_dict(), "step": step}, f"{path}.part")
                 os.rename(f"{path}.part", path)  # a checkpoint is whole, or not there
     log.close()
+    if rank == 0:
+        newest = args.checkpoints / f"{step:04}.pt"
+        print(f"trained {step} steps, the last on {world_size} ranks; newest checkpoint: {newest}")
 
 
 if __name__ == "__main__":

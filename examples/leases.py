@@ -1,6 +1,6 @@
 """Features of a dataset by workers that do not wait for each other. A slow one takes fewer shards.
 
-    torchrun --nproc-per-node=3 --max-restarts=3 examples/leases.py FOLDER
+    torchrun --nproc-per-node=3 --max-restarts=3 examples/leases.py features
 
 The workers lease shards over torchrun's own store. If a worker dies, torchrun starts all of them again, and the shards
 that the checkpoint has are not read again. With `--die` a worker kills itself after its sixth batch, once.
@@ -25,7 +25,7 @@ from fastload.elastic import Leases, LeaseSampler
 def main() -> None:
     """Write a file for each batch, from the newest checkpoint on if there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="folder of features and checkpoint")
+    parser.add_argument("folder", type=Path, help="folder for features and checkpoint")
     parser.add_argument("--die", action="store_true")
     args = parser.parse_args()
     args.folder.mkdir(exist_ok=True)
@@ -41,6 +41,7 @@ def main() -> None:
             print(f"worker {rank} goes on, attempt {attempt}")
         sampler = LeaseSampler(leases, batch_size=16, shuffle=False)
         loader = fastload.DataLoader(dataset, batch_sampler=sampler, num_workers=2, seed=0)
+        step = 0
         for step, (indices, inputs) in enumerate(loader, 1):
             path = args.folder / f"{int(indices[0]):06}-{attempt}.pt"
             part = path.with_suffix(".part")  # torchrun may end this process while it writes
@@ -51,6 +52,7 @@ def main() -> None:
             part.rename(checkpoint)
             if args.die and step == 6 and attempt == "0":
                 os.kill(os.getpid(), signal.SIGKILL)
+    print(f"worker {rank} wrote {step} batches of features into {args.folder}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 #   PROFILE              if not empty, profile rank 0
 #   DEVICE, STEP_MS      see fastload train --help; ARGUMENTS has further arguments
 #   RANKS_PER_NODE       ranks per node, with DEPTH cores each, bound by CPU_BIND
-#   MODULES, VENV        modules to load; virtual environment to activate
+#   MODULES, VENV        modules to load (an empty MODULES: none); virtual environment to activate
 #   LOGDIR               folder for logs, profiles and stats.csv
 
 set -euo pipefail
@@ -23,7 +23,8 @@ die() {
 }
 
 # A batch system signals all processes of the job at once. Ranks then write a checkpoint, and print. bash waits for them
-# before it handles its own signal.
+# before it handles its own signal. PBS delivers the output as soon as the login shell around the script has ended, which
+# is before that. With -k doe, the job itself writes the file.
 SIGNALS=(INT TERM HUP QUIT USR1 USR2)
 for name in "${SIGNALS[@]}"; do
     # shellcheck disable=SC2064
@@ -33,7 +34,7 @@ done
 [[ -f fastload/__main__.py ]] || die "$PWD is not a clone of fastload. Submit from the folder of the clone."
 
 : "${BASE_DIR:=}" "${FILE_LIST:=}" "${PACKED:=}" "${STAGE:=}" "${PROFILE:=}" "${DEVICE:=}" "${STEP_MS:=}"
-: "${ARGUMENTS:=}" "${MODULES:=}" "${VENV:=}" "${LOGDIR:=logdir}"
+: "${ARGUMENTS:=}" "${VENV:=}" "${LOGDIR:=logdir}"
 : "${WORKERS:=0 1 2 3 4}" "${BATCH_SIZE:=64}" "${NSTEPS:=100}"
 JOB="${PBS_JOBID:-${SLURM_JOB_ID:-local}}"
 JOB="${JOB%%.*}"
@@ -52,6 +53,7 @@ load_environment() {
         source "$VENV/bin/activate"
     fi
     set -u
+    command -v python >/dev/null || die "there is no python on PATH. Name modules that have one in MODULES, or set VENV."
     say "$(command -v python): $(python --version 2>&1)"
 }
 

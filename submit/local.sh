@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/_env.sh
 NSTEPS="${NSTEPS:-20}"
 source submit/_job.sh
-: "${DEPTH:=}"
+: "${MODULES=}" "${DEPTH:=}"
 
 use_environment images arrow tensorboard
 load_environment

@@ -9,7 +9,7 @@ import pkgutil
 import re
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from inspect import isclass, isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -128,16 +128,22 @@ def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the block, so that the command can clean up and keep its results."""
+    """Let SIGTERM raise `Terminated` in the block, so that the command can clean up and keep its results.
 
-    def stop(signum: int, frame: Any) -> None:
-        raise Terminated
+    A signal that repeats the request raises nothing, also while the command reports after the block.
+    """
+    from fastload.distributed.guard import asked_to_end
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def stop(number: int) -> None:
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    with ExitStack() as stack:
+        request = stack.enter_context(asked_to_end(stop))
+        try:
+            yield
+        finally:
+            if request.number:
+                click.get_current_context().find_root().with_resource(stack.pop_all())
 
 
 def wait_for_a_signal() -> None:

@@ -121,16 +121,17 @@ def serve(
     complete checkpoint, even if another number of servers saved it. After Ctrl-C or SIGTERM, it saves a checkpoint and
     ends.
 
-    To replace a server that was killed, start it alone, with the same --store, --number and --of. It resumes from the
-    checkpoint, and the workers send their later pushes again.
+    Give --number and --of to start each server by itself. If one is killed, run its command again: it resumes from the
+    checkpoint, and the workers send their later pushes again. MPICH's mpiexec ends all servers if one is killed.
 
     A server that other hosts reach needs a token. Without TLS, the token can be read on the network.
 
     \b
     Examples:
+        fastload parameters serve --store /shared/run7 --number 0 --of 2 --checkpoint /shared/checkpoints ...
+        fastload parameters serve --store /shared/run7 --number 1 --of 2 --checkpoint /shared/checkpoints ...
         mpiexec -n 2 fastload parameters serve --store /shared/run7 --optimizer adagrad --lr 0.05 \\
             --checkpoint /shared/checkpoints --checkpoint-every 1000
-        fastload parameters serve --store /shared/run7 --number 1 --of 2 --checkpoint /shared/checkpoints ...
     """
     from pyarrow import ArrowException
 
@@ -181,9 +182,9 @@ def serve(
             try:
                 version = end(server, store)
                 click.echo(f"server {number} of {of} has ended at version {version}", err=True)
-            except Exception as error:
-                line = f"Error: server {number} of {of} has not saved: {in_one_line(error)}"
-                click.echo(line, err=True)
+            except (Exception, KeyboardInterrupt) as error:
+                why = in_one_line(error) if isinstance(error, Exception) else "it was interrupted"
+                click.echo(f"Error: server {number} of {of} has not saved: {why}", err=True)
                 code = 1
             # Workers keep streams open, and the end of the interpreter would wait for them.
             sys.stdout.flush()

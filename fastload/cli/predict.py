@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from inspect import isclass, isroutine
 from pathlib import Path
 from typing import Any
@@ -139,9 +138,9 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
 
     Without DATASET, the command reads messages from the source, --source, and writes an answer for each to the
     destination, --sink. By default, these are standard input and standard output. After Ctrl-C or SIGTERM, the command
-    reads no more, answers the messages that it has read, and ends with exit code 0. A second signal ends the process
-    at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on standard
-    error counts the answered and the failed messages, and gives the time.
+    reads no more, answers the messages that it has read, and ends with exit code 0. Ctrl-C more than 2 s later ends the
+    process at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on
+    standard error counts the answered and the failed messages, and gives the time.
 
     \b
     Examples:
@@ -159,14 +158,14 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
     _check_form(context, "DATASET" if dataset else "")
     shared = {name: options.pop(name) for name in ("batch_size", "num_workers")}
     device = options.pop("device")
-    if dataset is not None:
-        require("arrow", pyarrow="pyarrow")
-        given = {name: options[name] for name in _OF_SETS}
-        with sigterm_raises():
+    with sigterm_raises():
+        if dataset is not None:
+            require("arrow", pyarrow="pyarrow")
+            given = {name: options[name] for name in _OF_SETS}
             _predict_set(model, dataset, device, shared, **given)
-    else:
-        given = {name: options[name] for name in _OF_STREAMS}
-        _predict_stream(_model(model), device_named(device), shared, **given)
+        else:
+            given = {name: options[name] for name in _OF_STREAMS}
+            _predict_stream(_model(model), device_named(device), shared, **given)
 
 
 def _check_form(context: click.Context, dataset: str) -> None:
@@ -315,6 +314,7 @@ def _predict_stream(
     max_wait_ms: float,
 ) -> None:
     from fastload import stream
+    from fastload.distributed.guard import asked_to_end
 
     began = time.perf_counter()
     decoder = found_at(decode) if decode else stream.json_to_tensors
@@ -334,7 +334,7 @@ def _predict_stream(
             )
         )
         try:
-            with _signals_call(answers.stop):
+            with asked_to_end(lambda number: answers.stop()):
                 answers.write_to(writing)
         except PredictError as error:
             text = in_one_line(error).replace("Give predict() on_failed=", "Give --failed FILE")
@@ -353,26 +353,3 @@ def _opened(opening: Callable[..., Any], *given: Any, **options: Any) -> Any:
         return opening(*given, **options)
     except ModuleNotFoundError as error:
         raise click.ClickException(in_one_line(error)) from error
-
-
-@contextmanager
-def _signals_call(stop: Callable[[], None]) -> Iterator[None]:
-    """Have the first SIGINT or SIGTERM in the block call `stop`. A second one ends the process."""
-
-    def arrive(number: int, frame: Any) -> None:
-        for taken in before:
-            signal.signal(taken, signal.SIG_DFL)
-        stop()
-
-    # A shell makes a command that it starts with & ignore SIGINT. That stays so.
-    numbers = [
-        n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN
-    ]
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, arrive)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -152,7 +152,7 @@ def submit(
 def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Launcher]:
     """Return the argument list that starts the ranks from here, and its launcher."""
     from fastload.distributed import launch
-    from fastload.distributed.execute import are_here, find_launcher, signal_options
+    from fastload.distributed.execute import are_here, find_launcher, signal_options, start_line
 
     hostfile, ppn, ranks = options["hostfile"], options["ppn"], options["parallelism"]
     hosts: tuple[launch.Host, ...] = ()
@@ -176,8 +176,7 @@ def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Laun
         export=exported,
         options=(*(signal_options() if launcher == "torchrun" else ()), *options["options"]),
     )
-    root = os.geteuid() == 0
-    return launch.command_line(job, launcher, python=sys.executable, root=root), launcher
+    return start_line(job, launcher), launcher
 
 
 def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tuple[list[str], str]:

@@ -57,7 +57,7 @@ def _ends() -> Iterator[Callable[[], int]]:
     """Yield a function that returns the first Ctrl-C or SIGTERM since the start of the block, and waits for it.
 
     The signal may reach any thread of this process and its plugins, so the function waits on Python's wake-up
-    descriptor. Afterwards Ctrl-C is ignored: a second one would interrupt the plugins while they end their processes,
+    descriptor. Afterwards both are ignored: another one would interrupt the plugins while they end their processes,
     and the processes would stay. A signal that is ignored stays ignored.
     """
     reader, writer = os.pipe()
@@ -69,7 +69,7 @@ def _ends() -> Iterator[Callable[[], int]]:
     def wait() -> int:
         while (number := os.read(reader, 1)[0]) not in taken:
             pass
-        before[signal.SIGINT] = signal.SIG_IGN
+        before.update(dict.fromkeys(taken, signal.SIG_IGN))
         return number
 
     try:

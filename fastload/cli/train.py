@@ -190,7 +190,7 @@ def train(**options: Any) -> None:
     no rate counts them.
 
     After Ctrl-C or SIGTERM, all ranks finish the step in progress, write a checkpoint if --checkpoint is given, and
-    end with exit code 130 or 143. A second signal ends the process at once.
+    end with exit code 130 or 143. Ctrl-C more than 2 s later ends the process at once. Another SIGTERM never does.
 
     A killed run can be started again with --resume, on any number of ranks with the same global batch (ranks times
     -b). Steps after the last checkpoint are repeated from the restored model. So the final model has been trained on

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fastload.distributed.detect import check_world
+
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
@@ -32,8 +34,13 @@ def average_gradients(
     The mean is the sum divided by the number of ranks. If all ranks have equal batches, it is the mean of the global
     batch.
 
-    Raise ValueError on all ranks if a gradient is sparse on one.
+    Raise ValueError on all ranks if a gradient is sparse on one. Raise RankError if `comm` is given, and MPI does not
+    know the ranks that the launcher has started.
     """
+    if comm is not None:
+        from mpi4py import MPI
+
+        check_world(MPI)
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
     parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

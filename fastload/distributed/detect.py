@@ -143,6 +143,31 @@ def mpi4py() -> Any | None:
         return None
 
 
+def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise RankError if MPI numbers this process differently from the variables of its launcher.
+
+    Under srun without a PMI that fits, each rank has an MPI world of its own, of size 1.
+    """
+    claims = _claims(environ)
+    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+    said = [(*claim, size) for claim in claims.get("world_size", {}).items()]
+    said += [(*claim, rank) for claim in claims.get("rank", {}).items()]
+    wrong = [f"{name}={value}" for name, value, found in said if value != found]
+    if "rank" not in claims or not wrong:
+        return
+    remedy = "Start them with its mpiexec. Under Open MPI and PALS, ranks also meet without mpi4py"
+    if _launcher(environ, claims) == "slurm":
+        remedy = (
+            "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as srun --mpi=pmix "
+            "for Open MPI, or srun --mpi=pmi2 for MPICH and Intel MPI"
+        )
+    library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
+    raise RankError(
+        f"{wrong[0]}, but mpi4py says rank {rank} of {size}. Its library is {library!r}, which does not know the ranks "
+        f"of this launcher. {remedy}"
+    )
+
+
 def node_count(environ: Mapping[str, str]) -> int | None:
     """Return the number of different hosts in `$PBS_NODEFILE`, or None without such a file."""
     name = environ.get("PBS_NODEFILE")

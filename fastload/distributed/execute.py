@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from fastload.distributed import guard
-from fastload.distributed.launch import Host, Launcher, classify
+from fastload.distributed.launch import Host, Job, Launcher, classify, command_line
 from fastload.errors import LaunchError
 
 _VERSION_TIMEOUT_S = 60
@@ -25,19 +28,9 @@ def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
     """
     if ranks == 1 and are_here(hosts):
         return "none"
-    mpiexec = shutil.which("mpiexec")
+    mpiexec = find_mpiexec()
     if mpiexec is not None:
-        says = subprocess.run(
-            [mpiexec, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_VERSION_TIMEOUT_S,
-            check=False,
-        )
-        return classify(says.stdout, os.path.realpath(mpiexec))
+        return classify(_version_of(mpiexec), os.path.realpath(mpiexec))
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
         return "srun"
     if are_here(hosts):
@@ -46,6 +39,50 @@ def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
         f"mpiexec is not on PATH, and the ranks must run on {', '.join(host.name for host in hosts)}. "
         "Load a module or install an MPI"
     )
+
+
+def find_mpiexec() -> str | None:
+    """Return the first `mpiexec` on PATH, or None. Skip OpenPBS's own with a note: it starts no ranks.
+
+    OpenPBS's looks for another one on the PATH of the submission, and fails if there is none.
+    """
+    every = [found for path in os.get_exec_path() if (found := shutil.which("mpiexec", path=path))]
+    skipped = list(takewhile(lambda one: _version_of(one).startswith("pbs_version"), every))
+    found = every[len(skipped)] if len(skipped) < len(every) else None
+    if skipped:
+        _note(f"{skipped[0]} is OpenPBS's own and is skipped; {found or 'no mpiexec'} is used")
+    return found
+
+
+def start_line(job: Job, launcher: Launcher) -> list[str]:
+    """Return the argument list that starts the job's ranks from this process, see `launch.command_line`."""
+    line = command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
+    if line[0] == "mpiexec" and (found := find_mpiexec()) not in (None, shutil.which("mpiexec")):
+        line[0] = str(found)
+    return line
+
+
+@cache
+def _note(text: str) -> None:
+    """Print a note, once."""
+    print(f"fastload: {text}", file=sys.stderr, flush=True)
+
+
+@cache
+def _version_of(mpiexec: str) -> str:
+    """Return what `mpiexec --version` prints, or "" if it hangs."""
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(
+            [mpiexec, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        ).stdout
+    return ""
 
 
 def are_here(hosts: Sequence[Host]) -> bool:
@@ -69,10 +106,10 @@ def signal_options() -> list[str]:
 def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
     """Run `command` and all that it starts. Return its exit code, or 128 + n if signal n ended it.
 
-    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead. With
-    `to_ranks`, SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, because their launcher would kill them
-    soon after. Signals that this process ignores stay ignored. No process of the command outlives this one, even after
-    SIGKILL. Call this in the main thread.
+    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead, but not
+    those that repeat a request (`guard.Request`). With `to_ranks`, SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on
+    this host, because their launcher would kill them soon after. Signals that this process ignores stay ignored. No
+    process of the command outlives this one, even after SIGKILL. Call this in the main thread.
 
     Raises:
         LaunchError: the program does not exist.

@@ -12,9 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 FORWARDED = (
     signal.SIGINT,
@@ -24,27 +26,99 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ABORTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""At these, Open MPI's launcher kills its ranks half a second later, and srun at once."""
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
 PARENT_DIED = signal.SIGALRM  # not a forwarded signal
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+TOGETHER_S = 2.0
+"""Seconds after the first SIGINT or SIGTERM in which others belong to the same request."""
+
+
+class Request:
+    """A request to end this process, which may come as several signals.
+
+    A batch system and a launcher signal the same process. At Slurm's time limit a rank gets SIGTERM from slurmstepd and
+    from srun, up to 60 ms apart. One Ctrl-C reaches it from the terminal and from its launcher. So all SIGINT and
+    SIGTERM within `TOGETHER_S` of the first are one request. Later, SIGINT asks for an end at once. SIGTERM never does.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The first signal, or 0."""
+        self._at = 0.0
+
+    def takes(self, number: int) -> bool:
+        """Return False for a signal that repeats the request."""
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            return True
+        if not self.number:
+            self.number, self._at = number, time.monotonic()
+            return True
+        return number == signal.SIGINT and time.monotonic() - self._at > TOGETHER_S
+
+
+_open: list[Request] = []
+"""The request of each block that is open. Nested blocks have the same one."""
+
+
+@contextmanager
+def asked_to_end(ask: Callable[[int], None]) -> Iterator[Request]:
+    """Call `ask` with the first SIGINT or SIGTERM in the block, and yield the request. Use it in the main thread only.
+
+    A SIGINT that asks for an end at once acts as it does outside the block. If SIGINT is ignored, as in a job that a
+    shell started in the background, it stays ignored. SIGTERM is always handled. A job script may ignore it, and its
+    ranks inherit that, but they must still write their checkpoint.
+    """
+
+    def act(number: int, outside: Any) -> None:
+        if outside is None:
+            ask(number)
+        else:
+            signal.signal(number, outside)
+            signal.raise_signal(number)
+
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with _handling((signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM), act) as one:
+        yield one
 
 
 @contextmanager
 def forwarding(send: Callable[[int], None]) -> Iterator[None]:
-    """Call `send` for each signal of `FORWARDED` to this process. Signals that it ignores stay ignored."""
+    """Call `send` for each signal of `FORWARDED` to this process, but once for those that are one request.
 
-    def forward(signum: int, frame: FrameType | None) -> None:
+    Launchers count signals too: a second one makes MPICH's and torchrun's kill their ranks. Signals that this process
+    ignores stay ignored.
+    """
+
+    def forward(number: int, outside: Any) -> None:
         with suppress(ProcessLookupError):  # It has just ended.
-            send(signum)
+            send(number)
 
-    taken = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in taken}
-    try:
+    with _handling([n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN], forward):
         yield
+
+
+@contextmanager
+def _handling(numbers: Iterable[int], act: Callable[[int, Any], None]) -> Iterator[Request]:
+    """Call `act` with each signal that repeats no request, and None for the first one, else its handler outside."""
+    request = _open[-1] if _open else Request()
+
+    def arrive(number: int, frame: FrameType | None) -> None:
+        first = not request.number
+        if request.takes(number):
+            act(number, None if first else before[number])
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    _open.append(request)
+    try:
+        for number in before:
+            signal.signal(number, arrive)
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _open.pop()
 
 
 def main(submit: str, to_ranks: str, *command: str) -> int:
@@ -79,7 +153,9 @@ def _run(command: tuple[str, ...], to_ranks: bool) -> int:
     def send(signum: int) -> None:
         if launcher.returncode is not None:
             return
-        ranks = _open_mpi_ranks(launcher.pid) if to_ranks and signum in _ABORTS_OPEN_MPI else []
+        if signum in _ABORTS and os.path.basename(command[0]) == "srun":
+            signum = signal.SIGINT  # srun kills its tasks at the others, and passes this one on
+        ranks = _open_mpi_ranks(launcher.pid) if to_ranks and signum in _ABORTS else []
         for group in ranks or [launcher.pid]:
             with suppress(ProcessLookupError):  # One rank may have ended before the others.
                 os.killpg(group, signum)

@@ -146,7 +146,8 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             command += ["--depth", depth] if job.depth else []
             command += ["--cpu-bind", "depth" if job.depth else "none"]
         case "srun":
-            command = ["srun", "--ntasks", ranks]
+            # Otherwise a first SIGINT makes srun print the state of the tasks, and does not reach them.
+            command = ["srun", "--disable-status", "--ntasks", ranks]
             if names:
                 command += ["--nodes", str(len(job.hosts)), "--nodelist", names]
                 command += ["--ntasks-per-node", _per_host(job, "srun")]
@@ -218,6 +219,7 @@ def job_script(
             f"-N {name}",
             f"-l select={hosts}:ncpus={ppn * (depth or 1)}:mpiprocs={ppn}",
             f"-l walltime={walltime}",
+            "-k doe",  # else what the ranks print after the signal at the end of the walltime is lost
         ]
         mark, workdir = "#PBS", "PBS_O_WORKDIR"
     else:

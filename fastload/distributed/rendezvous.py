@@ -26,8 +26,8 @@ from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
 from fastload.disk import replace_file
 from fastload.distributed.addresses import own_address
-from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi4py
-from fastload.errors import RankError, RendezvousError
+from fastload.distributed.detect import MPI_LAUNCHERS, Rank, check_world, mpi4py
+from fastload.errors import RendezvousError
 
 # Variables that identify one start of the ranks: equal on all ranks, and new at each start. Hydra sets none.
 _LAUNCH_KEYS: dict[str, tuple[str, ...]] = {
@@ -55,7 +55,7 @@ def rendezvous(
     timeout = timedelta(seconds=timeout_s)
     mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS else None
     if mpi is not None:
-        yield _by_mpi(mpi, rank, timeout), "MPI"
+        yield _by_mpi(mpi, rank, environ, timeout), "MPI"
     elif (key := _launch_key(rank, environ)) is not None:
         path = _place(rank, environ) / f"fastload-ranks-{key}-{number}"
         store = _open(rank, timeout) if rank.rank == 0 else None
@@ -160,15 +160,9 @@ def _connect(rank: Rank, place: Mapping[str, Any], timeout: timedelta) -> TCPSto
     return store
 
 
-def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
+def _by_mpi(mpi: Any, rank: Rank, environ: Mapping[str, str], timeout: timedelta) -> Store:
+    check_world(mpi, environ)
     world = mpi.COMM_WORLD
-    if (world.Get_rank(), world.Get_size()) != (rank.rank, rank.world_size):
-        raise RankError(
-            f"the launcher says {rank}, but mpi4py says rank {world.Get_rank()} of {world.Get_size()}. mpi4py uses "
-            f"{mpi.Get_library_version().split(',')[0].strip()!r}, and the mpiexec of another MPI started the ranks. "
-            "Use the mpiexec of that library. With Open MPI or PALS, you can uninstall mpi4py instead: the ranks then "
-            "meet by a file"
-        )
     store: TCPStore | None = None
     place: dict[str, Any] = {}
     if rank.rank == 0:

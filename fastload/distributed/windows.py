@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fastload.distributed.detect import check_world
+
 Sample = dict[str, Tensor]
 
 
@@ -58,8 +60,8 @@ class WindowDataset(Dataset[Sample]):
 
     Memory: a copy of this rank's rows, until `close()`.
 
-    Raises ValueError on all ranks if the columns of one rank break these rules, and RuntimeError if MPI was not started
-    for several threads.
+    Raises ValueError on all ranks if the columns of one rank break these rules, RuntimeError if MPI was not started for
+    several threads, and RankError if MPI does not know the ranks that the launcher has started.
     """
 
     fastload_per_worker = ()
@@ -67,6 +69,7 @@ class WindowDataset(Dataset[Sample]):
     def __init__(self, columns: Mapping[str, Tensor | NDArray[Any]], comm: Any) -> None:
         from mpi4py import MPI
 
+        check_world(MPI)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 "MPI was started without support for several threads, but loaders read in threads. Set "

@@ -346,7 +346,7 @@ class _Run:
         self.change(name, state, reason or f"in {self.seconds[name]:.1f} s")
 
     def stop(self, reason: str) -> None:
-        """Send SIGTERM to all running tasks. Kill those that do not end in time, or at once after another interrupt."""
+        """Send SIGTERM to all running tasks. Kill those that do not end in time, or at once after a later Ctrl-C."""
         deadline = time.monotonic() + GRACE_S
         try:
             for one in self.running.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from fastload.flow.tasks import EXPORTED, MPITask, Task
 
 _JOBS = "jobs"  # not the name of a file of a task, because those have suffixes
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
+_PBS = {"Q": "queued", "H": "held", "W": "waiting", "R": "running", "E": "ending", "F": "ended"}
 
 
 @dataclass(frozen=True)
@@ -169,42 +171,58 @@ def status(graph: PipelineGraph) -> str:
     lines = []
     for name in graph.order():
         number = jobs.get(name)
-        said = (
-            "not submitted" if number is None else f"job {number} {known.get(number, 'forgotten')}"
-        )
+        state = known.get(number or "", "forgotten by the batch system")
+        said = f"job {number} {state}" if number else "not submitted"
         lines.append(f"{name}: {said}; last run: {state_of(folder, name, read(folder, name))}")
     return "\n".join(lines)
 
 
 def _ask_pbs(numbers: list[str]) -> dict[str, str]:
-    """Return the state of each job, with its exit code if it ended."""
-    found = json.loads(_said(["qstat", "-x", "-f", "-F", "json", *numbers]))["Jobs"]
-    words = {
-        "Q": "queued",
-        "H": "held",
-        "W": "waiting",
-        "R": "running",
-        "E": "ending",
-        "F": "ended",
-    }
+    """Return the state of each job that PBS knows, with its exit code if it ended.
+
+    Not as JSON: qstat of OpenPBS 23.06 then prints the first job only.
+    """
+    text = _said(["qstat", "-x", "-f", "-F", "dsv", *numbers], unknown="Unknown Job Id")
     states = {}
-    for number, about in found.items():
-        state = words.get(about["job_state"], about["job_state"])
+    for line in text.splitlines():
+        first, *fields = re.split(r"(?<!\\)\|", line)  # a | in a value is written as \|
+        about = _pairs(fields)
+        state = _PBS.get(about["job_state"], about["job_state"])
         code = about.get("Exit_status")
+        number = first.removeprefix("Job Id: ")
         states[number] = state if code is None else f"{state}, exit code {code}"
     return states
 
 
 def _ask_slurm(numbers: list[str]) -> dict[str, str]:
-    text = _said(["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(numbers)])
-    rows = [line.split("|") for line in text.splitlines()]
-    return {number: f"{state.lower()}, exit code {code}" for number, state, code in rows}
-
-
-def _said(command: list[str]) -> str:
+    """Return the state of each job that Slurm knows, with its exit code if it ended."""
     try:
-        return subprocess.run(command, text=True, capture_output=True, check=True).stdout
+        ask = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j"]
+        rows = [line.split("|") for line in _said([*ask, ",".join(numbers)]).splitlines()]
+    except FlowError:  # There is no accounting database. The controller forgets jobs after minutes.
+        rows = []
+        for number in numbers:
+            text = _said(["scontrol", "-o", "show", "job", number], unknown="Invalid job id")
+            about = _pairs(text.split())
+            rows += [[number, about["JobState"], about["ExitCode"]]] if about else []
+    running = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
+    return {
+        number: state.lower() + (f", exit code {code}" if state not in running else "")
+        for number, state, code in rows
+    }
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """Return the values of words such as NAME=VALUE, by name."""
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _said(command: list[str], *, unknown: str = "") -> str:
+    """Return the output of a command. It may fail with the message `unknown`, for jobs that it does not know."""
+    try:
+        ended = subprocess.run(command, text=True, capture_output=True, check=False)
     except FileNotFoundError:
         raise FlowError(f"{command[0]} is not on PATH. Run this command on a login node") from None
-    except subprocess.CalledProcessError as error:
-        raise FlowError(f"{command[0]} failed: {error.stderr.strip()}") from error
+    if ended.returncode and not (unknown and unknown in ended.stderr):
+        raise FlowError(f"{command[0]} failed: {(ended.stderr or ended.stdout).strip()}")
+    return ended.stdout

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastload.distributed.execute import find_launcher
-from fastload.distributed.launch import (
-    LAUNCHERS,
-    Host,
-    Job,
-    Launcher,
-    command_line,
-    parse_hosts,
-    place,
-)
+from fastload.distributed.execute import find_launcher, start_line
+from fastload.distributed.launch import LAUNCHERS, Host, Job, Launcher, parse_hosts, place
 from fastload.errors import FlowError
 from fastload.fingerprint import fingerprint
 from fastload.flow.values import (
@@ -243,7 +235,7 @@ class MPITask(PythonTask):
             export=exported,
             options=self.launcher_options,
         )
-        return command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
+        return start_line(job, launcher)
 
     def identity(self) -> tuple[object, ...]:
         """Return the values whose change makes the task run again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import signal
 from contextlib import suppress
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -32,8 +31,6 @@ def reached_as(host: str) -> str:
 
 def end(server: Server, store: Store | None) -> int:
     """Stop answering calls, and save. Return the version of the checkpoint."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a launcher may send several
     server.lock.acquire()
     version = server.version
     if store is not None and not server.synchronous and server.folder:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
+from fastload.distributed.detect import check_world, mpi4py
 from fastload.errors import PrepareError
 from fastload.fingerprint import fingerprint
 from fastload.store.columns import record_batch
@@ -71,8 +72,9 @@ def prepare(
     several processes prepare the same name at the same time, one works, and the others wait for the set.
 
     Raise PrepareError with the source that failed, and FileExistsError if another set has this name. Raise
-    StoreFullError if there is no room, and ValueError if there are no sources or no rows. Complete parts are kept for
-    the next call, unless `fastload store gc` deletes them.
+    StoreFullError if there is no room, and ValueError if there are no sources or no rows. Raise RankError if MPI, which
+    runs the executor, does not know the ranks of the launcher. Complete parts are kept for the next call, unless
+    `fastload store gc` deletes them.
     """
     _check(sources, executor, workers, on_error)
     with preparation(
@@ -115,6 +117,8 @@ def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> N
         )
     if executor is not None and workers is not None:
         raise ValueError("executor= and workers= are both given. Give only one of them")
+    if type(executor).__module__.startswith("mpi4py."):
+        check_world(mpi4py())  # or each rank would make all parts
     # A worker would wait for its parent, which waits for it.
     if getattr(current_process(), "_inheriting", False):
         raise RuntimeError(

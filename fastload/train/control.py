@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Self
 
 from fastload.distributed import Control, Vote
+from fastload.distributed.guard import asked_to_end
 
 
 class Stopping:
     """Lets SIGINT and SIGTERM stop the block after a step, the same step on all ranks. Use it in the main thread only.
 
     A rank that gets a signal must not stop alone, because the others would wait for its gradients. So each rank votes
-    before every step. The vote travels during a step and is counted after it, so no rank waits for it. A second signal
-    acts at once, as it would outside the block.
-
-    If SIGINT is ignored outside the block, it stays ignored, as in a job that a shell started in the background.
-    SIGTERM is always handled. A job script may ignore it, and its ranks inherit that, but they must still write their
-    checkpoint.
+    before every step. The vote travels during a step and is counted after it, so no rank waits for it. Which signals
+    are one request, and which one ends at once, is in `fastload.distributed.guard`.
     """
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._vote: Vote | None = None
-        self._arrived = 0
-        self._before: dict[int, Any] = {}
+        self._block = asked_to_end(lambda number: None)
 
     def asked(self) -> int:
         """Return the signal that stops all ranks here, or 0. Collective: each rank calls it once before every step."""
         if agreed := self._settled():
             return agreed
-        vote = self._control.cast(self._arrived)
+        vote = self._control.cast(self._request.number)
         if self._control.rank.world_size == 1:
             return vote.result()
         self._vote = vote
@@ -44,26 +40,13 @@ class Stopping:
         return vote.result() if vote is not None else 0
 
     def __enter__(self) -> Self:
-        taken = [signal.SIGTERM]
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            taken.append(signal.SIGINT)
-        self._before = {number: signal.signal(number, self._arrive) for number in taken}
+        self._request = self._block.__enter__()
         return self
-
-    def _arrive(self, number: int, _: FrameType | None) -> None:
-        if self._arrived:
-            self._restore()
-            signal.raise_signal(number)
-        self._arrived = number
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._restore()
+        self._block.__exit__(kind, exc, tb)
         if exc is None:
             self._settled()
         else:

@@ -17,6 +17,7 @@ from fastload.measure import WARMUP_STEPS
 from fastload.measure.averages import Quantiles, figure
 from fastload.measure.loop_timer import QUANTILES, Measured
 from fastload.telemetry.diagnosis import bound
+from fastload.telemetry.snapshot import percent, waited_share
 from fastload.train.control import signal_name
 from fastload.train.data import Cached
 from fastload.train.learner import Learner, describe
@@ -79,7 +80,10 @@ class AllRanks:
 def gather(trained: Trained, control: Control) -> AllRanks:
     """Return the figures of all ranks, on every rank. Collective."""
     measured = trained.measured
-    ranks = control.gather((measured.rate, measured.wait_share, measured.samples))
+    share = measured.wait_share
+    if share is not None and measured.stats is not None:
+        share = waited_share(measured.stats)  # as the sentence about rank 0 counts it
+    ranks = control.gather((measured.rate, share, measured.samples))
     return AllRanks(
         rates=[rate for rate, _, _ in ranks],
         wait_shares=[share for _, share, _ in ranks],
@@ -229,11 +233,11 @@ def _waits(ranks: AllRanks) -> str:
         return "n/a"
     mine = ranks.wait_shares[0] or 0.0
     if len(ranks.wait_shares) == 1:
-        return f"{mine:.0%} of the time waiting for the loader"
+        return f"{percent(mine)} of the time waiting for the loader"
     worst = ranks.wait_shares.index(ranks.worst_wait)
-    text = f"{mine:.0%} of the time waiting for the loader on rank 0"
+    text = f"{percent(mine)} of the time waiting for the loader on rank 0"
     return (
-        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})"
+        f"{text}, at most {percent(ranks.worst_wait)} (rank {worst})"
         if worst
         else f"{text}, the most of all ranks"
     )

@@ -2,6 +2,7 @@
 - The rank is found from the variables of torchrun, Open MPI, MPICH, PALS and Slurm (but not in Slurm's batch shell),
   and inside another launcher.
 - Variables that disagree, are missing or are not numbers are named.
+- An MPI that does not know the ranks of srun or of another launcher is refused, with the remedy.
 
 The environments of torchrun, Open MPI and MPICH are as seen under them (`test_real_ranks.py` runs them); those of
 PALS and Slurm follow their documents, as neither runs here.
@@ -10,13 +11,14 @@ PALS and Slurm follow their documents, as neither runs here.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
 from fastload.distributed import Launcher, Rank, detect_rank
-from fastload.distributed.detect import Answer, detect_by_variables
+from fastload.distributed.detect import Answer, check_world, detect_by_variables
 from fastload.errors import RankError
 
 
@@ -157,6 +159,30 @@ def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
     assert asked == ["pals"]
     with pytest.raises(RankError, match="PALS_RANKID=0 and mpi4py=5 disagree on the rank"):
         detect_by_variables(words("PALS_RANKID=0"), ask)
+
+
+def test_an_mpi_that_does_not_know_the_ranks_of_the_launcher_is_refused() -> None:
+    def world(rank: int, size: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            COMM_WORLD=SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: size),
+            Get_library_version=lambda: "MPICH Version:      4.0.2\nMPICH Release date: x, y",
+        )
+
+    first = SLURM | words("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0")
+    for environ in (*LAUNCHERS.values(), {"PMI_RANK": "5"}):
+        check_world(world(5, 8), environ)
+    for environ in (
+        {},
+        BATCH_SHELL,
+        words("WORLD_SIZE=4"),
+        first | words("SLURM_STEP_NUM_TASKS=1"),
+    ):
+        check_world(world(0, 1), environ)
+    alone = "SLURM_STEP_NUM_TASKS=8, but mpi4py says rank 0 of 1. Its library is 'MPICH Version: 4"
+    with pytest.raises(RankError, match=f"{alone}.0.2', .*`srun --mpi=list`"):
+        check_world(world(0, 1), first)
+    with pytest.raises(RankError, match="WORLD_SIZE=8, but mpi4py .* Start them with its mpiexec"):
+        check_world(world(0, 1), TORCHRUN)
 
 
 def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:

@@ -186,9 +186,10 @@ def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch
         Get_library_version=lambda: "Open MPI v5.0.11, package: x",
     )
     monkeypatch.setattr("fastload.distributed.rendezvous.mpi4py", lambda: mpi)
-    named = "launcher says rank 1 of 2, but mpi4py says rank 0 of 1. mpi4py uses 'Open MPI v5"
+    named = "PMI_SIZE=2, but mpi4py says rank 0 of 1. Its library is 'Open MPI v5"
     with pytest.raises(RankError, match=named):
-        rendezvous(two(1, "mpich"), {}, timeout_s=5).__enter__()
+        environ = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+        rendezvous(two(1, "mpich"), environ, timeout_s=5).__enter__()
 
 
 def test_alone_there_is_no_group_and_ending_it_is_no_error() -> None:

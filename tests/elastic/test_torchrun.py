@@ -63,7 +63,9 @@ def final(folder: Path) -> dict[str, Any]:
 
 def test_a_synchronous_job_survives_a_rank_and_another_number_of_ranks(tmp_path: Path) -> None:
     undisturbed, disturbed, earlier = (tmp_path / name for name in ("one", "two", "three"))
-    torchrun(1, tmp_path, "elastic_ddp.py", str(undisturbed))
+    said = torchrun(1, tmp_path, "elastic_ddp.py", str(undisturbed))
+    newest = undisturbed / f"{STEPS:04}.pt"
+    assert f"trained {STEPS} steps, the last on 1 ranks; newest checkpoint: {newest}\n" in said
     check_epochs(trained(undisturbed, 1))
 
     said = torchrun(2, tmp_path, "elastic_ddp.py", str(disturbed), "--die-at", "13")
@@ -85,6 +87,7 @@ def test_leases_go_on_from_a_checkpoint_after_a_worker_was_killed(tmp_path: Path
     folder = tmp_path / "features"
     said = torchrun(3, tmp_path, "leases.py", str(folder), "--die")
     assert said.count("goes on, attempt 1") == 3, said
+    assert said.count(f" batches of features into {folder}\n") >= 3, said
     # A worker of the first attempt that starts late finds a checkpoint too.
     read: dict[str, Counter[int]] = {"0": Counter(), "1": Counter()}
     for path in folder.glob("*.pt"):

@@ -7,7 +7,8 @@
 - `--resume` runs the tasks that failed or never ended, and those with a changed script, arguments, inputs or outputs.
 - `--resume` also runs what follows such a task, even if that ran in a run that was cut short. Other tasks are not
   run.
-- SIGINT, SIGTERM, a time limit, a full disk and even SIGKILL of the runner leave no process of any task.
+- SIGINT, SIGTERM, a time limit, a full disk and even SIGKILL of the runner leave no process of any task. A signal that
+  comes twice leaves tasks the time to end by themselves.
 - The record of a task is that of the process that holds its lock.
 """
 
@@ -25,7 +26,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fastload.cli import main
+from fastload.distributed.guard import Request
 from fastload.errors import FlowError
 from fastload.flow import MPITask, Outcome, PipelineGraph, PythonTask, Task, runner
 from fastload.flow.pipefile import read_pipeline
@@ -340,6 +344,32 @@ def test_a_signal_leaves_no_process_and_a_resumed_run_goes_on(
     assert "quick: fresh" in again.stderr
     assert "long: running, as its last run did not end" in again.stderr
     assert notes(tmp_path) == ["quick"]
+
+
+def test_a_signal_that_comes_twice_lets_a_task_end_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task signals the runner, and again once it is asked to end. It ends after the second signal was handled."""
+    os.mkfifo(tmp_path / "go")
+    signals_runner = f"kill -TERM {os.getpid()}"
+    trap = f"trap '{signals_runner}; read word < go; echo saved >> notes; exit 0' TERM"
+    script = f"{trap}; {signals_runner}; while :; do sleep 1; done"
+    (tmp_path / "pipe.toml").write_text(
+        f'[[task]]\nname = "a"\ncommand = {json.dumps(["sh", "-c", script])}\n'
+    )
+    takes, taken = Request.takes, []
+
+    def noted(request: Request, number: int) -> bool:
+        taken.append(takes(request, number))
+        if len(taken) == 2:
+            (tmp_path / "go").write_text("on\n")
+        return taken[-1]
+
+    monkeypatch.setattr(Request, "takes", noted)
+    result = CliRunner().invoke(main, ["flow", "run", str(tmp_path / "pipe.toml")])
+    assert result.exit_code == 143, result.output
+    assert taken == [True, False]
+    assert notes(tmp_path) == ["saved"]
 
 
 def test_a_task_that_is_run_by_another_process_is_not_run_twice(tmp_path: Path) -> None:

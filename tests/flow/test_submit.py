@@ -2,9 +2,11 @@
 - `fastload flow submit` makes a batch job of each task, with the scheduler's own dependencies and the task's
   resources. Stand-ins replace PBS and Slurm.
 - A refused job cancels the jobs before it.
-- `fastload flow status` asks the scheduler.
+- `fastload flow status` asks the scheduler about all jobs, also without Slurm's accounting database. A job that the
+  scheduler has forgotten still has the record of its run.
 
-The schedulers are stand-ins, written after the manuals of PBS and Slurm: no real one ran.
+The schedulers are stand-ins, which behave as OpenPBS 23.06 and Slurm 22.05 were seen to. `tests/submit/test_slurm.py`
+runs a real Slurm.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import json, os, re, subprocess, sys
 from pathlib import Path
 name, args, jobs = Path(sys.argv[0]).name, sys.argv[1:], Path(os.environ["JOBS"])
 known = json.loads(jobs.read_text()) if jobs.exists() else {{}}
+forgotten = os.environ.get("FORGOTTEN", "").split()
 if name in ("qsub", "sbatch"):
     script = sys.stdin.read()
     if os.environ.get("REFUSED", "no such word") in script:
@@ -44,12 +47,29 @@ if name in ("qsub", "sbatch"):
     jobs.write_text(json.dumps(known))
     print(number if name == "qsub" else number + ";cluster")
 elif name == "qstat":
-    ended = {{n: {{"job_state": "F", "Exit_status": known[n]["code"]}} for n in args if n in known}}
-    print(json.dumps({{"Jobs": ended}}))
-elif name == "sacct":
+    *options, how = args[: args.index("-F") + 2]
+    numbers, unknown = args[len(options) + 1 :], False
+    for n in numbers:
+        if n not in known or n in forgotten:
+            print(f"qstat: Unknown Job Id {{n}}", file=sys.stderr)
+            unknown = True
+        elif how == "dsv":
+            about = [f"Job Id: {{n}}", "Job_Name=a\\\\|job_state=Q", "resources_used.cput=00:00:01", "job_state=F"]
+            print("|".join([*about, f"Exit_status={{known[n]['code']}}"]))
+        elif n == numbers[0]:  # JSON has the first job only
+            print(json.dumps({{"Jobs": {{n: {{"job_state": "F", "Exit_status": known[n]["code"]}}}}}}))
+    sys.exit(153 if unknown else 0)
+elif name in ("sacct", "scontrol"):
+    if name == "sacct" and "NO_DATABASE" in os.environ:
+        sys.exit("Slurm accounting storage is disabled")
     for number in args[-1].split(","):
-        code = known[number]["code"]
-        print(f"{{number}}|{{'COMPLETED' if code == 0 else 'FAILED'}}|{{code}}:0")
+        if number in forgotten:
+            sys.exit("slurm_load_jobs error: Invalid job id specified")
+        state, code = "COMPLETED" if known[number]["code"] == 0 else "FAILED", known[number]["code"]
+        if name == "sacct":
+            print(f"{{number}}|{{state}}|{{code}}:0")
+        else:
+            print(f"JobId={{number}} JobName=a job UserId=me(1) JobState={{state}} Reason=None ExitCode={{code}}:0")
 else:
     jobs.write_text(json.dumps({{**known, "cancelled": args}}))
 """
@@ -77,7 +97,7 @@ ppn = 4
 launcher = "none"
 after = ["left", "right"]
 """
-COMMANDS = ("qsub", "qstat", "qdel", "sbatch", "sacct", "scancel")
+COMMANDS = ("qsub", "qstat", "qdel", "sbatch", "sacct", "scontrol", "scancel")
 
 
 @pytest.fixture
@@ -120,8 +140,10 @@ def test_jobs_follow_one_another_and_the_scheduler_is_asked(file: Path) -> None:
     assert "--dependency=afterok:2:3" in depends["4"]
     assert all("--kill-on-invalid-dep=yes" in text for text in depends.values())
     assert sorted((file.parent / "notes").read_text().split()) == ["get", "join", "left", "right"]
-    lines = flow("status", file).output.splitlines()
-    assert lines[0] == "get: job 1 completed, exit code 0:0; last run: done"
+    assert flow("status", file).output.splitlines() == [
+        f"{name}: job {number} completed, exit code 0:0; last run: done"
+        for number, name in enumerate(("get", "left", "right", "join"), start=1)
+    ]
     again = flow("submit", file, "--slurm", "--resume")
     assert again.output.splitlines() == [
         f"{name}: fresh" for name in ("get", "left", "right", "join")
@@ -142,8 +164,11 @@ def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None
     assert jobs(file)["4.server"]["args"] == ["-W", "depend=afterok:2.server:3.server"]
     assert sorted((file.parent / "notes").read_text().split()) == ["get", "left", "right"]
     lines = flow("status", file).output.splitlines()
-    assert lines[0] == "get: job 1.server ended, exit code 0; last run: done"
-    assert lines[1] == "left: job 2.server ended, exit code 1; last run: failed"
+    assert lines[:3] == [
+        "get: job 1.server ended, exit code 0; last run: done",
+        "left: job 2.server ended, exit code 1; last run: failed",
+        "right: job 3.server ended, exit code 0; last run: done",
+    ]
     assert lines[3].endswith("last run: waiting")
     (file.parent / "wrong").unlink()
     result = flow("submit", file, "--pbs", "--resume")
@@ -152,6 +177,26 @@ def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None
         "right",
     ]
     assert (file.parent / "notes").read_text().split()[-2:] == ["left", "join"]
+
+
+@pytest.mark.parametrize("system", ["pbs", "slurm"])
+def test_a_job_that_the_scheduler_forgot_has_the_record_of_its_run(
+    system: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm without a database forgets a job after minutes, PBS after days."""
+    assert flow("submit", file, f"--{system}").exit_code == 0
+    monkeypatch.setenv("NO_DATABASE", "")
+    suffix, code = (
+        (".server", "ended, exit code 0") if system == "pbs" else ("", "completed, exit code 0:0")
+    )
+    monkeypatch.setenv("FORGOTTEN", f"1{suffix} 3{suffix}")
+    result = flow("status", file)
+    assert result.output.splitlines() == [
+        f"get: job 1{suffix} forgotten by the batch system; last run: done",
+        f"left: job 2{suffix} {code}; last run: done",
+        f"right: job 3{suffix} forgotten by the batch system; last run: done",
+        f"join: job 4{suffix} {code}; last run: done",
+    ]
 
 
 def test_each_task_asks_for_its_own_resources(file: Path) -> None:

@@ -107,6 +107,34 @@ def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
     assert "Error: server 0 of 1 has not saved: " in output.read_text()
 
 
+def test_a_later_ctrl_c_ends_a_server_whose_save_hangs(tmp_path: Path) -> None:
+    program = """
+import threading
+from fastload.cli import main
+from fastload.distributed import guard
+from fastload.parameters import Server
+
+def save(self, version):
+    print("saving", flush=True)
+    threading.Event().wait()
+
+guard.TOGETHER_S = -1.0  # each signal is a later one
+Server.save = save
+main()
+"""
+    arguments = ["-c", program, *SERVE[2:], "--store", tmp_path / "store"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Python(arguments, env=warm_environment({}), **pipes) as process:
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "saving\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1, said
+    assert "Error: server 0 of 1 has not saved: it was interrupted" in said
+
+
 @pytest.mark.parametrize("serve", [["parameters", "serve"], ["store", "serve", "--insecure"]])
 def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -2,7 +2,7 @@
 - The scripts in `submit/` run under stand-ins of qsub, sbatch, mpiexec and srun.
 - A job script takes nodes from the node file, loops over numbers of workers, stages the set and keeps logs. A fault
   ends the job.
-- A job that dies early leaves its output in the folder of submission.
+- A job that dies early leaves its output in the folder of submission. A job without Python stops with a sentence.
 
 `qsub`, `sbatch`, `mpiexec`, `srun`, `module`, `conda` are stand-ins (in stand_ins/), and so is `python`, which takes
 notes instead of training. A job starts as under PBS: out of a spool directory, in the home directory, with PBS's
@@ -26,12 +26,15 @@ ROOT = Path(__file__).parents[2]
 SUBMIT = ROOT / "submit"
 STAND_INS = Path(__file__).parent / "stand_ins"
 DATA = "BASE_DIR=/data,FILE_LIST=train.txt"
+JOBS = ["polaris.pbs", "aurora.pbs", "generic.pbs", "perlmutter.slurm", "generic.slurm"]
 
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
 --version | -c* | -\\ * | "-m fastload submit"*) exec {python} "$@" ;;
 esac
-echo "rank ${{PMI_RANK:-none}}/${{PMI_SIZE:-none}} master ${{MASTER_ADDR:-none}}: $*" >>"$NOTES"
+rank="${{PMI_RANK:-none}}/${{PMI_SIZE:-none}}"
+[[ -z "${{SLURM_STEP_ID:-}}" ]] || rank="$SLURM_PROCID/$SLURM_STEP_NUM_TASKS"
+echo "rank $rank master ${{MASTER_ADDR:-none}}: $*" >>"$NOTES"
 echo "output of $*"
 [[ -z "${{FAIL_ON:-}}" || "$*" != *"$FAIL_ON"* ]] || exit 3
 """
@@ -75,6 +78,13 @@ class Site:
         assert said == ""
         return status, (self.clone / "job.o123").read_text(), notes
 
+    def sbatch(self, script: str, settings: str, *options: str) -> tuple[int, str, list[str]]:
+        """Run a job to its end: its exit status, its output, the notes that the stand-ins took."""
+        exported = f"--export=ALL,{settings}"
+        status, said, notes = self.run("sbatch", "--wait", *options, exported, f"submit/{script}")
+        assert said == "Submitted batch job 123\n"
+        return status, (self.clone / "slurm-123.out").read_text(), notes
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
@@ -98,7 +108,7 @@ def phases(output: str) -> list[str]:
     return [line.split("] ", 1)[1] for line in output.splitlines() if re.match(r"\[\d+\] ", line)]
 
 
-@pytest.mark.parametrize("script", ["polaris.pbs", "aurora.pbs", "generic.pbs", "perlmutter.slurm"])
+@pytest.mark.parametrize("script", JOBS)
 def test_a_job_script_stops_at_the_first_fault(script: str) -> None:
     lines = (SUBMIT / script).read_text().splitlines()
     code = [line for line in lines if line and not line.startswith("#")]
@@ -162,14 +172,52 @@ def test_a_generic_pbs_takes_the_ranks_of_the_node_file_and_any_mpiexec(site: Si
 
 
 def test_perlmutter_trains_under_slurm(site: Site) -> None:
-    settings = f"--export=ALL,WORKERS=1,{DATA}"
-    status, output, notes = site.run("sbatch", "-A", "me", settings, "submit/perlmutter.slurm")
+    status, output, notes = site.sbatch("perlmutter.slurm", f"WORKERS=1,{DATA}", "--account=me")
     assert status == 0, output
     assert notes[0] == "module load pytorch"
     assert launches(notes)[0].startswith(
         "srun --nodes 2 --cpus-per-task 32 --cpu-bind cores --ntasks 8 --ntasks-per-node 4 python "
     )
     assert sum(line.startswith("rank ") for line in notes) == 8
+
+
+def test_a_generic_slurm_takes_the_ranks_of_the_job_and_names_the_mpi_of_srun(site: Site) -> None:
+    options = ("--ntasks-per-node=3", "--cpus-per-task=8")
+    status, output, notes = site.sbatch("generic.slurm", f"WORKERS=1,{DATA}", *options)
+    assert status == 0, output
+    asked = "-m fastload train --nworkers 1 --nbatch 64 --nsteps 100 --logdir logdir "
+    asked += "--base-dir /data --file-list-path train.txt"
+    launch = "srun --mpi none --nodes 2 --cpus-per-task 8 --cpu-bind cores --ntasks 6 "
+    assert notes == [
+        f"{launch}--ntasks-per-node 3 python {asked}",
+        *(f"rank {rank}/6 master node1: {asked}" for rank in range(6)),
+    ]
+    settings = "WORKERS=1,PACKED=/set,STAGE=/local/set,MPI=pmi2"
+    status, output, notes = site.sbatch("generic.slurm", settings)
+    assert status == 0, output
+    stage, train = launches(notes)
+    launch = "srun --mpi pmi2 --nodes 2 --cpus-per-task 4 --cpu-bind cores --ntasks 2 "
+    assert stage == f"{launch}--ntasks-per-node 1 python -m fastload stage /set /local/set"
+    assert train.startswith(f"{launch}--ntasks-per-node 1 python -m fastload train ")
+
+
+@pytest.mark.parametrize("script", ["polaris.pbs", "aurora.pbs", "perlmutter.slurm"])
+def test_no_modules_are_loaded_if_none_are_asked_for(script: str, site: Site) -> None:
+    job = site.sbatch if script.endswith("slurm") else site.qsub
+    status, output, notes = job(script, f"MODULES=,WORKERS=1,{DATA}")
+    assert status == 0, output
+    assert not [line for line in notes if line.startswith(("module load", "conda"))]
+    assert phases(output)[0] == "environment:"
+
+
+def test_a_job_without_a_python_says_so(site: Site) -> None:
+    command = ("/bin/bash", "-c", "source submit/_job.sh && MODULES= load_environment")
+    status, output, _ = site.run(*command, PATH="/nowhere")
+    assert status == 1
+    said = (
+        "fastload: there is no python on PATH. Name modules that have one in MODULES, or set VENV."
+    )
+    assert output.splitlines()[-1] == said
 
 
 def test_a_packed_set_is_staged_once_on_each_node_of_the_node_file_and_trained_on_there(

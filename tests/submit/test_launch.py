@@ -104,12 +104,16 @@ def test_more_ranks_than_slots_are_refused_in_a_sentence() -> None:
         (
             "srun",
             {},
-            "srun --ntasks 4 --nodes 2 --nodelist a,b --ntasks-per-node 2 --cpu-bind none",
+            "srun --disable-status --ntasks 4 --nodes 2 --nodelist a,b --ntasks-per-node 2 --cpu-bind none",
         ),
         ("openmpi", BOUND, "mpiexec -n 4 --map-by slot:PE=8 --bind-to core --mine 1"),
         ("hydra", BOUND, "mpiexec -n 4 -bind-to core:8 --mine 1"),
         ("pals", BOUND, "mpiexec -n 4 --depth 8 --cpu-bind depth --mine 1"),
-        ("srun", BOUND, "srun --ntasks 4 --cpus-per-task 8 --cpu-bind cores --mine 1"),
+        (
+            "srun",
+            BOUND,
+            "srun --disable-status --ntasks 4 --cpus-per-task 8 --cpu-bind cores --mine 1",
+        ),
         (
             "torchrun",
             BOUND,
@@ -197,6 +201,7 @@ def test_a_job_script_asks_for_the_hosts_that_the_ranks_need() -> None:
         "#PBS -N thtrainitnowand",
         "#PBS -l select=2:ncpus=32:mpiprocs=4",
         "#PBS -l walltime=0:30:00",
+        "#PBS -k doe",
         "#PBS -A me",
         "set -euo pipefail",
         "export PATH='/a b:/c'",
