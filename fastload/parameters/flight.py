@@ -50,18 +50,28 @@ def _send(writer: Any, value: Any) -> None:
             head = None
 
 
-def _receive(reader: Any) -> Any:
-    """Return a value. Raise StopIteration at the end of the stream."""
+def _receive(reader: Any) -> dict[str, Any]:
+    """Return a call or an answer. Raise StopIteration at the end of the stream, and others for a malformed message."""
     chunk = reader.read_chunk()
-    head = chunk.app_metadata.to_pybytes()
+    head = chunk.app_metadata.to_pybytes() if chunk.app_metadata else b""
     (size,) = struct.unpack_from("<q", head)
-    if size == len(chunk.data) and (content := aligned(chunk.data)) is not None:
-        return decode(head[8:], content)
-    gathered = Gathered(size)
-    gathered.add(chunk.data)
-    while gathered.missing:
-        gathered.add(reader.read_chunk().data)
-    return decode(head[8:], gathered.content)
+    content = aligned(chunk.data)
+    if content is None or len(content) != size:
+        gathered = Gathered(size)
+        gathered.add(chunk.data)
+        while gathered.missing:
+            gathered.add(reader.read_chunk().data)
+        content = gathered.content
+    value = decode(head[8:], content)
+    if not isinstance(value, dict):
+        raise ValueError(f"a message must hold an object, got {type(value).__name__}")
+    return value
+
+
+def _said(error: Exception) -> str:
+    """Return what callers may know of an unexpected error: no paths."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return f"{type(error).__name__}: {text}"
 
 
 class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -109,12 +119,15 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
                 call = _receive(reader)
             except StopIteration:
                 return
+            except Exception as error:  # where the next message begins is not known
+                _send(writer, {"error": f"a message cannot be read: {_said(error)}"})
+                return
             try:
                 answer = self._server.answer(call["method"], call["arguments"])
             except ParametersError as error:
                 answer = {"error": str(error)}
             except Exception as error:  # such as a malformed call: the client raises it
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": _said(error)}
             _send(writer, answer)
 
 
@@ -189,6 +202,12 @@ class FlightStub:
             answer: Answer = stream.receive()
         except (flight.FlightError, pa.ArrowException, StopIteration) as error:
             raise self._broken(stream, error) from error
+        except Exception as error:
+            stream.close()
+            raise ParametersError(
+                f"{self.name} gave an answer that cannot be read: {_said(error)}. Use the same version of fastload on "
+                "workers and servers"
+            ) from error
         self._idle.append(stream)
         if "error" in answer:
             raise ParametersError(f"{self.name}: {answer['error']}")

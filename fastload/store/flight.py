@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from fastload.datasets.manifest import Index, Shard, dump_index, parse_index, read_index
+from fastload.distributed.arrow_memory import checked
 from fastload.distributed.flight_access import TokenCheck
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
@@ -156,18 +157,23 @@ class ServerSource:
             results = [
                 r.body.to_pybytes() for r in self._client.do_action(action, self._within(_ANSWER_S))
             ]
-        if not results:
-            return None
-        encoded, here = results
-        return parse_index(f"{self.where}/{name}", encoded), set(json.loads(here))
+            if not results:
+                return None
+            encoded, here = results
+            return parse_index(f"{self.where}/{name}", encoded), set(json.loads(here))
 
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file. Raises PackedDataError."""
         ticket = json.dumps({"set": name, "part": part.name, "file": True}).encode()
         options = self._within(_ANSWER_S + part.bytes / _SLOWEST)
+        left = part.bytes
         with _naming(self.where):
             for chunk in self._client.do_get(flight.Ticket(ticket), options):
-                yield memoryview(chunk.data.column(0)[0].as_buffer())
+                for value in checked(chunk.data, _BYTES).column(0):
+                    piece = memoryview(value.as_buffer())
+                    if (left := left - len(piece)) < 0:
+                        raise ValueError(f"{part.name} has more than {part.bytes:,} bytes there")
+                    yield piece
 
 
 @contextmanager
@@ -180,6 +186,8 @@ def _naming(where: str) -> Iterator[None]:
             where,
             "the server needs a token, or rejects this one. Name the file with the token in $FASTLOAD_TOKEN_FILE",
         ) from error
-    except (flight.FlightError, pa.ArrowException) as error:
+    except PackedDataError:
+        raise
+    except (flight.FlightError, pa.ArrowException, TypeError, ValueError, RecursionError) as error:
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         raise PackedDataError(where, f"cannot be read from: {said}") from error
