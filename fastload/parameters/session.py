@@ -50,6 +50,7 @@ class Session:
         self._lock = threading.RLock()
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
+        self._unsaved = ""  # servers that could not save, with the reasons
         self._has_old_rows = False
         self.grads_to_wait: int | None = None
         for link in self.links:
@@ -257,6 +258,11 @@ class Session:
             link.saved(answer["saved"])
             missing |= {(link.number, *push) for push in answer["missing"]}
         self._watch(missing, answers)
+        self._unsaved = "; ".join(
+            f"{link.name}: {answer['unsaved']}"
+            for link, answer in zip(self.links, answers, strict=True)
+            if answer["unsaved"]
+        )
         return [answer["version"] for answer in answers]
 
     def _watch(self, missing: set[tuple[int, str, int]], answers: Sequence[Answer]) -> None:
@@ -296,6 +302,8 @@ class Session:
                         "pushes of another worker. Call checkpoint() again once all workers run"
                     )
                 time.sleep(_NAP_S)  # the other worker has to notice that the server has restarted
+            if self._unsaved:
+                raise ParametersError(f"no checkpoint of version {version}: {self._unsaved}")
             return version
 
 

@@ -71,7 +71,7 @@ def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimize
     for _ in range(50):
         ids = torch.randperm(10)[: int(torch.randint(1, 10, ()))]
         gradients = torch.randn(len(ids), 4)
-        table.apply(ids, gradients.clone(), optimizer.lr)
+        table.apply(table.places(ids), gradients.clone(), optimizer.lr)
         for i, gradient in zip(ids.tolist(), gradients, strict=True):
             rows[i].grad = gradient
             torchs[i].step()
