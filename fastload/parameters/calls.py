@@ -63,7 +63,7 @@ _BOTH: dict[str, dict[str, _Kind]] = {
     "rows": {"table": _TEXT, "ids": _TENSOR},
     "set_rows": {"table": _TEXT, "ids": _TENSOR, "values": _TENSOR},
 }
-_ASYNCHRONOUS = {"push": {**_PUSH, "fresh": _FLAG}, "save": {"version": _NUMBER}}
+_ASYNCHRONOUS = {"push": {**_PUSH, "fresh": _FLAG}, "checkpoint": {"version": _NUMBER}}
 _SYNCHRONOUS = {
     "stage": _PUSH,
     "decide": {"worker": _TEXT, "sequence": _NUMBER, "version": _NUMBER, "since": _NUMBER},

@@ -48,9 +48,11 @@ def _agreed(server: Server, store: Store) -> int:
     Synchronous servers do not use this, because their parts must have the same version.
     """
     found = newest(server.folder)
+    oldest = found.version if found else 0
     proposed = b""
     while True:
-        agreed = store.compare_set(_END, proposed.decode(), str(server.version))
-        if found is None or int(agreed) >= found.version:
+        own = str(max(server.version, oldest))
+        agreed = store.compare_set(_END, proposed.decode(), own)
+        if int(agreed) >= oldest:
             return int(agreed)
         proposed = agreed  # left from an earlier end of some servers

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastload.errors import in_one_line
+from fastload.errors import ParametersError, in_one_line
 from fastload.parameters.calls import expect_call
 from fastload.parameters.checkpoint import Last, Saves
 from fastload.parameters.gradients import Gradients, mean
@@ -110,6 +110,7 @@ class Server:
             save=lambda: self._save_or_owe(self.version),
             apply=self._make_step,
             oldest=lambda: self.version - tolerance,
+            may_lack=rejoin,
         )
         self._steps.advance()
 
@@ -211,7 +212,7 @@ class Server:
         """
         push = (worker, sequence)
         accepted = self._steps.journal.has(push)
-        if not accepted:
+        if not accepted and self._steps.has_staged(push):
             accepted = version >= self._decided_version() - self._tolerance
             if accepted:
                 self._steps.decide(push)
@@ -232,7 +233,7 @@ class Server:
     def commit(
         self, worker: str, start: int, entries: Sequence[Sequence[Any]], discarded: int | None
     ) -> dict[str, Any]:
-        """Learn the order from position `start` on, and make all steps that are possible."""
+        """Learn the order from position `start` on, and make all steps that are possible. Server 0 knows the order."""
         known = [(each, number) for each, number in entries]
         self._steps.take(start, known, None if discarded is None else (worker, discarded))
         return {
@@ -243,7 +244,21 @@ class Server:
             "unsaved": self._unsaved,
         }
 
-    def save(self, version: int) -> dict[str, Any]:
+    def checkpoint(self, version: int) -> dict[str, Any]:
+        """Save, as an asynchronous server, and return the version of the checkpoint.
+
+        Server 0 chooses it. Clients give it to the others, which save only what server 0 has saved: a version of a
+        client's choice could outrank all later checkpoints.
+        """
+        if self.number == 0:
+            version = max(self.version, self._saves.newest)
+        elif self.folder and not self._saves.has(version, 0):
+            raise ParametersError(f"server 0 has not saved a checkpoint of version {version}")
+        if version >= self._saves.newest or not self._saves.has(version, self.number):
+            self.save(version)
+        return {"version": version}
+
+    def save(self, version: int) -> None:
         """Write this server's part of a checkpoint, if it has a folder."""
         contents = {
             "version": self.version,
@@ -253,8 +268,7 @@ class Server:
             "last": self._last,
             "part": self._own.contents(),
         }
-        self._saves.save(int(version), contents)
-        return {}
+        self._saves.save(version, contents)
 
     def close(self) -> None:
         """Close the server's files."""

@@ -289,8 +289,10 @@ class Session:
                         "Server(folder=...)"
                     )
             if not self.grads_to_wait:
-                version = int(max(answer["version"] for answer in found))
-                self.ask_each([(i, "save", {"version": version}) for i in range(len(self.links))])
+                first, *others = self.links
+                version = int(self.ask(first, "checkpoint", version=-1)["version"])
+                asked = {"version": version}
+                self.ask_each([(link.number, "checkpoint", asked) for link in others])
                 return version
             order = self.ask(self.links[0], "mark", since=self._next())
             version = int(order["version"])

@@ -1,6 +1,7 @@
 """Promises:
 - A push that a server answers with an error has changed nothing on it. Gradients that are NaN or infinite are refused.
 - A push does not fail because a checkpoint cannot be written. The server says so, and saves later.
+- No number that a client sends decides which checkpoint is the newest, or which pushes a server waits for.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastload.distributed import FolderStore
 from fastload.errors import ParametersError
 from fastload.parameters import Optimizer, PSClient, Server, connect, server, tables
 from fastload.parameters.checkpoint import newest
+from fastload.parameters.serve import end
 from tests.parameters.running import servers
 
 IDS, ROWS = torch.tensor([3, 5]), torch.ones(2, 2)
@@ -290,3 +294,89 @@ def test_a_folder_that_cannot_be_read_does_not_fail_a_push(
     client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
     monkeypatch.setattr(made._saves, "completed", lambda: full(0))
     assert pushes(client) == (True, 1)
+
+
+# ---- numbers from a peer that decide what is kept ----
+
+
+def forge(of: Server, method: str, **arguments: Any) -> dict[str, Any]:
+    """Make a call that no client of fastload makes. Return its answer, or {} if it is refused."""
+    with suppress(ParametersError, TypeError):
+        return of.answer(method, arguments)
+    return {}
+
+
+def test_a_forged_checkpoint_does_not_outrank_real_ones(tmp_path: Path) -> None:
+    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=1, keep=2)
+    client = PSClient(connect(made))
+    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
+    for step in range(40):
+        pushes(client)
+        if step == 2:
+            for method in ("save", "checkpoint"):
+                forge(made, method, version=10**12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-39", "version-40"]
+    again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
+    assert again.version == 40
+    assert PSClient(connect(again)).pull_variable()["w"].tolist() == [-40.0, -40.0]
+
+
+def test_another_server_saves_only_what_server_0_has_saved(tmp_path: Path) -> None:
+    made = servers(2, optimizer=Optimizer(lr=1.0), folder=tmp_path)
+    client = PSClient(connect(made))
+    for i in range(2):
+        client.push_dense_parameters({"w": torch.zeros(2), "v": torch.zeros(2)}, i, 0)
+    versions = []
+    for _ in range(2):
+        pushes(client)
+        versions.append(client.checkpoint())
+    assert versions == [1, 2]
+    pushes(client)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for version in (1, 5, 10**12):  # an old one, and two that server 0 does not have
+        forge(made[1], "checkpoint", version=version)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert client.checkpoint() == 3
+
+
+def test_a_server_ends_though_the_newest_checkpoint_has_a_larger_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    one = Server(folder=tmp_path)
+    two = Server(folder=tmp_path)
+    one.version = 9
+    one.save(9)
+    assert end(two, FolderStore(tmp_path / "store")) == 9
+    assert Server(folder=tmp_path).version == 0, "the part of the one that ended last"
+
+
+def test_a_push_that_was_never_made_holds_up_nothing() -> None:
+    made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1)
+    client = PSClient(connect(made))
+    for i in range(2):
+        client.push_dense_parameters({name: torch.zeros(2) for name in "wv"}, i, 0)
+    pushes(client)
+    ghost = {"worker": "ghost", "sequence": 1, "version": 1, "since": 0}
+    assert not forge(made[0], "decide", **ghost)["accepted"]
+    for start in (0, 1):
+        about = {"worker": "ghost", "discarded": None, "start": start}
+        for each in made:
+            forge(each, "commit", entries=[["ghost", 1], ["ghost", 2]], **about)
+    assert [each.answer("hello", {"worker": ""})["next"] for each in made] == [1, 1]
+    for step in range(1, 4):
+        assert pushes(client) == (True, step + 1)
+    for each in made:
+        about = {"worker": "one", "discarded": None, "start": 0, "entries": []}
+        assert each.answer("commit", about)["missing"] == []
+
+
+@pytest.mark.parametrize(("grads_to_wait", "methods"), [
+    (None, ["stage", "decide", "decisions", "mark", "commit"]),
+    (1, ["push", "checkpoint"]),
+])
+def test_calls_of_the_other_mode_are_refused(grads_to_wait: int | None, methods: list[str]) -> None:
+    made = Server(grads_to_wait=grads_to_wait)
+    for method in methods:
+        with pytest.raises(ParametersError, match=f"synchronous servers have no method '{method}'"):
+            made.answer(method, {})
