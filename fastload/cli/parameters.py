@@ -15,7 +15,6 @@ from fastload.cli._common import (
     Number,
     Terminated,
     read_certificate,
-    read_token,
     require,
     serving_options,
     sigterm_raises,
@@ -113,6 +112,7 @@ def serve(
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    max_calls: int,
     **options: Any,
 ) -> None:
     """Run one server per rank of torchrun, mpiexec or srun.
@@ -135,6 +135,7 @@ def serve(
     from pyarrow import ArrowException
 
     from fastload.distributed import detect_rank
+    from fastload.distributed.flight_access import read_token
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
@@ -164,7 +165,9 @@ def serve(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     try:
-        front = ParameterServer(server, host, port, token=token, certificate=certificate)
+        front = ParameterServer(
+            server, host, port, token=token, certificate=certificate, max_calls=max_calls
+        )
     except (OSError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises():

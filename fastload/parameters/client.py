@@ -34,7 +34,8 @@ def connect(
             "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store into which
             `fastload parameters serve` writes addresses: "file:///PATH" for the folder of its --store, or any
             `torch.distributed.Store`. With a store, clients find a server that restarts at another address.
-        token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set.
+        token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set. A file that
+            other users can read is a UsageError.
         authority: certificate, in PEM, of the authority that signed the servers' certificates. None: the content of
             the file `$FASTLOAD_TLS_CA`, if it is set.
         wait_s: seconds to wait for the servers to write their addresses.
@@ -177,7 +178,7 @@ class PSClient:
         self._session.add_tables([asdict(info) for info in made])
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
-        """Return the row of each id, [n, dim], in their order. Ids may repeat. Missing rows are created."""
+        """Return the row of each id, [n, dim], in their order. Ids may repeat. A missing row has its first value."""
         self._session.connect()
         ids = flat_ids(embedding_ids)
         if self.ps_num == 1 or not len(ids):

@@ -18,11 +18,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from fastload.distributed.addresses import is_loopback
 from fastload.distributed.flight_access import (
-    TokenCheck,
+    GuardedServer,
     client_authority,
     client_token,
-    is_loopback,
+    tls_fault,
+    without_traceback,
 )
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
@@ -74,43 +76,28 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
+class ParameterServer(GuardedServer):
     """Answers calls of clients with a `Server`.
 
     Args:
         host, port: address to listen on. Port 0 is any free port.
-        token: token that calls must send. Without a token, only this machine may call.
-        certificate: (chain, key) in PEM, for TLS.
+        guards: those of `GuardedServer`. Without a token, only this machine may call.
 
     `shutdown()` waits for clients to close their streams.
     """
 
     def __init__(
-        self,
-        server: Server,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        token: str = "",
-        certificate: tuple[bytes, bytes] | None = None,
+        self, server: Server, host: str = "127.0.0.1", port: int = 0, **guards: Any
     ) -> None:
-        if not token and not is_loopback(host):
+        if not guards.get("token") and not is_loopback(host):
             raise UsageError(
                 f"host {host} lets other machines change the parameters, and there is no token. Give --token-file "
                 "(in Python token=), or listen on 127.0.0.1"
             )
         self._server = server
-        self._scheme = "grpc+tls" if certificate else "grpc"
-        super().__init__(
-            f"{self._scheme}://{host}:{port}",
-            tls_certificates=[certificate] if certificate else None,
-            middleware={"token": TokenCheck(token)} if token else None,
-        )
+        super().__init__(host, port, **guards)
 
-    def address(self, host: str) -> str:
-        """Return the address for clients, with `host` as the name of this machine."""
-        return f"{self._scheme}://{host}:{self.port}"
-
+    @without_traceback()
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Answer the calls on a stream, until the client closes it."""
         writer.begin(SCHEMA)
@@ -146,12 +133,15 @@ class _Stream:
         )
         self._writer, self._reader = self._client.do_exchange(_CALL, options)
         self._writer.begin(SCHEMA)
+        self.has_answered = False
 
     def send(self, value: Any) -> None:
         _send(self._writer, value)
 
     def receive(self) -> Any:
-        return _receive(self._reader)
+        answer = _receive(self._reader)
+        self.has_answered = True
+        return answer
 
     def close(self) -> None:
         with suppress(flight.FlightError, pa.ArrowException):
@@ -172,6 +162,7 @@ class FlightStub:
         self._token = token or client_token()
         self._authority = authority or client_authority()
         self._idle: list[_Stream] = []
+        self._address = ""
         self.name = "the server"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
@@ -193,9 +184,9 @@ class FlightStub:
         try:
             return self._idle.pop()
         except IndexError:
-            address = self._find()
-            self.name = f"the server at {address}"
-            return _Stream(address, self._token, self._authority)
+            self._address = self._find()
+            self.name = f"the server at {self._address}"
+            return _Stream(self._address, self._token, self._authority)
 
     def _answer(self, stream: _Stream) -> Answer:
         try:
@@ -223,6 +214,9 @@ class FlightStub:
                 f"{self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
                 "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
+        if stream is None or not stream.has_answered:
+            if fault := tls_fault(self._address, self._authority):
+                return ParametersError(f"{self.name} cannot be called: {fault}")
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")
 

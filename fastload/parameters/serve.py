@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastload.distributed.addresses import own_address
+from fastload.distributed.addresses import numeric, own_address
 from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.parameters.checkpoint import newest
@@ -25,7 +25,7 @@ def job_store(path: str | None) -> Store | None:
 def reached_as(host: str) -> str:
     """Return the name by which clients reach a server that listens on `host`."""
     with suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
+        if ipaddress.ip_address(numeric(host)).is_unspecified:
             return own_address(single_node=False)
     return host
 

@@ -1,4 +1,4 @@
-"""`Table`: rows by id, created on demand, with the optimizer's state for each row."""
+"""`Table`: rows by id, created when they are first changed, with the optimizer's state for each row."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ class Table:
         self.info = info
         self._optimizer = optimizer
         self._seed = seed
+        self._at_once = max(1, _DRAWN // info.dim)  # rows
         self._index = RowIndex()
         self._values = torch.empty(0, info.dim)
         widths = optimizer.row_widths(info.dim)
@@ -106,10 +107,18 @@ class Table:
         return len(self._index)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return a copy of the rows of `ids`, in this order. Missing rows are created."""
+        """Return a copy of the rows of `ids`, in this order. Missing rows are drawn, and not kept: readers fill no memory."""
         expect_ids(self.info.name, ids, distinct=False)
-        places = self.places(ids)  # first: it may replace the arrays
-        return self._values.index_select(0, places)
+        places = torch.from_numpy(self._index.find(ids.numpy()))
+        absent = (places < 0).nonzero()[:, 0]
+        if not len(absent):
+            return self._values.index_select(0, places)
+        rows = torch.empty(len(ids), self.info.dim)
+        known = (places >= 0).nonzero()[:, 0]
+        rows[known] = self._values.index_select(0, places[known])
+        for some in absent.split(self._at_once):
+            rows[some] = torch.from_numpy(drawn(self.info, self._seed, ids[some].numpy()))
+        return rows
 
     def set_rows(self, ids: Tensor, values: Tensor) -> None:
         """Set the rows of distinct `ids`. Raise ParametersError if `values` are not one row for each."""
@@ -119,7 +128,7 @@ class Table:
                 f"rows of table {self.info.name!r} have {self.info.dim} numbers, and each of {len(ids)} ids has one, "
                 f"got {values.dtype}{list(values.shape)}"
             )
-        places = self.places(ids)  # first, as in `rows`
+        places = self.places(ids)  # first: it may replace the arrays
         self._values.index_copy_(0, places, values.float())
 
     def apply(self, places: Tensor, gradients: Tensor, lr: float) -> None:
@@ -159,9 +168,8 @@ class Table:
         numbers = ids.numpy()
         places = self._index.find(numbers)
         absent = np.unique(numbers[places < 0])
-        at_once = max(1, _DRAWN // self.info.dim)
-        for begin in range(0, len(absent), at_once):
-            new = absent[begin : begin + at_once]
+        for begin in range(0, len(absent), self._at_once):
+            new = absent[begin : begin + self._at_once]
             values = torch.from_numpy(drawn(self.info, self._seed, new))
             first = self._grow(new)
             self._values[first : len(self)] = values

@@ -107,7 +107,7 @@ def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
     assert "Error: server 0 of 1 has not saved: " in output.read_text()
 
 
-@pytest.mark.parametrize("serve", [["parameters", "serve"], ["store", "serve", "--insecure"]])
+@pytest.mark.parametrize("serve", [["parameters", "serve"], ["store", "serve", "--no-token"]])
 def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
