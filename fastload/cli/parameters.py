@@ -151,7 +151,7 @@ def serve(
         raise click.UsageError(
             f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
         )
-    token = read_token(token_file)
+    guards = {"token": read_token(token_file), "certificate": certificate, "max_calls": max_calls}
     store = job_store(store_path)
     try:
         server = Server(
@@ -165,9 +165,7 @@ def serve(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     try:
-        front = ParameterServer(
-            server, host, port, token=token, certificate=certificate, max_calls=max_calls
-        )
+        front = ParameterServer(server, host, port, **guards)
     except (OSError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,8 +33,8 @@ def serve(
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
-    max_calls: int,
     no_token: bool,
+    **limits: Any,
 ) -> None:
     """Serve the sets of this node to other nodes, read only, over Arrow Flight.
 
@@ -66,9 +67,7 @@ def serve(
         )
     path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
     try:
-        server = StoreServer(
-            path, host, port, token=token, certificate=certificate, max_calls=max_calls
-        )
+        server = StoreServer(path, host, port, token=token, certificate=certificate, **limits)
     except (OSError, ValueError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises(), server:

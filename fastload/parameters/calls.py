@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -17,77 +17,60 @@ def is_number(value: object) -> bool:
     return type(value) is int and -1 <= value <= _MOST
 
 
-class _Kind(NamedTuple):
-    """What an argument must be, in words, and whether a value is that."""
-
-    words: str
-    fits: Callable[[Any], bool]
-
-
-def _are_entries(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(each, list | tuple)
-        and len(each) == 2
-        and isinstance(each[0], str)
-        and is_number(each[1])
-        for each in value
-    )
+def _is_push(value: Any) -> bool:
+    """Return True for a worker with the number of its push."""
+    of_two = isinstance(value, list | tuple) and len(value) == 2
+    return of_two and isinstance(value[0], str) and is_number(value[1])
 
 
-_TEXT = _Kind("a string", lambda value: isinstance(value, str))
-_FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
-_NUMBER = _Kind(f"a whole number from -1 to {_MOST}", is_number)
-_PERHAPS = _Kind(f"null or {_NUMBER.words}", lambda value: value is None or is_number(value))
-_ORDER = _Kind("a list of workers with the numbers of their pushes", _are_entries)
-_TENSOR = _Kind("a tensor", lambda value: isinstance(value, Tensor))
-_OBJECT = _Kind("an object", lambda value: isinstance(value, Mapping))
-_TENSORS = _Kind(
-    "an object of tensors",
-    lambda value: (
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "a string": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "a whole number": is_number,
+    "a whole number or null": lambda value: value is None or is_number(value),
+    "a list of pushes": lambda value: isinstance(value, list | tuple) and all(map(_is_push, value)),
+    "a tensor": lambda value: isinstance(value, Tensor),
+    "tensors by name": lambda value: (
         isinstance(value, Mapping) and all(isinstance(each, Tensor) for each in value.values())
     ),
-)
-_OBJECTS = _Kind(
-    "a list of objects",
-    lambda value: (
+    "gradients": lambda value: isinstance(value, Mapping),
+    "a list of tables": lambda value: (
         isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
     ),
-)
-
-_PUSH = {"worker": _TEXT, "sequence": _NUMBER, "gradients": _OBJECT}
-_BOTH: dict[str, dict[str, _Kind]] = {
-    "hello": {"worker": _TEXT},
-    "initialise": {"values": _TENSORS, "version": _NUMBER},
-    "add_tables": {"infos": _OBJECTS},
-    "pull": {"version": _NUMBER},
-    "rows": {"table": _TEXT, "ids": _TENSOR},
-    "set_rows": {"table": _TEXT, "ids": _TENSOR, "values": _TENSOR},
 }
-_ASYNCHRONOUS = {"push": {**_PUSH, "fresh": _FLAG}, "checkpoint": {"version": _NUMBER}}
+
+_PUSH = "worker: a string, sequence: a whole number, gradients: gradients"
+_BOTH = {
+    "hello": "worker: a string",
+    "initialise": "values: tensors by name, version: a whole number",
+    "add_tables": "infos: a list of tables",
+    "pull": "version: a whole number",
+    "rows": "table: a string, ids: a tensor",
+    "set_rows": "table: a string, ids: a tensor, values: a tensor",
+}
+_ASYNCHRONOUS = {"push": f"{_PUSH}, fresh: true or false", "checkpoint": "version: a whole number"}
 _SYNCHRONOUS = {
     "stage": _PUSH,
-    "decide": {"worker": _TEXT, "sequence": _NUMBER, "version": _NUMBER, "since": _NUMBER},
-    "decisions": {"since": _NUMBER},
-    "mark": {"since": _NUMBER},
-    "commit": {"worker": _TEXT, "start": _NUMBER, "entries": _ORDER, "discarded": _PERHAPS},
+    "decide": "worker: a string, sequence: a whole number, version: a whole number, since: a whole number",
+    "decisions": "since: a whole number",
+    "mark": "since: a whole number",
+    "commit": (
+        "worker: a string, start: a whole number, entries: a list of pushes, discarded: a whole number or null"
+    ),
 }
 
 
 def expect_call(method: Any, arguments: Mapping[str, Any], *, synchronous: bool) -> None:
-    """Raise ParametersError if servers have no such method, and TypeError if its arguments are not of the right kinds."""
+    """Raise ParametersError if servers have no such method, and TypeError if it takes other arguments."""
     calls = _BOTH | (_SYNCHRONOUS if synchronous else _ASYNCHRONOUS)
-    if method not in calls:
+    if not isinstance(method, str) or method not in calls:
         mode = "synchronous" if synchronous else "asynchronous"
         raise ParametersError(
             f"{mode} servers have no method {method!r}. Use the same version of fastload on workers and servers"
         )
-    kinds = calls[method]
-    if arguments.keys() != kinds.keys():
-        raise TypeError(
-            f"{method} takes {', '.join(kinds)}, but got {', '.join(arguments) or 'nothing'}"
-        )
-    for name, kind in kinds.items():
-        if not kind.fits(arguments[name]):
-            raise TypeError(
-                f"{name} of {method} must be {kind.words}, but got {type(arguments[name]).__name__}"
-            )
+    kinds = dict(argument.split(": ") for argument in calls[method].split(", "))
+    if arguments.keys() != kinds.keys() or not all(
+        _FITS[kind](arguments[name]) for name, kind in kinds.items()
+    ):
+        found = ", ".join(f"{name}: {type(value).__name__}" for name, value in arguments.items())
+        raise TypeError(f"{method} takes ({calls[method]}), but got ({found})")
