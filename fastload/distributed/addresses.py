@@ -56,7 +56,7 @@ def address_towards(address: str) -> str | None:
 
 
 def numeric(host: str) -> str:
-    """Return the IP address that `host` writes, such as 127.0.0.1 for 127.1 and ::1 for [::1], or else `host` itself."""
+    """Return the IP address that `host` writes, such as 127.0.0.1 for 127.1 and ::1 for [::1], or else `host`."""
     bare = host.removeprefix("[").removesuffix("]")
     with suppress(OSError, UnicodeError):
         numbers = socket.AI_NUMERICHOST  # no name is looked up

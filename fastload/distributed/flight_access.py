@@ -107,7 +107,7 @@ class _OpenCall(flight.ServerMiddleware):  # type: ignore[misc]
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """Raise an unexpected error of a call as one without its traceback and paths. Arrow would send both. Log the error."""
+    """Log an unexpected error of a call, and raise another without its traceback and paths, which Arrow would send."""
     try:
         yield
     except flight.FlightError:

@@ -56,7 +56,7 @@ class Gradients:
 
 
 def expect_finite(name: str, gradient: Tensor) -> None:
-    """Raise ParametersError if a gradient has NaN or infinite numbers: it would spoil the parameters for all workers."""
+    """Raise ParametersError if a gradient has NaN or infinite numbers, which would spoil the parameters for all."""
     if not torch.isfinite(gradient).all():
         raise ParametersError(
             f"the gradient of {name!r} has NaN or infinite numbers. Skip this batch, or lower the learning rate"

@@ -165,7 +165,7 @@ class Server:
         return {"initialised": self._initialised, "version": self.version, "values": values}
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
-        """Return the rows of `ids`, in this order; first values for missing ones. `incomplete`: decided steps are still to be made."""
+        """Return the rows of `ids`, in this order. `incomplete`: decided steps are still to be made."""
         incomplete = bool(self._steps.missing())
         return {"rows": self._own.table(table).rows(ids), "incomplete": incomplete}
 

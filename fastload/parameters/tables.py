@@ -107,7 +107,7 @@ class Table:
         return len(self._index)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return a copy of the rows of `ids`, in this order. Missing rows are drawn, and not kept: readers fill no memory."""
+        """Return a copy of the rows of `ids`, in this order. Missing rows are drawn but not kept."""
         expect_ids(self.info.name, ids, distinct=False)
         places = torch.from_numpy(self._index.find(ids.numpy()))
         absent = (places < 0).nonzero()[:, 0]

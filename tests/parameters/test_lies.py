@@ -1,5 +1,5 @@
-"""Promise: No message ends a server of parameters or of sets, and none changes what other clients have: neither a malformed
-one nor a lie. 20,000 of each for each server are marked slow.
+"""Promise: No malformed message and no lie ends a server of parameters or of sets, or changes what other clients have.
+20,000 of each for each server are marked slow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A peer of a server that lies: `liar.py parameters|store ADDRESS`.
 
-Each line of the input, "malformed SEED COUNT" or "lies SEED COUNT", is answered with a line of JSON: how often each status
-came. Malformed messages are made without Arrow's writer, which would not make them. Lies are well-formed calls whose
-content is false. None may change what other clients have: a tensor for a parameter of theirs is never right.
+Each line of the input, "malformed SEED COUNT" or "lies SEED COUNT", is answered with a line of JSON: how often each
+status came. Malformed messages are made without Arrow's writer, which would not make them. Lies are well-formed calls
+whose content is false. None may change what other clients have: a tensor for a parameter of theirs is never right.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ METHODS = (
     "DoGet", "DoAction", "GetFlightInfo", "GetSchema", "ListFlights", "ListActions", "DoPut", "DoExchange", "Handshake",
     "PollFlightInfo",
 )  # fmt: skip
-NUMBERS = (0, 1, -1, 7, 63, 64, 65, 4096, 2**20 + 12_345, 2**27, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
+NUMBERS = (
+    0, 1, -1, 7, 63, 64, 65, 4096, 2**20 + 12_345, 2**27, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1,
+)  # fmt: skip
 ANYTHING: list[Any] = [
-    None, True, False, 0, -1, -2, 3.5, float("nan"), float("inf"), 2**62 + 1, 10**12, 2**70, -(2**70), 10**300, "", "x", "w", "t",
-    "\0", "../s", "\ud800", [], {}, [[]], [None], ["x", 1], [["", 0]], [["ghost", 1]], {"x": 1}, {"w": {}}, [5] * 50,
+    None, True, False, 0, -1, -2, 3.5, float("nan"), float("inf"), 2**62 + 1, 10**12, 2**70, -(2**70), 10**300,
+    "", "x", "w", "t", "\0", "../s", "\ud800",
+    [], {}, [[]], [None], ["x", 1], [["", 0]], [["ghost", 1]], {"x": 1}, {"w": {}}, [5] * 50,
 ]  # fmt: skip
 
 
@@ -64,10 +67,10 @@ def schema_head(schema: pa.Schema) -> bytes:
 
 
 SCHEMA_HEAD = schema_head(BYTES)
-OTHER_HEADS = [
-    schema_head(pa.schema([pa.field("bytes", kind)]))
-    for kind in (pa.uint8(), pa.int64(), pa.utf8(), pa.list_(pa.uint8()), pa.dictionary(pa.int8(), pa.utf8()), pa.null())
+OTHER_KINDS = [
+    pa.uint8(), pa.int64(), pa.utf8(), pa.list_(pa.uint8()), pa.dictionary(pa.int8(), pa.utf8()), pa.null(),
 ]  # fmt: skip
+OTHER_HEADS = [schema_head(pa.schema([pa.field("bytes", kind)])) for kind in OTHER_KINDS]
 
 
 def batch(content: bytes, **options: Any) -> tuple[bytes, bytes]:
@@ -166,23 +169,34 @@ def malformed(draw: random.Random, kind: str) -> tuple[str, list[bytes]]:
 
 def tensors(draw: random.Random) -> Any:
     """Return a tensor that is right for none of the parameters of other clients."""
-    return draw.choice([
-        torch.full((3,), torch.nan), torch.tensor([1.0, torch.inf, 1.0]), torch.ones(4), torch.ones(1, 3), torch.tensor(1.0),
-        torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool), torch.ones(3, dtype=torch.complex64),
-        torch.full((3,), 1e300, dtype=torch.float64), torch.ones(0), torch.ones(3, dtype=torch.uint8),
-        torch.ones(2**16), 1.0, None, [1.0] * 3,
-    ])  # fmt: skip
+    return draw.choice((
+        torch.full((3,), torch.nan),
+        torch.tensor([1.0, torch.inf, 1.0]),
+        torch.full((3,), 1e300, dtype=torch.float64),
+        torch.ones(4),
+        torch.ones(1, 3),
+        torch.ones(()),
+        torch.ones(0),
+        torch.ones(2**16),
+        *(torch.ones(3, dtype=kind) for kind in (torch.int64, torch.bool, torch.uint8, torch.complex64)),
+        1.0,
+        None,
+        [1.0] * 3,
+    ))  # fmt: skip
 
 
 def pairs(draw: random.Random) -> Any:
     """Return ids and rows that are not right for the table of other clients, which has rows of 2 numbers."""
     ids, rows = torch.tensor([3, 5]), torch.ones(2, 2)
-    return draw.choice([
-        (ids.int(), rows), (torch.tensor([1.5, 2]), rows), (torch.tensor([torch.nan, 2]), rows), (ids[:, None], rows),
-        (torch.tensor([3, 3]), rows), (ids[:1], rows), (ids, rows * torch.nan), (ids, rows.long()), (ids, torch.ones(2, 3)),
-        (ids, torch.ones(2)), (ids, torch.ones(4)), ([3, 5], rows), (ids, None), ids[:1], (ids.double(), rows),
-        (torch.empty(0), rows), (ids, rows.to(torch.complex64)),
-    ])  # fmt: skip
+    wrong_ids = (
+        ids.int(), ids.double(), torch.tensor([1.5, 2]), torch.tensor([torch.nan, 2]), ids[:, None], ids[:1],
+        torch.tensor([3, 3]), torch.empty(0), [3, 5], None,
+    )  # fmt: skip
+    wrong_rows = (
+        rows * torch.nan, rows.long(), rows.to(torch.complex64), torch.ones(2, 3), torch.ones(2), torch.ones(4), None,
+    )  # fmt: skip
+    either = ((draw.choice(wrong_ids), rows), (ids, draw.choice(wrong_rows)))
+    return draw.choice((*either, ids[:1]))
 
 
 def numbers(draw: random.Random) -> Any:
@@ -195,11 +209,12 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     wrong = {"w": tensors(draw)} if draw.random() < 0.5 else {}
     right = {"v": torch.ones(3)} if draw.random() < 0.5 else {}
     rows = {} if wrong else {"t": pairs(draw)}
-    gradients: Any = {"version": numbers(draw), "lr": draw.choice((None, 1.0)), "dense": {**right, **wrong}, "rows": rows}
+    gradients: Any = {"version": numbers(draw), "lr": draw.choice((None, 1.0)), "dense": right | wrong, "rows": rows}
     about = {"worker": worker, "sequence": numbers(draw)}
     entries = draw.choice(([["ghost", 1]], [["ghost", 1], ["", 0]], [["liar", 10**12]], draw.choice(ANYTHING)))
-    ids, values = draw.choice(((torch.tensor([3, 5]).int(), torch.ones(2, 2)), (torch.tensor([3, 5]), torch.ones(2, 3))))
-    table = {"name": draw.choice(("t", "", "u")), "dim": draw.choice((3, 0, 2**40, "2", None)), "initializer": "zeros"}
+    rows_of = torch.tensor([3, 5])
+    ids, values = draw.choice(((rows_of.int(), torch.ones(2, 2)), (rows_of, torch.ones(2, 3))))
+    table = {"name": draw.choice(("t", "", "u")), "dim": draw.choice((3, 0, 2**40, "2", None))}
     calls: dict[Any, Any] = {
         "hello": {"worker": worker},
         "initialise": {"values": draw.choice(({"w": torch.ones(3)}, {"w": 5}, 5)), "version": numbers(draw)},
@@ -215,13 +230,10 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
         "save": {"version": numbers(draw)},
         "close": {},
     }  # fmt: skip
-    if draw.random() < 0.02:  # these write files
-        calls |= {name: {"version": numbers(draw), "since": numbers(draw)} for name in ("mark", "checkpoint")}
-        for name, extra in (("mark", "version"), ("checkpoint", "since")):
-            calls[name].pop(extra)
-        method: Any = draw.choice(("mark", "checkpoint"))
-    else:
-        method = draw.choice([*calls])
+    method: Any = draw.choice([*calls])
+    if draw.random() < 0.02:
+        calls |= {"mark": {"since": numbers(draw)}, "checkpoint": {"version": numbers(draw)}}
+        method = draw.choice(("mark", "checkpoint"))  # which write files
     arguments = calls[method]
     twist = draw.random()
     if twist < 0.1:
@@ -229,8 +241,8 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     elif twist < 0.2:
         arguments = {**arguments, draw.choice(("more", "self", "incarnation")): draw.choice(ANYTHING)}
     elif twist < 0.3 and method in ("push", "stage"):
-        arguments = {**arguments, "gradients": {**gradients, draw.choice([*gradients]): draw.choice(ANYTHING)}}
-        arguments["gradients"] |= {"dense": {"w": torch.ones(4)}}  # still a wrong one
+        other = {draw.choice([*gradients]): draw.choice(ANYTHING)}
+        arguments = {**arguments, "gradients": gradients | other | {"dense": {"w": torch.ones(4)}}}
     elif twist < 0.35:
         method = draw.choice(("__init__", "answer", "lock", "_make_step", *ANYTHING))
     elif twist < 0.4:
@@ -247,8 +259,8 @@ def false_tensor(draw: random.Random, text: bytes) -> bytes:
     found = [each[TENSOR] for each in walk(value) if isinstance(each, dict) and TENSOR in each]
     if found:
         entry = draw.choice(found)
-        other = draw.choice(([-1], [2**62], [2**40], [], "3", 64, -64, 2**70, None, "float16", "quint8", "Tensor", "load", 5.5))
-        entry[draw.randrange(3)] = other
+        numbers_and_names = (64, -64, 2**70, 5.5, None, "3", "float16", "quint8", "Tensor", "load")
+        entry[draw.randrange(3)] = draw.choice(([-1], [2**62], [2**40], [], *numbers_and_names))
         # It may lie where it was, under another name: so no call with it is one that is right.
         if isinstance(value, dict) and isinstance(value.get("arguments"), dict):
             value["arguments"]["more"] = 1
