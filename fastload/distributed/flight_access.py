@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import flight
 
 from fastload.distributed.addresses import in_url
@@ -53,15 +54,18 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
         """Return the address for clients, with `host` as the name of this machine."""
         return f"{self._scheme}://{in_url(host)}:{self.port}"
 
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        """Return no columns: Arrow sends the traceback of each error of this call."""
+        return flight.SchemaResult(pa.schema([]))
+
 
 def _no_such_call(*_: Any) -> None:
     raise flight.FlightServerError("this server has no such call")
 
 
-for _name in ("list_flights", "get_flight_info", "get_schema", "list_actions"):
-    setattr(GuardedServer, _name, _no_such_call)  # Arrow's own methods send a traceback
-for _name in ("do_get", "do_put", "do_exchange", "do_action"):
-    setattr(GuardedServer, _name, _no_such_call)
+_CALLS = "list_flights get_flight_info list_actions do_get do_put do_exchange do_action"
+for _call in _CALLS.split():
+    setattr(GuardedServer, _call, _no_such_call)  # Arrow's own methods send a traceback
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]

@@ -137,7 +137,9 @@ class PSClient:
         self.partition_dense_parameters(values)
         own = {name: t for name, t in values.items() if self.parameter_to_ps[name] == ps_id}
         link = self._session.links[ps_id]
-        taken: bool = self._session.ask(link, "initialise", values=own, version=int(version))["taken"]
+        taken: bool = self._session.ask(link, "initialise", values=own, version=int(version))[
+            "taken"
+        ]
         link.initialised = True
         return taken
 

@@ -214,9 +214,9 @@ class FlightStub:
                 f"{self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
                 "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
-        if stream is None or not stream.has_answered:
-            if fault := tls_fault(self._address, self._authority):
-                return ParametersError(f"{self.name} cannot be called: {fault}")
+        is_new = stream is None or not stream.has_answered
+        if is_new and (fault := tls_fault(self._address, self._authority)):
+            return ParametersError(f"{self.name} cannot be called: {fault}")
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")
 

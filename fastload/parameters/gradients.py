@@ -40,7 +40,9 @@ class Gradients:
             dense, version, lr = dict(found["dense"]), found["version"], checked_rate(found["lr"])
             tensors = [*dense.values(), *(tensor for pair in rows.values() for tensor in pair)]
             if not is_number(version) or not all(isinstance(each, Tensor) for each in tensors):
-                raise TypeError("its version is not a whole number, or its gradients are not tensors")
+                raise TypeError(
+                    "its version is not a whole number, or its gradients are not tensors"
+                )
             return cls(version=version, lr=lr, dense=dense, rows=rows)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ParametersError(

@@ -83,7 +83,7 @@ def expect_ids(name: str, ids: Tensor, *, distinct: bool) -> None:
             f"ids of rows of {name!r} must be int64[n], got {ids.dtype}{list(ids.shape)}"
         )
     # Clients send them in ascending order.
-    if distinct and not (ids[1:] > ids[:-1]).all() and len(ids.unique()) < len(ids):
+    if distinct and not (ids[1:] > ids[:-1]).all() and len(np.unique(ids.numpy())) < len(ids):
         raise ParametersError(f"ids of rows of {name!r} must be distinct, but some repeat")
 
 
@@ -116,7 +116,7 @@ class Table:
         rows = torch.empty(len(ids), self.info.dim)
         known = (places >= 0).nonzero()[:, 0]
         rows[known] = self._values.index_select(0, places[known])
-        for some in absent.split(self._at_once):
+        for some in torch.split(absent, self._at_once):
             rows[some] = torch.from_numpy(drawn(self.info, self._seed, ids[some].numpy()))
         return rows
 

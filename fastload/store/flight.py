@@ -180,7 +180,13 @@ class ServerSource:
             ) from error
         except PackedDataError:
             raise
-        except (flight.FlightError, pa.ArrowException, TypeError, ValueError, RecursionError) as error:
+        except (
+            flight.FlightError,
+            pa.ArrowException,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             gone = isinstance(error, flight.FlightUnavailableError)
             fault = tls_fault(self.where, self._authority) if gone else ""
             said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]

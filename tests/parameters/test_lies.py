@@ -19,6 +19,7 @@ import torch
 from fastload import store
 from fastload.parameters import PSClient, Server, connect
 from tests.children import Python
+from tests.files import arrow_files
 
 pytest.importorskip("grpc")
 
@@ -72,7 +73,9 @@ def is_answered(found: Counter[str], count: int) -> bool:
     return found.total() == count and not found.keys() & {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
-@pytest.mark.parametrize("mode", [(), ("--grads-to-wait", "1")], ids=["asynchronous", "synchronous"])
+@pytest.mark.parametrize(
+    "mode", [(), ("--grads-to-wait", "1")], ids=["asynchronous", "synchronous"]
+)
 @pytest.mark.parametrize("count", COUNTS)
 def test_lies_to_a_parameter_server(count: int, mode: tuple[str, ...], tmp_path: Path) -> None:
     options = ("--lr", "1", "--checkpoint", str(tmp_path), "--number", "0", "--of", "1", *mode)
@@ -105,7 +108,7 @@ def test_lies_to_a_parameter_server(count: int, mode: tuple[str, ...], tmp_path:
 def test_lies_to_a_server_of_sets(count: int, tmp_path: Path) -> None:
     rows = {"x": torch.arange(90.0).view(-1, 3), "name": [f"name-{k}" for k in range(30)]}
     store.put(rows, tmp_path / "there" / "s")
-    before = {path: path.read_bytes() for path in sorted((tmp_path / "there").rglob("*.*"))}
+    before = arrow_files(tmp_path / "there" / "s")
     options = ("--no-token", "--root", str(tmp_path / "there"))
     with serving("store", "serve", *options) as (_, address), liar("store", address) as send:
         for round_ in range(1, ROUNDS + 1):
@@ -113,4 +116,4 @@ def test_lies_to_a_server_of_sets(count: int, tmp_path: Path) -> None:
                 assert is_answered(send(what, round_, count // ROUNDS), count // ROUNDS)
             found = store.get(tmp_path / str(round_) / "s", source=address)
             assert torch.equal(torch.cat(found.column("x")), rows["x"])
-    assert {path: path.read_bytes() for path in sorted((tmp_path / "there").rglob("*.*"))} == before
+    assert arrow_files(tmp_path / "there" / "s") == before

@@ -364,10 +364,13 @@ def test_a_push_that_was_never_made_holds_up_nothing() -> None:
         assert each.answer("commit", about)["missing"] == []
 
 
-@pytest.mark.parametrize(("grads_to_wait", "methods"), [
-    (None, ["stage", "decide", "decisions", "mark", "commit"]),
-    (1, ["push", "checkpoint"]),
-])
+@pytest.mark.parametrize(
+    ("grads_to_wait", "methods"),
+    [
+        (None, ["stage", "decide", "decisions", "mark", "commit"]),
+        (1, ["push", "checkpoint"]),
+    ],
+)
 def test_calls_of_the_other_mode_are_refused(grads_to_wait: int | None, methods: list[str]) -> None:
     made = Server(grads_to_wait=grads_to_wait)
     for method in methods:

@@ -346,6 +346,15 @@ def test_the_loopback_can_be_written_in_several_ways(host: str, tmp_path: Path) 
         assert numbers(store.get(tmp_path / "here" / "s", source=url)) == LABELS.tolist()
 
 
+def said_by(call: Callable[[], object]) -> str:
+    """Return the error of a call to a server. It is kept by no traceback, which would keep the connection open."""
+    try:
+        call()
+    except flight.FlightServerError as error:
+        return str(error)
+    raise AssertionError("the server refuses nothing")
+
+
 def test_an_error_of_a_server_shows_no_traceback_and_no_path(tmp_path: Path) -> None:
     store.put(parts(), tmp_path / "s")
     part = tmp_path / "s" / "shard-00000.arrow"
@@ -357,16 +366,13 @@ def test_an_error_of_a_server_shows_no_traceback_and_no_path(tmp_path: Path) -> 
             lambda: client.do_get(flight.Ticket(ticket)).read_all(),
             lambda: client.get_flight_info(descriptor),
             lambda: client.get_flight_info(flight.FlightDescriptor.for_command(b"x")),
-            lambda: client.get_schema(descriptor),
             lambda: list(client.do_action(flight.Action("other", b""))),
             lambda: client.do_get(flight.Ticket(b'{"set": 1, "part": []}')).read_all(),
             lambda: client.do_get(flight.Ticket(b"[" * 100_000)).read_all(),
         ]
-        for call in calls:
-            with pytest.raises(flight.FlightServerError) as refused:
-                call()
+        for said in map(said_by, calls):
             for told in ("Traceback", ".py", str(tmp_path)):
-                assert told not in str(refused.value)
+                assert told not in said
 
 
 # ---- any client of Flight ----

@@ -141,7 +141,9 @@ def malformed_messages(draw: random.Random) -> list[bytes]:
         head, body = batch(content or b"\1" * 99, compression=draw.choice(("zstd", "lz4")))
         body = damaged(draw, body)
     elif kind == 8:
-        said = struct.pack("<q", len(content)) + draw.choice((b"[" * 100_000, b"{}", b"5", b"\xff", b'{"a":' * 9999))
+        said = struct.pack("<q", len(content)) + draw.choice(
+            (b"[" * 100_000, b"{}", b"5", b"\xff", b'{"a":' * 9999)
+        )
     messages = [DESCRIPTOR + field(2, schema), data(head, said, body)]
     if kind == 9:
         messages = draw.choice((
@@ -161,7 +163,9 @@ def malformed(draw: random.Random, kind: str) -> tuple[str, list[bytes]]:
         return "DoExchange", malformed_messages(draw)
     method = draw.choice(METHODS)
     _, messages = lie_to_store(draw)
-    return method, [damaged(draw, draw.choice((*messages, *malformed_messages(draw), DESCRIPTOR, b"")))]
+    return method, [
+        damaged(draw, draw.choice((*messages, *malformed_messages(draw), DESCRIPTOR, b"")))
+    ]
 
 
 # ---- well-formed lies ----
@@ -209,9 +213,16 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     wrong = {"w": tensors(draw)} if draw.random() < 0.5 else {}
     right = {"v": torch.ones(3)} if draw.random() < 0.5 else {}
     rows = {} if wrong else {"t": pairs(draw)}
-    gradients: Any = {"version": numbers(draw), "lr": draw.choice((None, 1.0)), "dense": right | wrong, "rows": rows}
+    gradients: Any = {
+        "version": numbers(draw),
+        "lr": draw.choice((None, 1.0)),
+        "dense": right | wrong,
+        "rows": rows,
+    }
     about = {"worker": worker, "sequence": numbers(draw)}
-    entries = draw.choice(([["ghost", 1]], [["ghost", 1], ["", 0]], [["liar", 10**12]], draw.choice(ANYTHING)))
+    entries = draw.choice(
+        ([["ghost", 1]], [["ghost", 1], ["", 0]], [["liar", 10**12]], draw.choice(ANYTHING))
+    )
     rows_of = torch.tensor([3, 5])
     ids, values = draw.choice(((rows_of.int(), torch.ones(2, 2)), (rows_of, torch.ones(2, 3))))
     table = {"name": draw.choice(("t", "", "u")), "dim": draw.choice((3, 0, 2**40, "2", None))}
@@ -239,7 +250,10 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     if twist < 0.1:
         arguments = {name: value for name, value in arguments.items() if draw.random() < 0.5}
     elif twist < 0.2:
-        arguments = {**arguments, draw.choice(("more", "self", "incarnation")): draw.choice(ANYTHING)}
+        arguments = {
+            **arguments,
+            draw.choice(("more", "self", "incarnation")): draw.choice(ANYTHING),
+        }
     elif twist < 0.3 and method in ("push", "stage"):
         other = {draw.choice([*gradients]): draw.choice(ANYTHING)}
         arguments = {**arguments, "gradients": gradients | other | {"dense": {"w": torch.ones(4)}}}
@@ -269,7 +283,9 @@ def false_tensor(draw: random.Random, text: bytes) -> bytes:
 
 def walk(value: Any) -> Iterator[Any]:
     yield value
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for each in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from walk(each)
 
 
@@ -290,10 +306,14 @@ def lie_to_parameters(draw: random.Random, number: int) -> tuple[str, list[bytes
 def lie_to_store(draw: random.Random) -> tuple[str, list[bytes]]:
     """Return a method of Flight, and its one message."""
     name = draw.choice(("s", "t", "../s", "s/../s", ".", "", "index.json", draw.choice(ANYTHING)))
-    part = draw.choice(("shard-00000.arrow", "index.json", "../s/shard-00000.arrow", draw.choice(ANYTHING)))
+    part = draw.choice(
+        ("shard-00000.arrow", "index.json", "../s/shard-00000.arrow", draw.choice(ANYTHING))
+    )
     ticket = {"set": name, "part": part, "file": draw.choice((True, False, *ANYTHING))}
     text = json.dumps(draw.choice((ticket, ticket, ticket, draw.choice(ANYTHING)))).encode()
-    path = b"".join(field(3, str(each).encode(errors="replace")) for each in (name, part)[: draw.randint(0, 2)])
+    path = b"".join(
+        field(3, str(each).encode(errors="replace")) for each in (name, part)[: draw.randint(0, 2)]
+    )
     return draw.choice((
         ("DoGet", [field(1, text)]),
         ("DoGet", [field(1, draw.choice((b"", b"[" * 100_000, b"\xff\xfe", b"5")))]),
