@@ -18,9 +18,11 @@ import fastload
 from fastload.bench import plan
 from fastload.bench.plan import Workload
 from fastload.cli.bench import bench
+from fastload.cli.parameters import serve
 from fastload.cli.predict import predict
 from fastload.cli.submit import submit
 from fastload.cli.train import train
+from fastload.distributed.flight_access import MAX_CALLS
 from fastload.distributed.launch import LAUNCHERS
 from fastload.measure.page_cache import CacheState
 from fastload.store.model_set import BATCH_SIZE, ROWS_OF_PART
@@ -67,6 +69,10 @@ def test_predict_has_the_defaults_of_the_function() -> None:
     option = next(one for one in predict.params if one.name == "parts")
     assert isinstance(option, click.Option)
     assert f"one per {ROWS_OF_PART} samples, at most {MOST_PARTS}]" in str(option.help)
+
+
+def test_servers_take_as_many_calls_as_their_class() -> None:
+    assert parsed(serve)["max_calls"] == MAX_CALLS
 
 
 @pytest.mark.parametrize(("command", "option", "choices"), CHOICES)

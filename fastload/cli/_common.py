@@ -205,18 +205,6 @@ def device_named(name: str) -> Any:
     return device
 
 
-def read_token(path: Path | None) -> str:
-    """Return the token in the file, or "" for no file. Raise UsageError if other users can read the file."""
-    if path is None:
-        return ""
-    if path.stat().st_mode & 0o077:
-        raise click.UsageError(f"{path}: other users can read the token. Run chmod 600 {path}.")
-    token = path.read_text().strip()
-    if not token:
-        raise click.UsageError(f"{path} is empty. Write a token into the file.")
-    return token
-
-
 def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
     """Return a certificate chain and its private key, or None if neither is given."""
     if chain and key:
@@ -235,6 +223,13 @@ def serving_options(command: F) -> F:
             "--tls-cert",
             type=file,
             help="PEM file with the certificate chain. Needs --tls-key.  [default: no TLS]",
+        ),
+        click.option(
+            "--max-calls",
+            type=click.IntRange(1),
+            default=1024,
+            show_default=True,
+            help="Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.",
         ),
         click.option(
             "--token-file",

@@ -15,7 +15,6 @@ from fastload.cli._common import (
     Number,
     Terminated,
     read_certificate,
-    read_token,
     require,
     serving_options,
     sigterm_raises,
@@ -113,6 +112,7 @@ def serve(
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    max_calls: int,
     **options: Any,
 ) -> None:
     """Run one server per rank of torchrun, mpiexec or srun.
@@ -136,6 +136,7 @@ def serve(
     from pyarrow import ArrowException
 
     from fastload.distributed import detect_rank
+    from fastload.distributed.flight_access import read_token
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
@@ -151,7 +152,7 @@ def serve(
         raise click.UsageError(
             f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
         )
-    token = read_token(token_file)
+    guards = {"token": read_token(token_file), "certificate": certificate, "max_calls": max_calls}
     store = job_store(store_path)
     try:
         server = Server(
@@ -165,7 +166,7 @@ def serve(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     try:
-        front = ParameterServer(server, host, port, token=token, certificate=certificate)
+        front = ParameterServer(server, host, port, **guards)
     except (OSError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fastload.cli._common import (
     read_certificate,
-    read_token,
     serving_options,
     sigterm_raises,
     wait_for_a_signal,
@@ -23,7 +23,9 @@ from fastload.cli._common import (
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @serving_options
-@click.option("--insecure", is_flag=True, help="Serve other hosts without a token.")
+@click.option(
+    "--no-token", is_flag=True, help="Serve all users of this host, and of others with --host."
+)
 def serve(
     root: str | None,
     host: str,
@@ -31,7 +33,8 @@ def serve(
     token_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
-    insecure: bool,
+    no_token: bool,
+    **limits: Any,
 ) -> None:
     """Serve the sets of this node to other nodes, read only, over Arrow Flight.
 
@@ -40,35 +43,33 @@ def serve(
     named in $FASTLOAD_TOKEN_FILE. With grpc+tls://, it reads the certificate of the authority from the file named in
     $FASTLOAD_TLS_CA. Any client of Arrow Flight can read the sets too.
 
-    By default, only this host is served. Other hosts need a token. Without TLS, the token can be read on the network.
+    Callers need the token in --token-file, or else every user of this host could read all sets. By default, only this
+    host is served. Without TLS, the token can be read on the network.
 
     \b
     Examples:
-        fastload store serve
+        fastload store serve --no-token
         head -c 24 /dev/urandom | base64 > token; chmod 600 token
         fastload store serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
     from pyarrow import ArrowException
 
-    from fastload.distributed.flight_access import is_loopback
+    from fastload.distributed.flight_access import read_token
     from fastload.store.flight import StoreServer
     from fastload.store.root import default_root, open_root
 
     certificate = read_certificate(tls_cert, tls_key)
     token = read_token(token_file)
-    if not token and not insecure and not is_loopback(host):
+    if not token and not no_token:
         raise click.UsageError(
-            f"--host {host} without a token lets other hosts read all sets. "
-            "Give --token-file, or --insecure to allow that."
+            "without a token, every user who reaches the server could read all sets, also those in a folder that only "
+            "you can open. Give --token-file, or --no-token to allow that."
         )
-    scheme = "grpc+tls" if certificate else "grpc"
     path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
     try:
-        server = StoreServer(
-            path, f"{scheme}://{host}:{port}", token=token, certificate=certificate
-        )
+        server = StoreServer(path, host, port, token=token, certificate=certificate, **limits)
     except (OSError, ValueError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises(), server:
-        click.echo(f"{path}: served at {scheme}://{host}:{server.port}")
+        click.echo(f"{path}: served at {server.address(host)}")
         wait_for_a_signal()

@@ -14,6 +14,7 @@
     rendezvous.py how the ranks find each other
     folder_store.py  a store in a folder that survives killed processes
     addresses.py  the address by which other nodes reach this one
+    arrow_memory.py  memory from other processes, checked before it is read
     flight_access.py  tokens and certificates of Arrow Flight servers
     affinity.py   the share of cores of a rank, as pure functions
     average.py    averaging gradients without DistributedDataParallel

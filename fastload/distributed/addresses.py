@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import struct
+from contextlib import suppress
 
 from fastload.errors import RendezvousError
 
@@ -52,6 +53,29 @@ def interface_of(address: str) -> str | None:
 def address_towards(address: str) -> str | None:
     """Return this machine's own address on the route to `address`, or None without a route. Send nothing."""
     return next(iter(_of_route(address)), None)
+
+
+def numeric(host: str) -> str:
+    """Return the IP address that `host` writes, such as 127.0.0.1 for 127.1 and ::1 for [::1], or else `host`."""
+    bare = host.removeprefix("[").removesuffix("]")
+    with suppress(OSError, UnicodeError):
+        numbers = socket.AI_NUMERICHOST  # no name is looked up
+        return str(socket.getaddrinfo(bare, None, flags=numbers)[0][4][0])
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach the host."""
+    try:
+        return ipaddress.ip_address(numeric(host)).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def in_url(host: str) -> str:
+    """Return a host as URLs need it: [::1] for ::1."""
+    found = numeric(host)
+    return f"[{found}]" if ":" in found else found
 
 
 def _of_host_name() -> list[str]:

@@ -14,6 +14,7 @@ Between them:
     wire.py         values with tensors as bytes           gradients.py    the gradients of a push for one server
 A server:
     server.py       Server: the effects of calls           serve.py        a server as a process
+    calls.py        the calls that a server takes, and the kinds of their arguments
     parameters.py   the parameters of a server             optimizer.py    torch's rules, for tensors and rows
     tables.py       rows by their ids                      row_index.py    positions of ids: a hash table in NumPy
     synchronous.py  pushes become steps                    journal.py      the order of pushes, decided by server 0

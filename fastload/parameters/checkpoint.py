@@ -45,12 +45,14 @@ class Saves:
 
     Attributes:
         last: the last pushes that were applied when the newest complete checkpoint was saved.
+        newest: the version of the newest checkpoint that this server has loaded or written, or -1.
     """
 
     def __init__(self, folder: str, number: int, of: int, *, keep: int) -> None:
         self._folder, self._number, self._of, self._keep = folder, number, of, keep
         self._written: list[tuple[int, int, Last]] = []
         self.last: Last = {}
+        self.newest = -1
 
     def load(self, *, rejoin: bool) -> list[dict[str, Any]]:
         """Return the parts of the newest complete checkpoint that this server needs.
@@ -66,6 +68,7 @@ class Saves:
             _remove_newer(self._folder, found.version if found else -1, self._number)
         if found is None:
             return []
+        self.newest = found.version
         if found.of != self._of:
             return [{**found.read(number), "last": {}} for number in range(found.of)]
         contents = found.read(self._number)
@@ -78,6 +81,11 @@ class Saves:
         if self._folder:
             _write(self._folder, version, self._number, self._of, contents)
             self._written.append((version, contents["position"], dict(contents["last"])))
+            self.newest = max(self.newest, version)
+
+    def has(self, version: int, number: int) -> bool:
+        """Return True if a server has written its part of a checkpoint."""
+        return os.path.exists(_path(self._folder, version, number, self._of))
 
     def completed(self) -> int | None:
         """Return the position of the newest checkpoint that has become complete since the last call, or None."""

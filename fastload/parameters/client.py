@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastload.parameters.gradients import Gradients
+from fastload.parameters.gradients import Gradients, expect_finite
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged, owners, string_to_id
 from fastload.parameters.session import Session
@@ -34,7 +34,8 @@ def connect(
             "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store into which
             `fastload parameters serve` writes addresses: "file:///PATH" for the folder of its --store, or any
             `torch.distributed.Store`. With a store, clients find a server that restarts at another address.
-        token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set.
+        token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set. A file that
+            other users can read is a UsageError.
         authority: certificate, in PEM, of the authority that signed the servers' certificates. None: the content of
             the file `$FASTLOAD_TLS_CA`, if it is set.
         wait_s: seconds to wait for the servers to write their addresses.
@@ -136,7 +137,9 @@ class PSClient:
         self.partition_dense_parameters(values)
         own = {name: t for name, t in values.items() if self.parameter_to_ps[name] == ps_id}
         link = self._session.links[ps_id]
-        taken: bool = self._session.ask(link, "initialise", values=own, version=version)["taken"]
+        taken: bool = self._session.ask(link, "initialise", values=own, version=int(version))[
+            "taken"
+        ]
         link.initialised = True
         return taken
 
@@ -177,7 +180,7 @@ class PSClient:
         self._session.add_tables([asdict(info) for info in made])
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
-        """Return the row of each id, [n, dim], in their order. Ids may repeat. Missing rows are created."""
+        """Return the row of each id, [n, dim], in their order. Ids may repeat. A missing row has its first value."""
         self._session.connect()
         ids = flat_ids(embedding_ids)
         if self.ps_num == 1 or not len(ids):
@@ -264,6 +267,8 @@ class PSClient:
         rejection, pull, compute and push again. Gradients of one id add up. This does not change its arguments, and the
         caller may change them after the call.
 
+        Raises ParametersError if a gradient has NaN or infinite numbers. Then no server has changed anything.
+
         Args:
             grads: gradients of dense parameters. Parameters whose gradient is None are left out.
             edl_grads: gradients of rows, by table.
@@ -278,6 +283,11 @@ class PSClient:
         self.partition_dense_parameters(dense)
         tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
         lr = checked_rate(learning_rate)
+        if self.ps_num > 1:  # one server may apply its part before another refuses its own
+            for name, rows in tables.items():
+                expect_finite(name, rows.gradients)
+            for name, gradient in dense.items():
+                expect_finite(name, gradient)
         gradients = self._by_server(dense, tables, lr, model_versions)
         accepted, version, answers = self._session.push(gradients, fresh=fresh)
         if not fresh:

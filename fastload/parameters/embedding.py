@@ -29,8 +29,8 @@ class Embedding(nn.Module):
         name: name of the table.
         dim: numbers in a row.
         client: client of the servers. None: a server in this process, with torch's SGD.
-        rows: upper limit of ids, which must be less than this. None: any int64. A row is created when its id is first
-            pulled.
+        rows: upper limit of ids, which must be less than this. None: any int64. Servers keep a row from its first push
+            on.
         initializer: how a new row is drawn, as in `TableInfo`.
         staleness: 0: `push` returns after the servers have applied it. 1: `push` runs on a thread during the next step,
             so a forward pass may lack the newest push, but no earlier one. The next forward pass, `push`, `flush` or

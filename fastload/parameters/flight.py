@@ -18,11 +18,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from fastload.distributed.addresses import is_loopback
 from fastload.distributed.flight_access import (
-    TokenCheck,
+    GuardedServer,
     client_authority,
     client_token,
-    is_loopback,
+    tls_fault,
+    without_traceback,
 )
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
@@ -50,57 +52,52 @@ def _send(writer: Any, value: Any) -> None:
             head = None
 
 
-def _receive(reader: Any) -> Any:
-    """Return a value. Raise StopIteration at the end of the stream."""
+def _receive(reader: Any) -> dict[str, Any]:
+    """Return a call or an answer. Raise StopIteration at the end of the stream, and others for a malformed message."""
     chunk = reader.read_chunk()
-    head = chunk.app_metadata.to_pybytes()
+    head = chunk.app_metadata.to_pybytes() if chunk.app_metadata else b""
     (size,) = struct.unpack_from("<q", head)
-    if size == len(chunk.data) and (content := aligned(chunk.data)) is not None:
-        return decode(head[8:], content)
-    gathered = Gathered(size)
-    gathered.add(chunk.data)
-    while gathered.missing:
-        gathered.add(reader.read_chunk().data)
-    return decode(head[8:], gathered.content)
+    content = aligned(chunk.data)
+    if content is None or len(content) != size:
+        gathered = Gathered(size)
+        gathered.add(chunk.data)
+        while gathered.missing:
+            gathered.add(reader.read_chunk().data)
+        content = gathered.content
+    value = decode(head[8:], content)
+    if not isinstance(value, dict):
+        raise ValueError(f"a message must hold an object, got {type(value).__name__}")
+    return value
 
 
-class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
+def _said(error: Exception) -> str:
+    """Return what callers may know of an unexpected error: no paths."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return f"{type(error).__name__}: {text}"
+
+
+class ParameterServer(GuardedServer):
     """Answers calls of clients with a `Server`.
 
     Args:
         host, port: address to listen on. Port 0 is any free port.
-        token: token that calls must send. Without a token, only this machine may call.
-        certificate: (chain, key) in PEM, for TLS.
+        guards: those of `GuardedServer`. Without a token, only this machine may call.
 
     `shutdown()` waits for clients to close their streams.
     """
 
     def __init__(
-        self,
-        server: Server,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        *,
-        token: str = "",
-        certificate: tuple[bytes, bytes] | None = None,
+        self, server: Server, host: str = "127.0.0.1", port: int = 0, **guards: Any
     ) -> None:
-        if not token and not is_loopback(host):
+        if not guards.get("token") and not is_loopback(host):
             raise UsageError(
                 f"host {host} lets other machines change the parameters, and there is no token. Give --token-file "
                 "(in Python token=), or listen on 127.0.0.1"
             )
         self._server = server
-        self._scheme = "grpc+tls" if certificate else "grpc"
-        super().__init__(
-            f"{self._scheme}://{host}:{port}",
-            tls_certificates=[certificate] if certificate else None,
-            middleware={"token": TokenCheck(token)} if token else None,
-        )
+        super().__init__(host, port, **guards)
 
-    def address(self, host: str) -> str:
-        """Return the address for clients, with `host` as the name of this machine."""
-        return f"{self._scheme}://{host}:{self.port}"
-
+    @without_traceback()
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Answer the calls on a stream, until the client closes it."""
         writer.begin(SCHEMA)
@@ -109,12 +106,15 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
                 call = _receive(reader)
             except StopIteration:
                 return
+            except Exception as error:  # where the next message begins is not known
+                _send(writer, {"error": f"a message cannot be read: {_said(error)}"})
+                return
             try:
                 answer = self._server.answer(call["method"], call["arguments"])
             except ParametersError as error:
                 answer = {"error": str(error)}
             except Exception as error:  # such as a malformed call: the client raises it
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": _said(error)}
             _send(writer, answer)
 
 
@@ -133,12 +133,15 @@ class _Stream:
         )
         self._writer, self._reader = self._client.do_exchange(_CALL, options)
         self._writer.begin(SCHEMA)
+        self.has_answered = False
 
     def send(self, value: Any) -> None:
         _send(self._writer, value)
 
     def receive(self) -> Any:
-        return _receive(self._reader)
+        answer = _receive(self._reader)
+        self.has_answered = True
+        return answer
 
     def close(self) -> None:
         with suppress(flight.FlightError, pa.ArrowException):
@@ -159,6 +162,7 @@ class FlightStub:
         self._token = token or client_token()
         self._authority = authority or client_authority()
         self._idle: list[_Stream] = []
+        self._address = ""
         self.name = "the server"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
@@ -180,15 +184,21 @@ class FlightStub:
         try:
             return self._idle.pop()
         except IndexError:
-            address = self._find()
-            self.name = f"the server at {address}"
-            return _Stream(address, self._token, self._authority)
+            self._address = self._find()
+            self.name = f"the server at {self._address}"
+            return _Stream(self._address, self._token, self._authority)
 
     def _answer(self, stream: _Stream) -> Answer:
         try:
             answer: Answer = stream.receive()
         except (flight.FlightError, pa.ArrowException, StopIteration) as error:
             raise self._broken(stream, error) from error
+        except Exception as error:
+            stream.close()
+            raise ParametersError(
+                f"{self.name} gave an answer that cannot be read: {_said(error)}. Use the same version of fastload on "
+                "workers and servers"
+            ) from error
         self._idle.append(stream)
         if "error" in answer:
             raise ParametersError(f"{self.name}: {answer['error']}")
@@ -204,6 +214,9 @@ class FlightStub:
                 f"{self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
                 "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
+        is_new = stream is None or not stream.has_answered
+        if is_new and (fault := tls_fault(self._address, self._authority)):
+            return ParametersError(f"{self.name} cannot be called: {fault}")
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")
 

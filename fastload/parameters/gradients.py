@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastload.errors import ParametersError
+from fastload.parameters.calls import is_number
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged
 
@@ -36,9 +37,14 @@ class Gradients:
         """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
         try:
             rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
-            lr = checked_rate(found["lr"])
-            return cls(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
-        except (KeyError, TypeError, ValueError) as error:
+            dense, version, lr = dict(found["dense"]), found["version"], checked_rate(found["lr"])
+            tensors = [*dense.values(), *(tensor for pair in rows.values() for tensor in pair)]
+            if not is_number(version) or not all(isinstance(each, Tensor) for each in tensors):
+                raise TypeError(
+                    "its version is not a whole number, or its gradients are not tensors"
+                )
+            return cls(version=version, lr=lr, dense=dense, rows=rows)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ParametersError(
                 f"a push cannot be read: {type(error).__name__}: {error}. Use the same version of fastload on workers "
                 "and servers"
@@ -49,6 +55,14 @@ class Gradients:
         """Bytes of all tensors."""
         rows = [int(tensor.nbytes) for pair in self.rows.values() for tensor in pair]
         return sum(rows, sum(int(tensor.nbytes) for tensor in self.dense.values()))
+
+
+def expect_finite(name: str, gradient: Tensor) -> None:
+    """Raise ParametersError if a gradient has NaN or infinite numbers, which would spoil the parameters for all."""
+    if not torch.isfinite(gradient).all():
+        raise ParametersError(
+            f"the gradient of {name!r} has NaN or infinite numbers. Skip this batch, or lower the learning rate"
+        )
 
 
 def mean(pushes: Sequence[Gradients]) -> Gradients:

@@ -83,8 +83,8 @@ class Link:
             except ServerGoneError as error:
                 if time.monotonic() + nap > deadline:
                     raise NoAnswerError(
-                        f"{self.name} has not answered for {self._patience_s:g} s: {error}. Start that server again. "
-                        "It resumes from its checkpoint, and the workers send their later pushes again"
+                        f"{self.name} has not answered for {self._patience_s:g} s: {error}. If it has ended, start it "
+                        "again. It resumes from its checkpoint, and the workers send their later pushes again"
                     ) from error
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 from fastload.errors import ParametersError
-from fastload.parameters.gradients import Gradients
+from fastload.parameters.gradients import Gradients, expect_finite
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.partition import owners, string_to_id
-from fastload.parameters.tables import Table, TableInfo
+from fastload.parameters.tables import Table, TableInfo, expect_ids
+
+_LEARNT = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+}
+"""The dtypes of parameters that optimizers change."""
 
 
 class Parameters:
@@ -54,28 +60,40 @@ class Parameters:
         return self.tables[name]
 
     def check(self, gradients: Gradients) -> None:
-        """Raise ParametersError if these gradients cannot be applied."""
+        """Raise ParametersError if these gradients cannot be applied, all of them."""
         for name, gradient in gradients.dense.items():
             if name not in self.dense:
                 raise ParametersError(
                     f"dense parameter {name!r} does not exist on this server. Call push_dense_parameters first"
                 )
-            if gradient.shape != self.dense[name].shape:
+            parameter = self.dense[name]
+            if gradient.shape != parameter.shape:
                 raise ParametersError(
                     f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, but the parameter has the shape "
-                    f"{tuple(self.dense[name].shape)}. Give all workers the same model"
+                    f"{tuple(parameter.shape)}. Give all workers the same model"
                 )
-        for name, (ids, values) in gradients.rows.items():
-            wanted = (len(ids), self.table(name).info.dim)
-            if values.shape != wanted:
+            same_kind = gradient.is_complex() == parameter.is_complex()
+            if not same_kind or not {gradient.dtype, parameter.dtype} <= _LEARNT:
                 raise ParametersError(
-                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}, expected {wanted}. Give "
-                    "one row for each id"
+                    f"the gradient of {name!r} is {gradient.dtype}, but the parameter is {parameter.dtype}. Both must "
+                    "be floating-point numbers, or both complex ones"
                 )
+            expect_finite(name, gradient.to(parameter.dtype))
+        for name, (ids, values) in gradients.rows.items():
+            dim = self.table(name).info.dim
+            expect_ids(name, ids, distinct=True)
+            if values.shape != (len(ids), dim) or not values.is_floating_point():
+                raise ParametersError(
+                    f"the gradients of rows of {name!r} are {values.dtype}{list(values.shape)}, expected float32"
+                    f"[{len(ids)}, {dim}]. Give one row for each id"
+                )
+            expect_finite(name, values.float())
 
     def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:
         """Apply gradients that `check` has accepted. The learning rate is divided by `divisor`."""
         lr = (self._optimizer.lr if gradients.lr is None else gradients.lr) / divisor
+        # First: memory for new rows may be missing.
+        places = {name: self.tables[name].places(ids) for name, (ids, _) in gradients.rows.items()}
         for name, gradient in gradients.dense.items():
             self.dense[name].grad = gradient.to(self.dense[name].dtype)
         for optimizer in self._optimizers if gradients.dense else ():
@@ -84,8 +102,8 @@ class Parameters:
             optimizer.step()
         for name in gradients.dense:
             self.dense[name].grad = None
-        for name, (ids, values) in gradients.rows.items():
-            self.tables[name].apply(ids, values.float(), lr)
+        for name, (_, values) in gradients.rows.items():
+            self.tables[name].apply(places[name], values.float(), lr)
 
     def contents(self) -> dict[str, Any]:
         """Return everything as plain values and tensors, which are valid until the next change."""

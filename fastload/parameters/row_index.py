@@ -43,17 +43,18 @@ class RowIndex:
         return places
 
     def add(self, ids: Ids) -> None:
-        """Add distinct new ids."""
-        first, self._count = self._count, self._count + len(ids)
-        if self._count > len(self._ids):
-            grown = np.empty(max(self._count, 2 * len(self._ids)), np.int64)
+        """Add distinct new ids. If memory is missing, nothing changes."""
+        first, count = self._count, self._count + len(ids)
+        if count > len(self._ids):
+            grown = np.empty(max(count, 2 * len(self._ids)), np.int64)
             grown[:first] = self._ids[:first]
             self._ids = grown
-        self._ids[first : self._count] = ids
-        if 2 * self._count > len(self._cells):
-            self._cells = np.full(1 << (4 * self._count).bit_length(), -1, np.int64)
+        self._ids[first:count] = ids
+        if 2 * count > len(self._cells):
+            self._cells = np.full(1 << (4 * count).bit_length(), -1, np.int64)
             first = 0
-        self._insert(np.arange(first, self._count))
+        self._count = count
+        self._insert(np.arange(first, count))
 
     def _insert(self, places: Ids) -> None:
         cells = self._first_cells(self._ids[places])

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastload.distributed.addresses import own_address
+from fastload.distributed.addresses import numeric, own_address
 from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.parameters.checkpoint import newest
@@ -24,7 +24,7 @@ def job_store(path: str | None) -> Store | None:
 def reached_as(host: str) -> str:
     """Return the name by which clients reach a server that listens on `host`."""
     with suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
+        if ipaddress.ip_address(numeric(host)).is_unspecified:
             return own_address(single_node=False)
     return host
 
@@ -45,9 +45,11 @@ def _agreed(server: Server, store: Store) -> int:
     Synchronous servers do not use this, because their parts must have the same version.
     """
     found = newest(server.folder)
+    oldest = found.version if found else 0
     proposed = b""
     while True:
-        agreed = store.compare_set(_END, proposed.decode(), str(server.version))
-        if found is None or int(agreed) >= found.version:
+        own = str(max(server.version, oldest))
+        agreed = store.compare_set(_END, proposed.decode(), own)
+        if int(agreed) >= oldest:
             return int(agreed)
         proposed = agreed  # left from an earlier end of some servers

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from fastload.errors import ParametersError
+from fastload.errors import ParametersError, in_one_line
+from fastload.parameters.calls import expect_call
 from fastload.parameters.checkpoint import Last, Saves
 from fastload.parameters.gradients import Gradients, mean
 from fastload.parameters.journal import MARK, Entry, Journal
@@ -18,6 +22,10 @@ from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.parameters import Parameters
 from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
+
+_AGAIN_S = 10.0
+"""Seconds before a save that failed is tried again. Each try writes until the disk is full."""
+_log = logging.getLogger("fastload")
 
 
 class Server:
@@ -32,7 +40,8 @@ class Server:
         scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
         folder: folder of checkpoints, the same for all servers. The newest complete one is loaded. "": no checkpoints.
         checkpoint_every: save whenever the version is a multiple of this. 0: save only if a client asks. Pushes wait
-            while a server saves.
+            while a server saves. If a save fails, the server logs that and continues. An asynchronous server tries
+            again with a later push, a synchronous one at the next multiple.
         keep: number of checkpoints to keep.
         seed: seed of new rows, the same for all servers.
         rejoin: True: this server was killed, but the other servers and the workers still run. Server 0 then reads the
@@ -79,6 +88,9 @@ class Server:
         self.folder = os.fspath(folder)
         self._every = checkpoint_every
         self._saves = Saves(self.folder, number, of, keep=keep)
+        self._due: int | None = None  # the version that is to be saved
+        self._try_at = 0.0
+        self._unsaved = ""  # the error of the last save, if it failed
         self._steps_done = position = 0
         for contents in self._saves.load(rejoin=rejoin):
             self._own.add_contents(contents["part"], number=number, of=of)
@@ -95,9 +107,10 @@ class Server:
             pushes,
             position=position,
             journal=journal,
-            save=lambda: self.save(self.version),
+            save=lambda: self._save_or_owe(self.version),
             apply=self._make_step,
             oldest=lambda: self.version - tolerance,
+            may_lack=rejoin,
         )
         self._steps.advance()
 
@@ -108,15 +121,12 @@ class Server:
 
         A call that names another `incarnation` is not made, because this server may lack earlier calls.
         """
-        if method not in CALLS:
-            raise ParametersError(
-                f"servers have no method {method!r}. Use the same version of fastload on workers and servers"
-            )
         arguments = dict(arguments)
+        if arguments.pop("incarnation", self.incarnation) != self.incarnation:
+            return {"incarnation": self.incarnation}
+        expect_call(method, arguments, synchronous=self.synchronous)
         with self.lock:
-            result: dict[str, Any] = {}
-            if arguments.pop("incarnation", self.incarnation) == self.incarnation:
-                result = getattr(self, method)(**arguments)
+            result: dict[str, Any] = getattr(self, method)(**arguments)
             return {"incarnation": self.incarnation, **result}
 
     def hello(self, worker: str) -> dict[str, Any]:
@@ -202,7 +212,7 @@ class Server:
         """
         push = (worker, sequence)
         accepted = self._steps.journal.has(push)
-        if not accepted:
+        if not accepted and self._steps.has_staged(push):
             accepted = version >= self._decided_version() - self._tolerance
             if accepted:
                 self._steps.decide(push)
@@ -213,24 +223,42 @@ class Server:
         return {"version": self._decided_version(), **self._steps.since(since)}
 
     def mark(self, since: int) -> dict[str, Any]:
-        """Have all servers save at this position of the order, as server 0. The answer is that of `decisions`."""
+        """Have all servers save at this position of the order, as server 0. The answer is that of `decisions`.
+
+        A later answer to `commit` says whether a server has `unsaved` parameters.
+        """
         self._steps.decide(MARK)
         return self.decisions(since)
 
     def commit(
         self, worker: str, start: int, entries: Sequence[Sequence[Any]], discarded: int | None
     ) -> dict[str, Any]:
-        """Learn the order from position `start` on, and make all steps that are possible."""
-        known = [(str(each), int(number)) for each, number in entries]
+        """Learn the order from position `start` on, and make all steps that are possible. Server 0 knows the order."""
+        known = [(each, number) for each, number in entries]
         self._steps.take(start, known, None if discarded is None else (worker, discarded))
         return {
             "next": self._steps.next,
             "version": self.version,
             "missing": self._steps.missing(),
             "saved": self._saved_of(worker),
+            "unsaved": self._unsaved,
         }
 
-    def save(self, version: int) -> dict[str, Any]:
+    def checkpoint(self, version: int) -> dict[str, Any]:
+        """Save, as an asynchronous server, and return the version of the checkpoint.
+
+        Server 0 chooses it. Clients give it to the others, which save only what server 0 has saved: a version of a
+        client's choice could outrank all later checkpoints.
+        """
+        if self.number == 0:
+            version = max(self.version, self._saves.newest)
+        elif self.folder and not self._saves.has(version, 0):
+            raise ParametersError(f"server 0 has not saved a checkpoint of version {version}")
+        if version >= self._saves.newest or not self._saves.has(version, self.number):
+            self.save(version)
+        return {"version": version}
+
+    def save(self, version: int) -> None:
         """Write this server's part of a checkpoint, if it has a folder."""
         contents = {
             "version": self.version,
@@ -240,8 +268,7 @@ class Server:
             "last": self._last,
             "part": self._own.contents(),
         }
-        self._saves.save(int(version), contents)
-        return {}
+        self._saves.save(version, contents)
 
     def close(self) -> None:
         """Close the server's files."""
@@ -262,29 +289,32 @@ class Server:
 
     def _save_if_due(self) -> None:
         if self._every and self.version % self._every == 0:
-            self.save(self.version)
+            self._due, self._try_at = self.version, 0.0
+        elif self.synchronous:
+            self._due = None  # the parts of one synchronous checkpoint must have one version
+        if self._due is not None and time.monotonic() >= self._try_at:
+            self._save_or_owe(self._due)
+
+    def _save_or_owe(self, version: int) -> None:
+        """Save. If that fails, log it: the push that led to it has been applied, so it must not fail."""
+        try:
+            self.save(version)
+            self._due, self._unsaved = None, ""
+        except OSError as error:
+            self._try_at = time.monotonic() + _AGAIN_S
+            self._unsaved = error.strerror or str(error)
+            _log.warning(
+                "server %d of %d has not saved version %d: %s. If it is killed, it loses the pushes since its last "
+                "checkpoint",
+                *(self.number, self.of, version, in_one_line(error)),
+            )
 
     def _saved_of(self, worker: str) -> int:
         """Return the last push of a worker that a complete checkpoint has. The worker never has to send it again."""
-        position = self._saves.completed()
-        if position is not None:
-            self._steps.forget(position)
+        with suppress(
+            OSError
+        ):  # if the folder cannot be read, the worker keeps its pushes for longer
+            position = self._saves.completed()
+            if position is not None:
+                self._steps.forget(position)
         return self._saves.last.get(worker, (0, 0))[0]
-
-
-CALLS = {
-    "hello",
-    "initialise",
-    "add_tables",
-    "pull",
-    "rows",
-    "set_rows",
-    "push",
-    "stage",
-    "decide",
-    "decisions",
-    "mark",
-    "commit",
-    "save",
-}
-"""The methods of a server that clients may call."""

@@ -50,6 +50,7 @@ class Session:
         self._lock = threading.RLock()
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
+        self._unsaved = ""  # servers that could not save, with the reasons
         self._has_old_rows = False
         self.grads_to_wait: int | None = None
         for link in self.links:
@@ -257,6 +258,11 @@ class Session:
             link.saved(answer["saved"])
             missing |= {(link.number, *push) for push in answer["missing"]}
         self._watch(missing, answers)
+        self._unsaved = "; ".join(
+            f"{link.name}: {answer['unsaved']}"
+            for link, answer in zip(self.links, answers, strict=True)
+            if answer["unsaved"]
+        )
         return [answer["version"] for answer in answers]
 
     def _watch(self, missing: set[tuple[int, str, int]], answers: Sequence[Answer]) -> None:
@@ -283,8 +289,10 @@ class Session:
                         "Server(folder=...)"
                     )
             if not self.grads_to_wait:
-                version = int(max(answer["version"] for answer in found))
-                self.ask_each([(i, "save", {"version": version}) for i in range(len(self.links))])
+                first, *others = self.links
+                version = int(self.ask(first, "checkpoint", version=-1)["version"])
+                asked = {"version": version}
+                self.ask_each([(link.number, "checkpoint", asked) for link in others])
                 return version
             order = self.ask(self.links[0], "mark", since=self._next())
             version = int(order["version"])
@@ -296,6 +304,8 @@ class Session:
                         "pushes of another worker. Call checkpoint() again once all workers run"
                     )
                 time.sleep(_NAP_S)  # the other worker has to notice that the server has restarted
+            if self._unsaved:
+                raise ParametersError(f"no checkpoint of version {version}: {self._unsaved}")
             return version
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastload.errors import ParametersError
 from fastload.parameters.gradients import Gradients
 from fastload.parameters.journal import MARK, Entry, Journal
 
@@ -23,6 +24,7 @@ class Steps:
         save: called at the mark of a checkpoint.
         apply: called with the pushes and gradients of each step.
         oldest: returns the oldest version that gradients may have.
+        may_lack: True: this server was killed, so it lacks gradients that were staged before.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class Steps:
         save: Callable[[], object],
         apply: Callable[[list[Entry], list[Gradients]], None],
         oldest: Callable[[], int],
+        may_lack: bool = False,
     ) -> None:
         self._pushes = pushes
         self.position = position
         self._journal = journal
+        self._may_lack = may_lack
         self._save, self._apply, self._oldest = save, apply, oldest
         self._entries: list[Entry] = []
         self._marked = position  # the marks before this position are done
@@ -70,11 +74,27 @@ class Steps:
         self.advance()
 
     def take(self, start: int, entries: Sequence[Entry], discarded: Entry | None) -> None:
-        """Learn the order from position `start` on, and drop a push that was rejected."""
+        """Learn the order from position `start` on, and drop a push that was rejected.
+
+        Raises ParametersError if the order has a push that was never staged here. It would wait for its gradients
+        forever.
+        """
+        if self._journal is None:
+            known = self._staged.keys() | {MARK}
+            unknown = [push for push in entries[max(self.next - start, 0) :] if push not in known]
+            if unknown and not self._may_lack:
+                raise ParametersError(
+                    f"push {unknown[0][1]} of worker {unknown[0][0]!r} was not staged on this server, so server 0 "
+                    "cannot have accepted it. If this server replaces a killed one, start it with the same --store"
+                )
+            self._add(start, entries)
         if discarded is not None:
             self._staged.pop(discarded, None)
-        self._add(start, entries)
         self.advance()
+
+    def has_staged(self, push: Entry) -> bool:
+        """Return True if this server has the gradients of a push."""
+        return push in self._staged
 
     def since(self, position: int) -> dict[str, Any]:
         """Return the entries that were decided from a position on, as server 0."""

@@ -1,7 +1,8 @@
-"""`Table`: rows by id, created on demand, with the optimizer's state for each row."""
+"""`Table`: rows by id, created when they are first changed, with the optimizer's state for each row."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -10,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastload.errors import ParametersError
 from fastload.hashing import finalized, hash64, mix64s
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.row_index import RowIndex
 
-_DRAWN = 2**16  # rows drawn at once: 100 MB for rows of 64 numbers
+_DRAWN = 2**22  # numbers drawn at once: 100 MB
+_WIDEST = 2**20
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 _DEFAULTS = {"uniform": 0.05, "normal": 0.05, "constant": 0.0, "zeros": 0.0}
 
@@ -35,11 +38,13 @@ class TableInfo:
     initializer: str = "uniform"
 
     def __post_init__(self) -> None:
-        if not self.name or self.dim < 1:
+        named = isinstance(self.name, str) and self.name
+        if not named or type(self.dim) is not int or not 1 <= self.dim <= _WIDEST:
             raise ValueError(
-                f"a table needs a name and a dim of 1 or more, got name={self.name!r} and dim={self.dim}"
+                f"a table needs a name and a dim of 1 to {_WIDEST}, got name={self.name!r} and dim={self.dim!r}"
             )
-        self.rule()
+        if not math.isfinite(self.rule()[1]):
+            raise ValueError(f"table {self.name!r} has rows of {self.initializer!r}. Give a number")
 
     def rule(self) -> tuple[str, float]:
         """Return the name of the initializer and its number. Raise ValueError if the initializer is unknown."""
@@ -71,6 +76,17 @@ def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.floa
     return rows
 
 
+def expect_ids(name: str, ids: Tensor, *, distinct: bool) -> None:
+    """Raise ParametersError unless the ids of rows are int64[n], and different ones if `distinct`."""
+    if ids.dtype != torch.int64 or ids.ndim != 1:
+        raise ParametersError(
+            f"ids of rows of {name!r} must be int64[n], got {ids.dtype}{list(ids.shape)}"
+        )
+    # Clients send them in ascending order.
+    if distinct and not (ids[1:] > ids[:-1]).all() and len(np.unique(ids.numpy())) < len(ids):
+        raise ParametersError(f"ids of rows of {name!r} must be distinct, but some repeat")
+
+
 class Table:
     """The rows of one table that a server has. Not thread-safe.
 
@@ -81,6 +97,7 @@ class Table:
         self.info = info
         self._optimizer = optimizer
         self._seed = seed
+        self._at_once = max(1, _DRAWN // info.dim)  # rows
         self._index = RowIndex()
         self._values = torch.empty(0, info.dim)
         widths = optimizer.row_widths(info.dim)
@@ -90,22 +107,32 @@ class Table:
         return len(self._index)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return a copy of the rows of `ids`, in this order. Missing rows are created."""
-        places = self._places(ids)  # first: it may replace the arrays
-        return self._values.index_select(0, places)
+        """Return a copy of the rows of `ids`, in this order. Missing rows are drawn but not kept."""
+        expect_ids(self.info.name, ids, distinct=False)
+        places = torch.from_numpy(self._index.find(ids.numpy()))
+        absent = (places < 0).nonzero()[:, 0]
+        if not len(absent):
+            return self._values.index_select(0, places)
+        rows = torch.empty(len(ids), self.info.dim)
+        known = (places >= 0).nonzero()[:, 0]
+        rows[known] = self._values.index_select(0, places[known])
+        for some in torch.split(absent, self._at_once):
+            rows[some] = torch.from_numpy(drawn(self.info, self._seed, ids[some].numpy()))
+        return rows
 
     def set_rows(self, ids: Tensor, values: Tensor) -> None:
-        """Set the rows of distinct `ids`. Raise ValueError if `values` have rows of another length."""
-        if values.shape[1] != self.info.dim:
-            raise ValueError(
-                f"rows of table {self.info.name!r} have {self.info.dim} numbers, got {values.shape[1]}"
+        """Set the rows of distinct `ids`. Raise ParametersError if `values` are not one row for each."""
+        expect_ids(self.info.name, ids, distinct=True)
+        if values.shape != (len(ids), self.info.dim) or not values.is_floating_point():
+            raise ParametersError(
+                f"rows of table {self.info.name!r} have {self.info.dim} numbers, and each of {len(ids)} ids has one, "
+                f"got {values.dtype}{list(values.shape)}"
             )
-        places = self._places(ids)  # first, as in `rows`
-        self._values.index_copy_(0, places, values)
+        places = self.places(ids)  # first: it may replace the arrays
+        self._values.index_copy_(0, places, values.float())
 
-    def apply(self, ids: Tensor, gradients: Tensor, lr: float) -> None:
-        """Change the rows of distinct `ids`, one step each."""
-        places = self._places(ids)
+    def apply(self, places: Tensor, gradients: Tensor, lr: float) -> None:
+        """Change the rows at distinct `places`, one step each."""
         rows = self._values.index_select(0, places)
         state = {name: kept.index_select(0, places) for name, kept in self._state.items()}
         self._optimizer.step_rows(rows, gradients, state, lr)
@@ -136,26 +163,29 @@ class Table:
         for name, kept in self._state.items():
             kept[first : len(self)] = columns[name]
 
-    def _places(self, ids: Tensor) -> Tensor:
+    def places(self, ids: Tensor) -> Tensor:
+        """Return the positions of the rows of `ids`. Missing rows are created."""
         numbers = ids.numpy()
         places = self._index.find(numbers)
         absent = np.unique(numbers[places < 0])
-        for begin in range(0, len(absent), _DRAWN):
-            new = absent[begin : begin + _DRAWN]
+        for begin in range(0, len(absent), self._at_once):
+            new = absent[begin : begin + self._at_once]
+            values = torch.from_numpy(drawn(self.info, self._seed, new))
             first = self._grow(new)
-            self._values[first : len(self)] = torch.from_numpy(drawn(self.info, self._seed, new))
+            self._values[first : len(self)] = values
         if len(absent):
             places = self._index.find(numbers)
         return torch.from_numpy(places)
 
     def _grow(self, ids: NDArray[np.int64]) -> int:
-        """Add rows of zeros, and return the position of the first."""
+        """Add rows of zeros, and return the position of the first. If memory is missing, nothing changes."""
         first = len(self)
+        count = first + len(ids)
+        if count > len(self._values):
+            room = max(count, 2 * len(self._values), 16)
+            state = {name: _grown(kept, first, room) for name, kept in self._state.items()}
+            self._values, self._state = _grown(self._values, first, room), state
         self._index.add(ids)
-        if len(self) > len(self._values):
-            room = max(len(self), 2 * len(self._values), 16)
-            self._values = _grown(self._values, first, room)
-            self._state = {name: _grown(kept, first, room) for name, kept in self._state.items()}
         return first
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from fastload.distributed.arrow_memory import checked
+
 CHUNK = 2**26
 """Bytes in a message: gRPC's limit is 2 GiB."""
 ALIGNMENT = 64
@@ -25,6 +28,8 @@ _LARGE = 2**18  # bytes of a tensor that is sent on its own
 _NOTHING = np.empty(0, np.uint8)
 _TENSOR = "tensor: dtype, shape, first byte"
 _MARK = _TENSOR.encode()
+_DTYPE = re.compile(r"(bfloat|float|complex|u?int)\d+\w*|bool")
+_MOST_DIMENSIONS = 64  # more than torch's functions take
 
 
 class Encoded:
@@ -65,17 +70,28 @@ class Encoded:
 
 
 def decode(text: bytes, content: Tensor) -> Any:
-    """Return the value. Its tensors are views of `content`, which is uint8 and aligned."""
+    """Return the value. Its tensors are views of `content`, which is uint8 and aligned.
+
+    Raises ValueError, TypeError or RecursionError if `text` is not that of a value whose tensors lie in `content`.
+    """
 
     def hook(found: dict[str, Any]) -> Any:
         if _TENSOR not in found:
             return found
         name, shape, first = found[_TENSOR]
-        dtype = getattr(torch, name, None)
+        dtype = getattr(torch, name, None) if _DTYPE.fullmatch(name) else None
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"torch has no dtype {name!r}")
-        size = math.prod(shape) * dtype.itemsize
-        return content[first : first + size].view(dtype).view(shape)
+        numbers = (*shape, first)
+        if len(shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError("a tensor has a wrong shape or place")
+        end = first + math.prod(shape) * dtype.itemsize
+        if end > len(content) or first % ALIGNMENT:
+            raise ValueError(f"a tensor lies at {first} to {end} of {len(content)} bytes")
+        found_bytes = content[first:end]
+        if dtype is torch.bool and (found_bytes > 1).any():
+            raise ValueError("a tensor of bool has bytes other than 0 and 1")
+        return found_bytes.view(dtype).view(shape)
 
     return json.loads(text, object_hook=hook if _MARK in text else None)
 
@@ -87,16 +103,20 @@ def batch_of(content: NDArray[np.uint8]) -> pa.RecordBatch:
 
 
 def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
-    """Return the bytes of a batch, without a copy."""
-    column = batch.column(0)
+    """Return the bytes of a batch, without a copy. Raise ValueError if it does not hold them."""
+    column = checked(batch, SCHEMA).column(0)
+    if not len(column):
+        return _NOTHING
     _, buffer = column.buffers()
     return np.frombuffer(buffer, np.uint8, len(column), column.offset)
 
 
 def aligned(batch: pa.RecordBatch) -> Tensor | None:
-    """Return the bytes of a batch, without a copy, if they begin at a multiple of 64; else None."""
+    """Return the bytes of a batch as a tensor, or None unless they begin at a multiple of 64. Raises as `bytes_of`."""
+    if bytes_of(batch).ctypes.data % ALIGNMENT:
+        return None
     content: Tensor = from_dlpack(batch.column(0))
-    return None if content.data_ptr() % ALIGNMENT else content
+    return content
 
 
 class Gathered:
@@ -112,7 +132,7 @@ class Gathered:
         return len(self.content) - self._filled
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Copy the bytes of a batch."""
+        """Copy the bytes of a batch. Raise ValueError if it does not hold them, or if they are too many."""
         came = bytes_of(batch)
         if len(came) > self.missing:
             raise ValueError("more bytes came than were announced")

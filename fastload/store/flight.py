@@ -21,7 +21,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from fastload.datasets.manifest import Index, Shard, dump_index, parse_index, read_index
-from fastload.distributed.flight_access import TokenCheck
+from fastload.distributed.arrow_memory import checked
+from fastload.distributed.flight_access import GuardedServer, tls_fault, without_traceback
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.pieces import PIECE_BYTES
@@ -34,50 +35,42 @@ _SLOWEST = 1e6
 _BYTES = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
 
 
-class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves the sets of `root` at `location`, "grpc://HOST:PORT" or "grpc+tls://HOST:PORT". Port 0 is any free port.
+class StoreServer(GuardedServer):
+    """Serves the sets of `root`.
 
     Args:
-        token: token that calls must send. "": none is needed.
-        certificate: (chain, key) in PEM, for TLS.
+        guards: those of `GuardedServer`.
 
     Memory: a few pieces of 4 MiB per call.
     """
 
-    def __init__(
-        self,
-        root: str,
-        location: str,
-        *,
-        token: str = "",
-        certificate: tuple[bytes, bytes] | None = None,
-    ) -> None:
+    def __init__(self, root: str, host: str = "127.0.0.1", port: int = 0, **guards: Any) -> None:
         self._root = root
-        super().__init__(
-            location,
-            tls_certificates=[certificate] if certificate else None,
-            middleware={"token": TokenCheck(token)} if token else None,
-        )
+        super().__init__(host, port, **guards)
 
-    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
-        """Yield the sealed sets."""
-        for found in sets(self._root):
-            if found.index.mode == "columns":
-                yield self._info(found.name, found.index)
+    @without_traceback()
+    def list_flights(self, context: Any, criteria: bytes) -> list[flight.FlightInfo]:
+        """Return the sealed sets."""
+        found = (each for each in sets(self._root) if each.index.mode == "columns")
+        return [self._info(each.name, each.index) for each in found]
 
+    @without_traceback()
     def get_flight_info(
         self, context: Any, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
         """Return the description of a set, and the tickets of its parts."""
-        name = b"/".join(descriptor.path).decode()
+        name = b"/".join(descriptor.path or ()).decode(errors="replace")
         return self._info(name, self._index(name))
 
+    @without_traceback()
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         """Return the columns of a part, or the bytes of its file."""
         try:
             about = json.loads(ticket.ticket)
             name, part, whole = about["set"], about["part"], about.get("file", False)
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(name, str) or not isinstance(part, str):
+                raise TypeError("names must be strings")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise flight.FlightServerError(
                 'a ticket is JSON: {"set": NAME, "part": FILE}'
             ) from error
@@ -89,16 +82,17 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
         batch, _ = open_part(self._path(name), shards[part])
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
-        """Yield the results of the action "set"."""
+    @without_traceback()
+    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
+        """Return the results of the action "set"."""
         if action.type != "set":
             raise flight.FlightServerError(f'the only action is "set", got {action.type!r}')
         name = action.body.to_pybytes().decode(errors="replace")
-        if name in {found.name for found in sets(self._root)}:
-            index = self._index(name)
-            yield flight.Result(dump_index(index))
-            here = [shard.name for shard in index.shards if is_here(self._path(name), shard)]
-            yield flight.Result(json.dumps(here).encode())
+        if name not in {found.name for found in sets(self._root)}:
+            return []
+        index = self._index(name)
+        here = [shard.name for shard in index.shards if is_here(self._path(name), shard)]
+        return [flight.Result(dump_index(index)), flight.Result(json.dumps(here).encode())]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the names of the actions, and what they do."""
@@ -131,7 +125,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _pieces(path: str) -> Iterator[pa.RecordBatch]:
-    with open(path, "rb") as file:
+    with without_traceback(), open(path, "rb") as file:
         while piece := file.read(PIECE_BYTES):
             yield pa.record_batch([pa.array([piece], pa.binary())], schema=_BYTES)
 
@@ -140,9 +134,9 @@ class ServerSource:
     """The sets of a server. `where` is its URL."""
 
     def __init__(self, where: str, *, token: str = "", authority: bytes | None = None) -> None:
-        self.where = where
+        self.where, self._authority = where, authority
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        with _naming(where):
+        with self._naming():
             self._client = flight.FlightClient(where, tls_root_certs=authority)
 
     def _within(self, seconds: float) -> flight.FlightCallOptions:
@@ -151,7 +145,7 @@ class ServerSource:
 
     def find(self, name: str) -> tuple[Index, set[str]] | None:
         """Return the index of a set, and the names of the parts that lie there. Raises PackedDataError."""
-        with _naming(self.where):
+        with self._naming():
             action = flight.Action("set", name.encode())
             results = [
                 r.body.to_pybytes() for r in self._client.do_action(action, self._within(_ANSWER_S))
@@ -160,31 +154,41 @@ class ServerSource:
                 return None
             encoded, here = results
             names = {str(part) for part in json.loads(here)}
-        return parse_index(f"{self.where}/{name}", encoded), names
+            return parse_index(f"{self.where}/{name}", encoded), names
 
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file. Raises PackedDataError."""
         ticket = json.dumps({"set": name, "part": part.name, "file": True}).encode()
         options = self._within(_ANSWER_S + part.bytes / _SLOWEST)
-        with _naming(self.where):
+        left = part.bytes
+        with self._naming():
             for chunk in self._client.do_get(flight.Ticket(ticket), options):
-                if chunk.data is None or not chunk.data.schema.equals(_BYTES):
-                    raise ValueError("the answer has no bytes of a file")
-                chunk.data.validate(full=True)  # Arrow does not, and a server may lie
-                for piece in chunk.data.column(0):
-                    yield memoryview(piece.as_buffer())
+                for value in checked(chunk.data, _BYTES).column(0):
+                    piece = memoryview(value.as_buffer())
+                    if (left := left - len(piece)) < 0:
+                        raise ValueError(f"{part.name} has more than {part.bytes:,} bytes there")
+                    yield piece
 
-
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Turn an error of the server `where` into a PackedDataError."""
-    try:
-        yield
-    except flight.FlightUnauthenticatedError as error:
-        raise PackedDataError(
-            where,
-            "the server needs a token, or rejects this one. Name the file with the token in $FASTLOAD_TOKEN_FILE",
-        ) from error
-    except (flight.FlightError, pa.ArrowException, ValueError, TypeError) as error:
-        said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
-        raise PackedDataError(where, f"cannot be read from: {said}") from error
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Turn an error of the server into a PackedDataError."""
+        try:
+            yield
+        except flight.FlightUnauthenticatedError as error:
+            raise PackedDataError(
+                self.where,
+                "the server needs a token, or rejects this one. Name the file with the token in $FASTLOAD_TOKEN_FILE",
+            ) from error
+        except PackedDataError:
+            raise
+        except (
+            flight.FlightError,
+            pa.ArrowException,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            gone = isinstance(error, flight.FlightUnavailableError)
+            fault = tls_fault(self.where, self._authority) if gone else ""
+            said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
+            raise PackedDataError(self.where, f"cannot be read from: {fault or said}") from error

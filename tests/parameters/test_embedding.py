@@ -363,7 +363,7 @@ def test_evaluation_and_checkpoints_have_all_pushes(tmp_path: Path) -> None:
             stub.permits.release()
             thread.join()
             assert stub.calls[0] == "push", "all else comes after it"
-            assert stub.calls.count("save") == (wait == table._client.checkpoint)
+            assert stub.calls.count("checkpoint") == (wait == table._client.checkpoint)
 
 
 def call_push(table: Embedding) -> None:

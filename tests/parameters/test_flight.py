@@ -2,23 +2,29 @@
 - Over sockets the servers give the same results as in one process. Every tensor is aligned to 64 bytes, and TLS is
   supported.
 - Calls without the token are refused. Other machines are served only with a token.
+- A client whose TLS does not fit that of the server says so at once.
+- An error that a caller gets has no traceback and no path.
+- The calls that are open at a time are limited, so callers that wait fill no memory.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pyarrow import flight
 
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters import Optimizer, PSClient, Server, connect, wire
 from fastload.parameters.flight import FlightStub, ParameterServer
+from fastload.parameters.serve import reached_as
 from tests.children import run_python
 from tests.parameters.running import servers
 
@@ -111,14 +117,28 @@ def test_a_caller_without_the_token_is_refused(token: str, said: str) -> None:
 
 def test_the_token_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("right\n")
+    (tmp_path / "token").chmod(0o600)
     monkeypatch.setenv("FASTLOAD_TOKEN_FILE", str(tmp_path / "token"))
     with served(token="right") as addresses, client_of(addresses) as client:
         assert client.pull_variable() == {}
+        (tmp_path / "token").chmod(0o640)
+        with pytest.raises(UsageError, match="other users can read the token. Run chmod 600"):
+            connect(addresses)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "node7"])
+@pytest.mark.parametrize("host", ["127.1", "::1", "[::1]", "localhost"])
+def test_each_way_to_write_the_loopback_is_served_without_a_token(host: str) -> None:
+    with (
+        ParameterServer(Server(), host) as front,
+        client_of([front.address(reached_as(host))]) as client,
+    ):
+        assert client.pull_variable() == {}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "192.513", "node7", "[::"])
 def test_other_machines_are_not_served_without_a_token(host: str) -> None:
-    with pytest.raises(UsageError, match=f"host {host} lets other machines change"):
+    said = f"host {host} lets other machines change"
+    with pytest.raises(UsageError, match=re.escape(said)):
         ParameterServer(Server(), host)
 
 
@@ -154,12 +174,78 @@ def test_tls_with_a_certificate_that_the_client_does_not_know(
     certificate: tuple[bytes, bytes],
 ) -> None:
     with served(certificate=certificate) as addresses:
-        client = PSClient(connect(addresses), patience_s=0.1)
-        with pytest.raises(
-            ParametersError, match=r"grpc\+tls://localhost:\d+ has not answered for 0.1 s"
-        ):
+        client = PSClient(connect(addresses), patience_s=1000)
+        said = r"grpc\+tls://localhost:\d+ cannot be called: the certificate of the server is not accepted: .*self"
+        with pytest.raises(ParametersError, match=said):
             client.pull_variable()
         client.close()
+
+
+def test_an_address_without_tls_of_a_server_with_tls(certificate: tuple[bytes, bytes]) -> None:
+    with served(certificate=certificate) as addresses:
+        client = PSClient(connect(addresses[0].replace("+tls", "")), patience_s=1000)
+        said = rf"cannot be called: the server uses TLS. Its address is {re.escape(addresses[0])}"
+        with pytest.raises(ParametersError, match=said):
+            client.pull_variable()
+        client.close()
+
+
+def test_an_address_with_tls_of_a_server_without_it() -> None:
+    with served() as addresses:
+        client = PSClient(connect(addresses[0].replace("grpc", "grpc+tls")), patience_s=1000)
+        with pytest.raises(ParametersError, match="cannot be called: there is no TLS"):
+            client.pull_variable()
+        client.close()
+
+
+def test_a_server_that_is_not_there_is_waited_for() -> None:
+    with served() as addresses:
+        pass
+    client = PSClient(connect(addresses), patience_s=0.1)
+    with pytest.raises(ParametersError, match=r"has not answered for 0.1 s: .*If it has ended"):
+        client.pull_variable()
+    client.close()
+
+
+def test_a_call_beyond_the_limit_is_refused_until_another_ends() -> None:
+    with ParameterServer(Server(), max_calls=2) as front:
+        address = front.address("localhost")
+        waiting = [FlightStub(lambda: address) for _ in range(2)]
+        for stub in waiting:
+            stub.start("hello", {"worker": "w"})()
+        client = PSClient(connect(address), patience_s=0.1)
+        with pytest.raises(ParametersError, match="the server has 2 open calls, and takes no more"):
+            client.pull_variable()
+        client.close()
+        waiting[0].close()
+        with client_of([address]) as client:
+            assert client.pull_variable() == {}
+        waiting[1].close()
+
+
+def test_an_error_of_a_server_shows_no_traceback_and_no_path(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    with (
+        ParameterServer(Server(folder=folder)) as front,
+        flight.FlightClient(front.address("localhost")) as client,
+    ):
+        calls: list[Callable[[], object]] = [
+            lambda: list(client.list_flights()),
+            lambda: list(client.list_actions()),
+            lambda: list(client.do_action(flight.Action("x", b""))),
+            lambda: client.do_get(flight.Ticket(b"x")).read_chunk(),
+            lambda: client.get_flight_info(flight.FlightDescriptor.for_path("x")),
+        ]
+        assert not client.get_schema(flight.FlightDescriptor.for_path("x")).schema.names
+        for call in calls:
+            with pytest.raises(flight.FlightServerError, match=r"^((?!\.py|Traceback)[\s\S])*$"):
+                call()
+        stub = FlightStub(lambda: front.address("localhost"))
+        folder.rmdir()
+        folder.write_text("a file is in the place of the folder")
+        with pytest.raises(ParametersError, match="(FileExists|NotADirectory)Error: [^/]*$"):
+            stub.start("checkpoint", {"version": -1})()
+        stub.close()
 
 
 def test_what_is_no_call_of_clients_is_refused() -> None:

@@ -71,12 +71,28 @@ def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimize
     for _ in range(50):
         ids = torch.randperm(10)[: int(torch.randint(1, 10, ()))]
         gradients = torch.randn(len(ids), 4)
-        table.apply(ids, gradients.clone(), optimizer.lr)
+        table.apply(table.places(ids), gradients.clone(), optimizer.lr)
         for i, gradient in zip(ids.tolist(), gradients, strict=True):
             rows[i].grad = gradient
             torchs[i].step()
     expected: Tensor = torch.stack(rows).detach()
     torch.testing.assert_close(table.rows(torch.arange(10)), expected, rtol=0, atol=1e-6)
+
+
+def test_rows_that_are_only_read_take_no_memory_and_have_their_first_values() -> None:
+    server = Server(optimizer=Optimizer(lr=1.0))
+    client = PSClient(connect(server))
+    client.push_embedding_table_infos([("t", 4)])
+    ids = torch.tensor([7, 3, -(2**63), 7, 2**62])
+    first = client.pull_embedding_vectors("t", ids)
+    table = server._own.table("t")
+    assert len(table) == 0
+    assert torch.equal(first[0], first[3])
+    client.push_gradients({}, {"t": (ids[:2], torch.ones(2, 4))}, None, [0])
+    assert len(table) == 2
+    now = client.pull_embedding_vectors("t", ids)
+    assert len(table) == 2
+    assert torch.equal(now, first - torch.tensor([1.0, 1, 0, 1, 0])[:, None])
 
 
 @pytest.mark.parametrize("wrong", ["uniform(", "unifrom", "normal(x)", ""])

@@ -3,7 +3,8 @@
   checked. Several roots stand for nodes.
 - A part is fetched once for all processes of a node. A node fetches the parts that it lacks, and no more.
 - A fetch that meets damage, another set, too little room or a server that ends leaves nothing.
-- `fastload store serve` answers on loopback alone, or to callers with a token. It supports TLS.
+- `fastload store serve` answers callers with a token, or all who reach it if that is asked for. It supports TLS.
+- An error that a caller gets has no traceback and no path.
 - A ticket of `fastload store serve` cannot lead out of the root.
 - Any client of Arrow Flight lists and reads the sets of `fastload store serve`.
 - Signals end `fastload store serve`.
@@ -15,7 +16,7 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from pyarrow import flight
 
 from fastload import DataLoader, store
 from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
-from fastload.errors import PackedDataError, StoreFullError
+from fastload.errors import PackedDataError, StoreFullError, UsageError
 from fastload.store.flight import ServerSource, StoreServer
 from tests.children import Python, run_python
 from tests.files import arrow_files
@@ -65,15 +66,14 @@ def two_nodes(folder: Path, *, rich: int = 9) -> dict[str, Path]:
 
 @contextmanager
 def served(root: Path, **options: Any) -> Iterator[str]:
-    scheme = "grpc+tls" if "certificate" in options else "grpc"
-    with StoreServer(str(root), f"{scheme}://127.0.0.1:0", **options) as server:
-        yield f"{scheme}://localhost:{server.port}"
+    with StoreServer(str(root), **options) as server:
+        yield server.address("localhost")
 
 
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `fastload store serve`; yield its process and its URL."""
-    command = ["-m", "fastload", "store", "serve", "--root", root, *options]
+    command = ["-m", "fastload", "store", "serve", "--no-token", "--root", root, *options]
     process = Python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -269,6 +269,8 @@ def test_a_token_is_wanted_and_compared(tmp_path: Path, monkeypatch: pytest.Monk
     store.put(parts(), tmp_path / "there" / "s")
     (tmp_path / "right").write_text("secret\n")
     (tmp_path / "wrong").write_text("guess\n")
+    for name in ("right", "wrong"):
+        (tmp_path / name).chmod(0o600)
     with served(tmp_path / "there", token="secret") as url:
         for name in (None, "wrong"):
             if name:
@@ -277,6 +279,9 @@ def test_a_token_is_wanted_and_compared(tmp_path: Path, monkeypatch: pytest.Monk
                 store.get(tmp_path / "here" / "s", source=url)
         monkeypatch.setenv("FASTLOAD_TOKEN_FILE", str(tmp_path / "right"))
         assert len(store.get(tmp_path / "here" / "s", source=url)) == 200
+        (tmp_path / "right").chmod(0o604)
+        with pytest.raises(UsageError, match="other users can read the token. Run chmod 600"):
+            store.get(tmp_path / "again" / "s", source=url)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -293,8 +298,10 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path / "there", *options) as (_, url):
         url = url.replace("127.0.0.1", "localhost")
         assert url.startswith("grpc+tls://")
-        with pytest.raises(PackedDataError, match="cannot be read from"):
+        with pytest.raises(PackedDataError, match="certificate of the server is not accepted"):
             store.get(tmp_path / "here" / "s", source=url)
+        with pytest.raises(PackedDataError, match="the server uses TLS. Its address is grpc.tls"):
+            store.get(tmp_path / "here" / "s", source=url.replace("+tls", ""))
         monkeypatch.setenv("FASTLOAD_TLS_CA", str(cert))
         assert numbers(store.get(tmp_path / "here" / "s", source=url)) == LABELS.tolist()
 
@@ -302,7 +309,8 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "Give --token-file, or --insecure"),
+        ([], "Give --token-file, or --no-token"),
+        (["--host", "0.0.0.0"], "Give --token-file, or --no-token"),
         (["--tls-cert", "{}/token"], "both --tls-cert and --tls-key"),
         (["--token-file", "{}/token"], "other users can read the token"),
         (["--token-file", "{}/empty"], "is empty. Write a token"),
@@ -329,6 +337,42 @@ def test_signals_end_the_server(number: int, status: int, tmp_path: Path) -> Non
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == status
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("host", ["::1", "127.1"])
+def test_the_loopback_can_be_written_in_several_ways(host: str, tmp_path: Path) -> None:
+    store.put(parts(), tmp_path / "there" / "s")
+    with serving(tmp_path / "there", "--host", host) as (_, url):
+        assert numbers(store.get(tmp_path / "here" / "s", source=url)) == LABELS.tolist()
+
+
+def said_by(call: Callable[[], object]) -> str:
+    """Return the error of a call to a server. It is kept by no traceback, which would keep the connection open."""
+    try:
+        call()
+    except flight.FlightServerError as error:
+        return str(error)
+    raise AssertionError("the server refuses nothing")
+
+
+def test_an_error_of_a_server_shows_no_traceback_and_no_path(tmp_path: Path) -> None:
+    store.put(parts(), tmp_path / "s")
+    part = tmp_path / "s" / "shard-00000.arrow"
+    part.write_bytes(part.read_bytes()[:-9])
+    ticket = json.dumps({"set": "s", "part": part.name}).encode()
+    descriptor = flight.FlightDescriptor.for_path("s")
+    with served(tmp_path) as url, flight.FlightClient(url) as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.do_get(flight.Ticket(ticket)).read_all(),
+            lambda: client.get_flight_info(descriptor),
+            lambda: client.get_flight_info(flight.FlightDescriptor.for_command(b"x")),
+            lambda: list(client.do_action(flight.Action("other", b""))),
+            lambda: client.do_get(flight.Ticket(b'{"set": 1, "part": []}')).read_all(),
+            lambda: client.do_get(flight.Ticket(b"[" * 100_000)).read_all(),
+        ]
+        for said in map(said_by, calls):
+            for told in ("Traceback", ".py", str(tmp_path)):
+                assert told not in said
 
 
 # ---- any client of Flight ----

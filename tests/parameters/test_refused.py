@@ -1,0 +1,378 @@
+"""Promises:
+- A push that a server answers with an error has changed nothing on it. Gradients that are NaN or infinite are refused.
+- A push does not fail because a checkpoint cannot be written. The server says so, and saves later.
+- No number that a client sends decides which checkpoint is the newest, or which pushes a server waits for.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastload.distributed import FolderStore
+from fastload.errors import ParametersError
+from fastload.parameters import Optimizer, PSClient, Server, connect, tables
+from fastload.parameters.checkpoint import newest
+from fastload.parameters.serve import end
+from tests.parameters.running import servers
+
+IDS, ROWS = torch.tensor([3, 5]), torch.ones(2, 2)
+
+
+def begun(**options: Any) -> Server:
+    """Return a server with dense parameters and a table."""
+    made = Server(optimizer=Optimizer(name="adam", lr=0.5), **options)
+    values = {"w": torch.zeros(3), "v": torch.zeros(3), "count": torch.zeros(3, dtype=torch.int64)}
+    made.answer("initialise", {"values": values, "version": 0})
+    made.answer("add_tables", {"infos": [{"name": "t", "dim": 2, "initializer": "zeros"}]})
+    made.answer("set_rows", {"table": "t", "ids": IDS, "values": ROWS})
+    return made
+
+
+def state(of: Server) -> Any:
+    """Return all that a server has, as plain values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.tolist()
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        return [plain(each) for each in value] if isinstance(value, list) else value
+
+    return copy.deepcopy((plain(of._own.contents()), of.version, of._last, of._steps.next))
+
+
+def push(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a push of all that `begun` has."""
+    gradients = {
+        "version": 0,
+        "lr": 1.0,
+        "dense": {"w": torch.ones(3), "v": torch.ones(3)},
+        "rows": {"t": (IDS, ROWS)},
+    }
+    outer = {name: changes.pop(name) for name in ("worker", "sequence") if name in changes}
+    return {"worker": "one", "sequence": 1, "gradients": {**gradients, **changes}, **outer}
+
+
+def dense(gradient: Any) -> dict[str, Any]:
+    return push(dense={"w": torch.ones(3), "v": gradient})
+
+
+def rows(ids: Any, values: Any = ROWS) -> dict[str, Any]:
+    return push(rows={"t": (ids, values)})
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a shape": dense(torch.ones(4)),
+    "NaN": dense(torch.tensor([1, torch.nan, 1])),
+    "infinite": dense(torch.tensor([1, 1, -torch.inf])),
+    "infinite as float32": dense(torch.full((3,), 1e300, dtype=torch.float64)),
+    "complex": dense(torch.ones(3, dtype=torch.complex64)),
+    "whole numbers": dense(torch.ones(3, dtype=torch.int64)),
+    "a parameter of whole numbers": push(dense={"w": torch.ones(3), "count": torch.ones(3)}),
+    "no tensor": dense([1.0, 1.0, 1.0]),
+    "no parameter": push(dense={"w": torch.ones(3), "u": torch.ones(3)}),
+    "no object": push(dense=[torch.ones(3)]),
+    "int32 ids": rows(IDS.int()),
+    "float ids": rows(torch.tensor([1.5, 2])),
+    "NaN ids": rows(torch.tensor([torch.nan, 2])),
+    "ids in two dimensions": rows(IDS[:, None]),
+    "an id twice": rows(torch.tensor([3, 3])),
+    "fewer ids": rows(IDS[:1]),
+    "ids that are no tensor": rows([3, 5]),
+    "NaN rows": rows(IDS, ROWS * torch.nan),
+    "rows of whole numbers": rows(IDS, ROWS.long()),
+    "complex rows": rows(IDS, ROWS.to(torch.complex64)),
+    "wide rows": rows(IDS, torch.ones(2, 3)),
+    "flat rows": rows(IDS, torch.ones(2)),
+    "no table": push(rows={"t": (IDS, ROWS), "u": (IDS, ROWS)}),
+    "no pair": push(rows={"t": IDS[:1]}),
+    "a NaN rate": push(lr=torch.nan),
+    "a negative rate": push(lr=-1.0),
+    "a rate that is a string": push(lr="1"),
+    "a rate that is too long": push(lr=10**400),
+    "a version that is a string": push(version="0"),
+    "a version that is too large": push(version=2**63),
+    "a version that is a fraction": push(version=0.5),
+    "a worker that is none": push(worker=None),
+    "a worker that is a list": push(worker=["one"]),
+    "a number that is a fraction": push(sequence=1.0),
+    "a number that is true": push(sequence=True),
+}
+
+
+@pytest.mark.parametrize("grads_to_wait", [None, 1])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_push_with_one_fault_changes_nothing(wrong: str, grads_to_wait: int | None) -> None:
+    made = begun(grads_to_wait=grads_to_wait)
+    before = state(made)
+    method, more = ("stage", {}) if grads_to_wait else ("push", {"fresh": True})
+    with pytest.raises((ParametersError, TypeError)):
+        made.answer(method, {**WRONG[wrong], **more})
+    assert state(made) == before
+    made.answer(method, {**push(), **more})
+    if grads_to_wait:
+        about = {"worker": "one", "sequence": 1, "version": 0, "since": 0}
+        assert made.answer("decide", about)["accepted"]
+    assert made.version == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("set_rows", {"table": "t", "ids": IDS.int(), "values": ROWS}),
+        ("set_rows", {"table": "t", "ids": torch.tensor([8, 8]), "values": ROWS}),
+        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": torch.ones(2)}),
+        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS[:1]}),
+        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS.long()}),
+        ("rows", {"table": "t", "ids": torch.tensor([8, 9]).int()}),
+        ("rows", {"table": "t", "ids": torch.tensor([1.5])}),
+        ("rows", {"table": ["t"], "ids": IDS}),
+        ("rows", {"table": "t"}),
+        ("rows", {"table": "t", "ids": IDS, "more": 1}),
+        ("add_tables", {"infos": [{"name": "t", "dim": 3}]}),
+        ("add_tables", {"infos": [{"name": "u", "dim": 2**40}]}),
+        ("add_tables", {"infos": [{"name": "u", "dim": 2.0}]}),
+        ("add_tables", {"infos": [{"name": ["u"], "dim": 2}]}),
+        ("add_tables", {"infos": [{"name": "u", "dim": 2, "initializer": "constant(1e999)"}]}),
+        ("add_tables", {"infos": [{"name": "u"}]}),
+        ("pull", {"version": "x"}),
+        ("hello", {"worker": {}}),
+        ("hello", {}),
+        ("__init__", {}),
+        (["hello"], {"worker": "one"}),
+    ],
+)
+def test_a_call_with_one_fault_changes_nothing(method: Any, arguments: Any) -> None:
+    made = begun()
+    before = state(made)
+    with pytest.raises((ParametersError, TypeError, ValueError)):
+        made.answer(method, arguments)
+    assert state(made) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"values": {"w": torch.ones(1)}, "version": "0"},
+        {"values": {"w": torch.ones(1)}, "version": 10**30},
+        {"values": {"w": torch.ones(1), "v": 1.0}, "version": 0},
+        {"values": [torch.ones(1)], "version": 0},
+    ],
+)
+def test_first_values_with_one_fault_are_not_taken(arguments: Any) -> None:
+    made = Server()
+    before = state(made)
+    with pytest.raises(TypeError):
+        made.answer("initialise", arguments)
+    assert state(made) == before
+    assert made.answer("initialise", {"values": {"w": torch.ones(1)}, "version": 0})["taken"]
+
+
+def test_a_push_for_whose_new_rows_there_is_no_memory_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = begun()
+    before = state(made)
+    arguments = {**rows(torch.arange(100), torch.ones(100, 2)), "fresh": True}
+
+    def full(*_: Any) -> Tensor:
+        raise MemoryError
+
+    for name in ("_grown", "drawn"):
+        with monkeypatch.context() as patch, pytest.raises(MemoryError):
+            patch.setattr(tables, name, full)
+            made.answer("push", arguments)
+        assert state(made) == before
+    assert made.answer("push", arguments)["fresh"]["t"].shape == (100, 2)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_no_server_takes_its_part_of_gradients_that_are_not_finite(number: int) -> None:
+    made = servers(number, optimizer=Optimizer(lr=1.0))
+    client = PSClient(connect(made))
+    names = "abcdefgh"
+    for i in range(number):
+        client.push_dense_parameters({name: torch.zeros(1) for name in names}, i, 0)
+    for wrong in (torch.nan, torch.inf):
+        gradients = {name: torch.ones(1) for name in names} | {"c": torch.tensor([wrong])}
+        with pytest.raises(ParametersError, match="the gradient of 'c' has NaN or infinite"):
+            client.push_gradients(gradients, {}, None, [0] * number)
+    assert not any(value.any() for value in client.pull_variable().values())
+
+
+# ---- a disk that is full ----
+
+
+def full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def pushes(client: PSClient, value: float = 1.0) -> tuple[bool, int]:
+    versions = [-1] * client.ps_num
+    client.pull_dense_parameters(range(client.ps_num), versions)
+    return client.push_gradients({"w": torch.full((2,), value)}, {}, None, versions)
+
+
+def test_a_checkpoint_that_fails_is_owed_and_its_push_is_applied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=3)
+    client = PSClient(connect(made))
+    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert [pushes(client) for _ in range(4)] == [(True, 1), (True, 2), (True, 3), (True, 4)]
+    assert client.pull_variable()["w"].tolist() == [-4.0, -4.0]
+    (record,) = caplog.records  # after version 4 it was too early for another try
+    assert "server 0 of 1 has not saved version 3: " in record.getMessage()
+    assert "No space left" in record.getMessage()
+    assert newest(str(tmp_path)) is None
+    monkeypatch.setattr(made, "_try_at", 0.0)  # the time has come
+    pushes(client)
+    found = newest(str(tmp_path))
+    assert found is not None
+    assert found.version == 3
+    again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
+    assert again.version == 5, "it has what was pushed meanwhile"
+    assert PSClient(connect(again)).pull_variable()["w"].tolist() == [-5.0, -5.0]
+
+
+def break_all(patch: pytest.MonkeyPatch, made: list[Server]) -> None:
+    patch.setattr(os, "fsync", full)
+
+
+def break_the_second(patch: pytest.MonkeyPatch, made: list[Server]) -> None:
+    patch.setattr(made[1]._saves, "save", lambda *_: full(0))
+
+
+@pytest.mark.parametrize("break_disk", [break_all, break_the_second])
+def test_synchronous_steps_do_not_fail_with_their_checkpoint(
+    break_disk: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"grads_to_wait": 1, "checkpoint_every": 2}
+    made = servers(2, optimizer=Optimizer(lr=1.0), folder=tmp_path, **options)
+    client = PSClient(connect(made))
+    for i in range(2):
+        client.push_dense_parameters({"w": torch.zeros(2)}, i, 0)
+    with monkeypatch.context() as patch:
+        break_disk(patch, made)
+        for step in range(3):
+            assert pushes(client) == (True, step + 1)
+        with pytest.raises(ParametersError, match="no checkpoint of version 3: server .*No space"):
+            client.checkpoint()
+    assert client.pull_variable()["w"].tolist() == [-3.0, -3.0]
+    assert newest(str(tmp_path)) is None
+    assert client.checkpoint() == 3
+    pushes(client)
+    found = newest(str(tmp_path))
+    assert found is not None
+    assert found.version == 4
+    for each in made:
+        each.close()
+
+
+def test_a_folder_that_cannot_be_read_does_not_fail_a_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=1)
+    client = PSClient(connect(made))
+    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
+    monkeypatch.setattr(made._saves, "completed", lambda: full(0))
+    assert pushes(client) == (True, 1)
+
+
+# ---- numbers from a peer that decide what is kept ----
+
+
+def forge(of: Server, method: str, **arguments: Any) -> dict[str, Any]:
+    """Make a call that no client of fastload makes. Return its answer, or {} if it is refused."""
+    with suppress(ParametersError, TypeError):
+        return of.answer(method, arguments)
+    return {}
+
+
+def test_a_forged_checkpoint_does_not_outrank_real_ones(tmp_path: Path) -> None:
+    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=1, keep=2)
+    client = PSClient(connect(made))
+    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
+    for step in range(40):
+        pushes(client)
+        if step == 2:
+            for method in ("save", "checkpoint"):
+                forge(made, method, version=10**12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-39", "version-40"]
+    again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
+    assert again.version == 40
+    assert PSClient(connect(again)).pull_variable()["w"].tolist() == [-40.0, -40.0]
+
+
+def test_another_server_saves_only_what_server_0_has_saved(tmp_path: Path) -> None:
+    made = servers(2, optimizer=Optimizer(lr=1.0), folder=tmp_path)
+    client = PSClient(connect(made))
+    for i in range(2):
+        client.push_dense_parameters({"w": torch.zeros(2), "v": torch.zeros(2)}, i, 0)
+    versions = []
+    for _ in range(2):
+        pushes(client)
+        versions.append(client.checkpoint())
+    assert versions == [1, 2]
+    pushes(client)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for version in (1, 5, 10**12):  # an old one, and two that server 0 does not have
+        forge(made[1], "checkpoint", version=version)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert client.checkpoint() == 3
+
+
+def test_a_server_ends_though_the_newest_checkpoint_has_a_larger_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    one = Server(folder=tmp_path)
+    two = Server(folder=tmp_path)
+    one.version = 9
+    one.save(9)
+    assert end(two, FolderStore(tmp_path / "store")) == 9
+
+
+def test_a_push_that_was_never_made_holds_up_nothing() -> None:
+    made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1)
+    client = PSClient(connect(made))
+    for i in range(2):
+        client.push_dense_parameters({name: torch.zeros(2) for name in "wv"}, i, 0)
+    pushes(client)
+    ghost = {"worker": "ghost", "sequence": 1, "version": 1, "since": 0}
+    assert not forge(made[0], "decide", **ghost)["accepted"]
+    for start in (0, 1):
+        about = {"worker": "ghost", "discarded": None, "start": start}
+        for each in made:
+            forge(each, "commit", entries=[["ghost", 1], ["ghost", 2]], **about)
+    assert [each.answer("hello", {"worker": ""})["next"] for each in made] == [1, 1]
+    for step in range(1, 4):
+        assert pushes(client) == (True, step + 1)
+    for each in made:
+        about = {"worker": "one", "discarded": None, "start": 0, "entries": []}
+        assert each.answer("commit", about)["missing"] == []
+
+
+@pytest.mark.parametrize(
+    ("grads_to_wait", "methods"),
+    [
+        (None, ["stage", "decide", "decisions", "mark", "commit"]),
+        (1, ["push", "checkpoint"]),
+    ],
+)
+def test_calls_of_the_other_mode_are_refused(grads_to_wait: int | None, methods: list[str]) -> None:
+    made = Server(grads_to_wait=grads_to_wait)
+    for method in methods:
+        with pytest.raises(ParametersError, match=f"synchronous servers have no method '{method}'"):
+            made.answer(method, {})
