@@ -298,10 +298,8 @@ class ThreadIterator(Iterator[Any]):
                 assert isinstance(self._order, SampledOrder)
                 order = self._ahead = self._order.following()
                 continue
-            self._window.issue(batch)
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
-            if batch.error is not None:
-                self._window.complete(batch)
+            self._window.issue(batch)
 
     def _read_here(self) -> Batch | None:
         """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
