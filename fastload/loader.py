@@ -27,12 +27,12 @@ from fastload.epoch_counts import NO_STATS, EpochCounts
 from fastload.epochs import Epochs, fresh_state
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.iterator import ThreadIterator
-from fastload.order import fits_any_world
+from fastload.order import draws_nothing, fits_any_world, position_after
 from fastload.partition import partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
-from fastload.sampler_state import restore_generators, restore_own_state
+from fastload.sampler_state import check_draws, restore_generators, restore_own_state
 from fastload.settings import OnError, Settings
-from fastload.state import VERSION, SampledState, check, known_length
+from fastload.state import VERSION, SampledState, check, edited, known_length
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
@@ -309,12 +309,15 @@ class DataLoader(TorchDataLoader[T]):
         found = type(ours).from_json(state)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
-        if _is_lightning() and isinstance(found, SampledState):
-            found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
-        self._epochs.load(found)
-        if isinstance(found, SampledState) and found.ended and found.draws:
-            restore_generators(self._index_sampler, found.draws[-1])
-            restore_own_state(self._index_sampler, found.sampler_state)
+        if isinstance(found, SampledState):
+            _check_sampled(self._index_sampler, found, ours.world_size)
+            if _is_lightning():
+                found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
+        with self._epochs.restoring():
+            self._epochs.load(found)
+            if isinstance(found, SampledState) and found.ended and found.draws:
+                restore_own_state(self._index_sampler, found.sampler_state)  # it may raise
+                restore_generators(self._index_sampler, found.draws[-1])
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
@@ -353,6 +356,17 @@ class DataLoader(TorchDataLoader[T]):
 
 def _is_map_style(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset | MapDataPipe)
+
+
+def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
+    """Raise `StateError` if no loader with `sampler` can have saved `state`."""
+    position = position_after(sampler, world_size, state.batches)
+    if position not in (None, state.position):
+        raise edited("position", state.position, f"{position} after {state.batches} batches")
+    if state.draws is not None:
+        check_draws(sampler, state.draws)
+    elif state.batches and not draws_nothing(sampler):
+        raise edited("draws", None, "states of generators")
 
 
 def _named(dataset: Any) -> str:
