@@ -211,9 +211,9 @@ class DataLoader(TorchDataLoader[T]):
         if self._threaded:
             with self._epochs.beginning():
                 iterator = ThreadIterator(Settings.of(self), self._epochs, self._warned)
-            self._counts = iterator.counts
-            self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
-            self._iterators.add(iterator)
+                self._counts = iterator.counts
+                self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
+                self._iterators.add(iterator)
             return iterator
         if self.worker_method == "thread":
             warnings.warn(
