@@ -98,6 +98,8 @@ class DataLoader(TorchDataLoader[T]):
             (from a plan or a PIL image) then need no transposing.
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
             ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
+            each batch.
         worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
             that hold the GIL.
     """
@@ -133,6 +135,7 @@ class DataLoader(TorchDataLoader[T]):
         max_wait_ms: float | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_stats: Callable[[Stats], None] | None = None,
+        snapshot_every_n_steps: int | None = 1,
         worker_method: Literal["thread", "process"] = "thread",
     ) -> None:
         self.worker_method = worker_method
@@ -147,6 +150,7 @@ class DataLoader(TorchDataLoader[T]):
         self.max_wait_ms = max_wait_ms
         self.memory_format = memory_format
         self.on_stats = on_stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []  # of all iterators, if they may still run
