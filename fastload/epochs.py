@@ -53,10 +53,16 @@ class Epochs:
     @contextmanager
     def beginning(self) -> Iterator[None]:
         """Advance to the next epoch, which the block begins. If the block raises, go back."""
+        with self.restoring():
+            self._begin()
+            yield
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """If the block raises, go back to the epoch, and the loaded state, of before."""
         ours = [s for s in self._samplers if isinstance(s, RankSampler)]
         before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
         try:
-            self._begin()
             yield
         except BaseException:
             vars(self).update(before)

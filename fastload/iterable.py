@@ -7,9 +7,12 @@ workers. So may the samples, if the dataset calls `get_worker_info()`.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from fastload.batch import Batch
@@ -17,15 +20,16 @@ from fastload.collate import ListBuilder
 from fastload.errors import StateError
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
+from fastload.isolation.rules import own_dict
 from fastload.notices import Notices
 from fastload.order import Order
 from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
-from fastload.state import IterableState, as_int
+from fastload.state import IterableState, as_int, keeps_state, load_into
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
-from fastload.user_errors import annotate, contained, shown
+from fastload.user_errors import annotate, contained
 
 
 class LaneBatch(Batch):
@@ -86,6 +90,14 @@ class LaneFetcher(Fetcher):
         except BaseException as exc:
             lane.ended = True
             self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+        again = batch.saved["samples"] and batch.saved["state"] is None and not lane.ended
+        if again and hasattr(reader.dataset, "state_dict") and not keeps_state(reader.dataset):
+            self.notices.warn(
+                "other protocol",
+                f"{type(reader.dataset).__name__} lacks state_dict() and load_state_dict(state) with these arguments, "
+                "so its samples up to the saved position are read again. If its order depends on an epoch that it "
+                "counts, set that epoch before you resume",
+            )
         if batch.saved["state"] is not None and not lane.ended and _shuffles(reader.dataset):
             self.notices.warn(
                 "shuffle buffer",
@@ -146,6 +158,7 @@ class Lane:
         self.samples = 0  # taken, including those that raised
         self.ended = False
         self._iterator: Iterator[Any] = iter(())
+        self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
         """Create the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
@@ -153,19 +166,22 @@ class Lane:
         Load the state into the dataset or its iterator. If neither keeps a state, read its samples again and skip them.
         """
         saved = batch.saved
+        _take_back(self.dataset)
         # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
         stream.begin_pass(self.keys.batch(saved["samples"] if saved["state"] is not None else 0, 0))
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
             return
         state = saved["state"]
-        of_dataset = state is not None and _keeps_state(self.dataset)
-        if of_dataset:
-            _load(self.dataset, state)
+        self._keeper = self.dataset if keeps_state(self.dataset) else None
+        if self._keeper is not None and state is not None:
+            _lend(self.dataset, state)
         self._iterator = iter(self.dataset)
+        if self._keeper is None and keeps_state(self._iterator):
+            self._keeper = self._iterator
         if state is not None:
-            if not of_dataset:
-                _load(self._iterator, state)
+            if self._keeper is not self.dataset:
+                load_into(self._iterator, copy.deepcopy(state), "lanes")
             self.samples = saved["samples"]
             return
         batch.indices = range(saved["samples"])
@@ -184,6 +200,7 @@ class Lane:
             sample = next(self._iterator)
         except StopIteration:
             self.ended = True
+            _take_back(self.dataset)
             return None
         except BaseException:
             self.samples += 1
@@ -198,19 +215,12 @@ class Lane:
     def state(self) -> dict[str, Any] | Exception:
         """Return the lane's state, for `LaneBatch.saved`, or the error that the dataset's `state_dict()` raised."""
         state = None
-        source: Any
-        for source in (self.dataset, self._iterator):  # as `begin` looks for them
-            if _keeps_state(source):
-                try:
-                    state = copy.deepcopy(source.state_dict())  # the dataset may change its own
-                except BaseException as exc:
-                    return contained(exc)
-                break
+        if self._keeper is not None:
+            try:
+                state = copy.deepcopy(self._keeper.state_dict())  # the dataset may change its own
+            except BaseException as exc:
+                return contained(exc)
         return {"samples": self.samples, "state": state, "ended": self.ended}
-
-
-def _keeps_state(source: Any) -> bool:
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _shuffles(dataset: Any) -> bool:
@@ -224,15 +234,55 @@ def _shuffles(dataset: Any) -> bool:
     return False
 
 
-def _load(source: Any, state: Any) -> None:
-    """Load a copy of `state` into a dataset or its iterator."""
-    try:
-        source.load_state_dict(copy.deepcopy(state))
-    except Exception as exc:
+_lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {}
+"""By the id of a dataset: where it holds parts of the state that it loaded for its latest pass, and what was there."""
+
+
+def _lend(dataset: Any, state: Any) -> None:
+    """Load a copy of `state` into a dataset for one pass."""
+    of_hub = hasattr(dataset, "_ex_iterable") and isinstance(state, dict)
+    if of_hub and state.get("epoch", dataset.epoch) != dataset.epoch:
+        # Hugging Face's datasets then begin at the front, in silence.
         raise StateError(
-            f"lanes: {type(source).__name__} cannot load its saved state, {shown(state):.100} ({type(exc).__name__}: "
-            f"{shown(exc, str)}). Load the state with the dataset that made it"
-        ) from exc
+            f"lanes: the state is of epoch {state['epoch']} of the {type(dataset).__name__}, which is at epoch "
+            f"{dataset.epoch}. Call its set_epoch({state['epoch']}) before the epoch begins"
+        )
+    memo: dict[int, Any] = {}  # where deepcopy keeps the originals
+    own = copy.deepcopy(state, memo)
+    before = [(held, dict(held)) for held in _attributes(dataset)]
+    load_into(dataset, own, "lanes")
+    originals = {id(memo[id(part)]): part for part in memo.get(id(memo), ())}
+    _lent[id(dataset)] = [
+        (held, name, part, originals[id(part)], {k: old[k] for k in (name,) if k in old})
+        for held, old in before
+        for name, part in list(held.items())
+        if id(part) in originals
+    ]
+    weakref.finalize(dataset, _lent.pop, id(dataset), None).atexit = False
+
+
+def _take_back(dataset: Any) -> None:
+    """Take a loaded state out of a dataset that still holds it, so that the next pass begins at the front.
+
+    Hugging Face's datasets keep it for good. A state that has changed since is the dataset's own, and stays.
+    """
+    for held, name, part, original, before in _lent.pop(id(dataset), ()):
+        with suppress(Exception):  # tensors cannot be compared
+            if held.get(name) is part and part == original:
+                del held[name]
+                held.update(before)
+
+
+def _attributes(source: Any) -> Iterator[dict[str, Any]]:
+    """Yield the attributes of an object, and of all objects that attributes lead to. No code of a class runs."""
+    todo, seen = [source], set[int]()
+    while todo:
+        x = todo.pop()
+        held = {} if issubclass(type(x), ModuleType) else own_dict(x)
+        if held and id(held) not in seen:
+            seen.add(id(held))
+            todo += held.values()
+            yield held
 
 
 class _Delivered(NamedTuple):
@@ -252,6 +302,7 @@ class LaneOrder(Order):
     """
 
     initial: IterableState
+    progress: _Delivered
 
     def __init__(
         self,
@@ -273,7 +324,7 @@ class LaneOrder(Order):
         self._turn = start.turn  # of the next batch to be read
         self._apart = apart
         self._in_flight = [0] * len(self._began)  # batches of each lane
-        self._delivered = _Delivered(self._turn, self._began)
+        self.progress = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. Each lane has its own streams."""
@@ -307,21 +358,21 @@ class LaneOrder(Order):
         """See `Order`. A batch that is left out may report that its lane had ended."""
         assert isinstance(batch, LaneBatch)
         self._in_flight[batch.lane] -= 1
-        turn, lanes, _ = self._delivered
+        turn, lanes, _ = self.progress
         lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:
             self._active[batch.lane] = False
         else:
             turn = (batch.lane + 1) % len(lanes)
-        self._delivered = _Delivered(turn, lanes)
+        self.progress = _Delivered(turn, lanes)
 
     def end(self) -> None:
         """See `Order`."""
-        self._delivered = self._delivered._replace(ended=True)
+        self.progress = self.progress._replace(ended=True)
 
     def state(self) -> dict[str, Any]:
         """See `Order`."""
-        turn, lanes, ended = self._delivered
+        turn, lanes, ended = self.progress
         for k, lane in enumerate(lanes):
             if isinstance(lane, Exception):
                 annotate(lane, f"no state: state_dict() of the dataset raised in worker {k}")
@@ -331,7 +382,7 @@ class LaneOrder(Order):
             stream_seed=self.seed,
             ended=ended,
             turn=turn,
-            lanes=copy.deepcopy([*lanes]),
+            lanes=copy.deepcopy(list[Any](lanes)),
         ).to_json()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from fastload.epoch_counts import EpochCounts
 from fastload.epochs import Epochs
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.fetch import Fetcher
-from fastload.isolation import Isolation, WorkerCopies
+from fastload.isolation import Isolation
 from fastload.notices import Notices
 from fastload.order import Order, SampledOrder, has_pure_order
 from fastload.randomness import (
@@ -43,6 +43,7 @@ from fastload.worker_context import (
     WorkerContext,
     can_pin,
     finish,
+    loop_context,
     neutral_modes,
     pin_batch,
     read_run,
@@ -84,7 +85,7 @@ class ThreadIterator(Iterator[Any]):
         pool.limit = self._window.depth + 1
         self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
         if self._inline:
-            self._loop_context = _make_loop_context(
+            self._loop_context = loop_context(
                 settings, self._fetcher, streams, isolation, self._window.changes.wait
             )
         self.counts = EpochCounts(num_workers, pool, asked=settings.num_workers)
@@ -190,37 +191,49 @@ class ThreadIterator(Iterator[Any]):
             self._reports.warn()
         if not self._begun:
             self._follow_set_epoch()
-        while (batch := self._next_batch()) is not None:
-            if batch.error is not None:
-                # The traceback of the error holds this frame, and the frame that caught it, which holds the batch.
-                # If neither holds the error, there is no reference cycle, and an error that is kept keeps neither this
-                # iterator nor its threads.
-                error, batch.error = batch.error, None
-                annotate(error, batch.where, batch.hint)
-                try:
-                    raise error
-                finally:
-                    del error, self
-            if not batch.left_out:
-                # A user may keep an error that `on_error` got, and with it the batch (and without workers this
-                # frame). The data must not stay alive with it.
-                try:
-                    return batch.data
-                finally:
-                    batch.data = None
+        counted: list[Any] = []  # the order, and its progress before and after the batch
+        try:
+            while (batch := self._next_batch(counted)) is not None:
+                if batch.error is not None:
+                    # The traceback of the error holds this frame, and the frame that caught it, which holds the batch.
+                    # If neither holds the error, there is no reference cycle, and an error that is kept keeps neither
+                    # this iterator nor its threads.
+                    error, batch.error = batch.error, None
+                    annotate(error, batch.where, batch.hint)
+                    counted = []
+                    try:
+                        raise error
+                    finally:
+                        del error, self
+                if not batch.left_out:
+                    # A user may keep an error that `on_error` got, and with it the batch (and without workers this
+                    # frame). The data must not stay alive with it.
+                    try:
+                        return batch.data
+                    finally:
+                        batch.data = None
+        except BaseException:
+            if counted:  # Ctrl-C struck, and the loop does not get the batch
+                order, before, after = counted
+                if order.progress is after:  # no other thread has taken a batch since
+                    order.progress = before
+                self.close()
+            raise
         raise StopIteration
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self, counted: list[Any]) -> Batch | None:
         """Return the next batch and count it as delivered, or return None at the end of the epoch.
 
         If anything but a time-out is raised here, such as Ctrl-C, close the iterator. The state does not count a batch
         that the loop did not get, and the next `next()` raises `LoaderClosedError` rather than skip that batch.
+        Fill `counted`, so that `__next__` can uncount the batch.
         """
         if self._window.is_taking():
             raise RuntimeError(
                 "fastload: next() was called on an iterator by its own sampler, dataset or callback. The iterator "
                 "would wait for itself. Read from another iterator there, or return first."
             )
+        del counted[:]
         with self._window.taking:
             if self._ended:
                 return None
@@ -229,7 +242,9 @@ class ThreadIterator(Iterator[Any]):
                 batch = self._take()
                 if batch is not None:
                     self._reports.count(batch)
+                    before = self._order.progress
                     self._order.delivered(batch)
+                    counted[:] = self._order, before, self._order.progress
             except LoaderTimeoutError:
                 raise
             except BaseException:
@@ -298,10 +313,8 @@ class ThreadIterator(Iterator[Any]):
                 assert isinstance(self._order, SampledOrder)
                 order = self._ahead = self._order.following()
                 continue
-            self._window.issue(batch)
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
-            if batch.error is not None:
-                self._window.complete(batch)
+            self._window.issue(batch)
 
     def _read_here(self) -> Batch | None:
         """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
@@ -320,7 +333,7 @@ class ThreadIterator(Iterator[Any]):
                     read_run(batch, 0, batch.units, self._fetcher, self._loop_context)
                     finish(batch, self._fetcher, self._loop_context)
             finally:
-                leave(stream, outer)  # also if Ctrl-C struck as it was entered or left
+                leave(stream, outer)  # again: Ctrl-C may have struck before
             if self._pins:
                 pin_batch(batch)
         self._window.check()
@@ -384,17 +397,3 @@ def _streams_and_isolation(
     if isolation is not None and not inline:
         isolation.check()
     return streams, isolation
-
-
-def _make_loop_context(
-    settings: Settings,
-    fetcher: Fetcher,
-    streams: Streams,
-    isolation: Isolation | None,
-    wait: Callable[[Callable[[], bool], float | None], None],
-) -> WorkerContext:
-    plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
-    own = plain if isolation is None else isolation.originals()
-    context = WorkerContext(0, own, None, streams.make(own), wait)
-    context.filler = fetcher.filler_of(own.dataset)
-    return context

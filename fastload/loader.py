@@ -27,12 +27,12 @@ from fastload.epoch_counts import NO_STATS, EpochCounts
 from fastload.epochs import Epochs, fresh_state
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.iterator import ThreadIterator
-from fastload.order import fits_any_world
+from fastload.order import draws_nothing, fits_any_world, position_after
 from fastload.partition import partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
-from fastload.sampler_state import restore_generators, restore_own_state
+from fastload.sampler_state import check_draws, restore_generators, restore_own_state
 from fastload.settings import OnError, Settings
-from fastload.state import VERSION, SampledState, check, known_length
+from fastload.state import VERSION, SampledState, check, edited, known_length
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
@@ -98,6 +98,8 @@ class DataLoader(TorchDataLoader[T]):
             (from a plan or a PIL image) then need no transposing.
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
             ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
+            each batch.
         worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
             that hold the GIL.
     """
@@ -133,6 +135,7 @@ class DataLoader(TorchDataLoader[T]):
         max_wait_ms: float | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_stats: Callable[[Stats], None] | None = None,
+        snapshot_every_n_steps: int | None = 1,
         worker_method: Literal["thread", "process"] = "thread",
     ) -> None:
         self.worker_method = worker_method
@@ -147,6 +150,7 @@ class DataLoader(TorchDataLoader[T]):
         self.max_wait_ms = max_wait_ms
         self.memory_format = memory_format
         self.on_stats = on_stats
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []  # of all iterators, if they may still run
@@ -211,9 +215,9 @@ class DataLoader(TorchDataLoader[T]):
         if self._threaded:
             with self._epochs.beginning():
                 iterator = ThreadIterator(Settings.of(self), self._epochs, self._warned)
-            self._counts = iterator.counts
-            self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
-            self._iterators.add(iterator)
+                self._counts = iterator.counts
+                self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
+                self._iterators.add(iterator)
             return iterator
         if self.worker_method == "thread":
             warnings.warn(
@@ -309,12 +313,15 @@ class DataLoader(TorchDataLoader[T]):
         found = type(ours).from_json(state)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
-        if _is_lightning() and isinstance(found, SampledState):
-            found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
-        self._epochs.load(found)
-        if isinstance(found, SampledState) and found.ended and found.draws:
-            restore_generators(self._index_sampler, found.draws[-1])
-            restore_own_state(self._index_sampler, found.sampler_state)
+        if isinstance(found, SampledState):
+            _check_sampled(self._index_sampler, found, ours.world_size)
+            if _is_lightning():
+                found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
+        with self._epochs.restoring():
+            self._epochs.load(found)
+            if isinstance(found, SampledState) and found.ended and found.draws:
+                restore_own_state(self._index_sampler, found.sampler_state)  # it may raise
+                restore_generators(self._index_sampler, found.draws[-1])
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
@@ -353,6 +360,17 @@ class DataLoader(TorchDataLoader[T]):
 
 def _is_map_style(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset | MapDataPipe)
+
+
+def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
+    """Raise `StateError` if no loader with `sampler` can have saved `state`."""
+    position = position_after(sampler, world_size, state.batches)
+    if position not in (None, state.position):
+        raise edited("position", state.position, f"{position} after {state.batches} batches")
+    if state.draws is not None:
+        check_draws(sampler, state.draws)
+    elif state.batches and not draws_nothing(sampler):
+        raise edited("draws", None, "states of generators")
 
 
 def _named(dataset: Any) -> str:

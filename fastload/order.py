@@ -47,6 +47,9 @@ class Order(ABC):
     user code, never races.
     """
 
+    progress: Any
+    """What was delivered. A delivery replaces it, and changes nothing in it."""
+
     def __init__(self, initial: State, *, rank: int) -> None:
         self.initial = initial
         self.epoch = initial.epoch
@@ -112,6 +115,7 @@ class SampledOrder(Order):
     """
 
     initial: SampledState
+    progress: _Delivered
 
     def __init__(
         self,
@@ -130,7 +134,7 @@ class SampledOrder(Order):
         # Rounded up: it is not a multiple only at the end of an epoch, and nothing follows there.
         self._position = -(-start.position // initial.world_size)
         self._checksum = 0  # of all batches before the next one
-        self._delivered = _Delivered(
+        self.progress = _Delivered(
             start.batches,
             self._position,
             start.checksum if start.checksum_on_rank == rank else None,
@@ -141,7 +145,7 @@ class SampledOrder(Order):
         self._unasked = start.draws is None and not draws_nothing(sampler)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
-            self._delivered = self._delivered._replace(draws=[before], own=own)
+            self.progress = self.progress._replace(draws=[before], own=own)
             self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
@@ -171,15 +175,15 @@ class SampledOrder(Order):
 
     def _keep_draws(self) -> None:
         """Store the random states before the first index, beside those before `iter(sampler)`."""
-        had = self._delivered
+        had = self.progress
         assert had.draws is not None
-        self._delivered = had._replace(
+        self.progress = had._replace(
             draws=[had.draws[0], sampler_state.random_states(self._sampler)]
         )
 
     def _rest(self) -> Iterator[Any]:
         """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
-        had = self._delivered
+        had = self.progress
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
         with torch.random.fork_rng(devices=[]):
@@ -194,7 +198,7 @@ class SampledOrder(Order):
                     "indices than when the state was saved. Let the sampler draw from its own torch.Generator, in "
                     "its attribute `generator`, or give it state_dict() and load_state_dict()"
                 )
-            self._delivered = had._replace(checksum=found)
+            self.progress = had._replace(checksum=found)
             self._checksum = sampler_state.checksum_of_next(
                 indices, self._ordinal - had.batches, found
             )
@@ -210,7 +214,7 @@ class SampledOrder(Order):
                 raise
             self._ordinal += 1
             self._position += batch.size
-            if batch.ordinal not in self._delivered.ahead:
+            if batch.ordinal not in self.progress.ahead:
                 return batch
             self.delivered(batch)
 
@@ -229,7 +233,7 @@ class SampledOrder(Order):
             given = next(self._indices)
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
-            if self._delivered.draws is not None:
+            if self.progress.draws is not None:
                 self._checksum = sampler_state.checksum(given, self._checksum)
             return self._make_batch(given, **place, checksum=self._checksum)
         except StopIteration:
@@ -243,29 +247,29 @@ class SampledOrder(Order):
         """See `Order`. The sampler's iterator may have a method of this name."""
         if self._tell is not None:
             self._tell(batch)
-        had = self._delivered
+        had = self.progress
         ahead = {**had.ahead, batch.ordinal: (batch.position + batch.size, batch.checksum)}
         batches, position, checksum = had.batches, had.position, had.checksum
         while (end := ahead.get(batches)) is not None:
             del ahead[batches]
             batches, (position, checksum) = batches + 1, end
-        self._delivered = had._replace(
+        self.progress = had._replace(
             batches=batches, position=position, checksum=checksum, ahead=ahead
         )
 
     def end(self) -> None:
         """See `Order`."""
-        had = self._delivered
+        had = self.progress
         if had.draws is not None:
             had = had._replace(
                 draws=[sampler_state.random_states(self._sampler)],
                 own=sampler_state.own_state(self._sampler),
             )
-        self._delivered = had._replace(ended=True)
+        self.progress = had._replace(ended=True)
 
     def state(self) -> dict[str, Any]:
         """See `Order`. Raise StateError if JSON cannot hold the sampler's own state."""
-        had = self._delivered
+        had = self.progress
         if isinstance(had.own, StateError):
             raise had.own
         position = position_after(self._sampler, self.initial.world_size, had.batches)

@@ -17,7 +17,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,16 +59,6 @@ def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
 def routable(names: Collection[str]) -> frozenset[str]:
     """Return those of `names` that can be routed with the installed versions."""
     return frozenset(name for name in names if MODULES[name].unusable() is None)
-
-
-@contextmanager
-def routed(names: Collection[str]) -> Iterator[None]:
-    """Route modules in the block: threads that have entered a stream draw from it."""
-    with ExitStack() as stack:
-        for name in names:
-            MODULES[name].install()
-            stack.callback(MODULES[name].remove)
-        yield
 
 
 class Source(Protocol):
@@ -258,14 +248,13 @@ def entered(stream: Stream) -> Iterator[None]:
     if reason := torch_random.unusable():
         stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
     before = current_stream()
-    with routed(stream.modules):
-        try:
-            _enter(stream, stream.modules)
-            yield
-        finally:
-            _enter(before, stream.modules)
-            if stream.held is not None:
-                stream.held.restore()
+    try:
+        for name in stream.modules:
+            MODULES[name].install(stream)
+        _enter(stream, stream.modules)
+        yield
+    finally:
+        leave(stream, before)
 
 
 def _enter(stream: Stream | None, modules: Collection[str]) -> None:
@@ -279,10 +268,17 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
 
 
 def leave(stream: Stream, outer: Stream | None) -> None:
-    """Return this thread to the stream `outer`, even if Ctrl-C struck while it entered or left `stream`."""
+    """Undo what `entered` did: return this thread to the stream `outer`, and restore modules and held generators.
+
+    Call it again after `entered`: Ctrl-C may have struck while that entered or left. The second call does the rest.
+    """
     stream.move(None, None)  # so that it keeps no batch
     if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
+    for name in stream.modules:
+        MODULES[name].remove(stream)
+    if stream.held is not None:
+        stream.held.restore()
 
 
 class _Fixed:
@@ -323,8 +319,12 @@ def random_stream(
     make = keys.batch if batch else keys.sample
     stream = Stream(modules=routable(MODULES))
     stream.move(_Fixed(make(integer("position", position), index)), None)
-    with entered(stream):
-        yield
+    outer = current_stream()
+    try:
+        with entered(stream):
+            yield
+    finally:
+        leave(stream, outer)
 
 
 def sample_generator() -> torch.Generator:

@@ -20,9 +20,11 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from fastload.errors import StateError
+from fastload.state import edited, keeps_state, load_into
 from fastload.user_errors import shown
 
 RandomStates = dict[str, Any]
+_END = object()
 
 
 def single_sampler(sampler: Any) -> Any:
@@ -56,25 +58,37 @@ def restore_generators(sampler: Any, states: RandomStates) -> None:
         generator.set_state(_tensor(state))
 
 
-def _keeps_state(single: Any) -> bool:
+def check_draws(sampler: Any, draws: list[RandomStates]) -> None:
+    """Raise `StateError` if random states cannot be restored."""
+    try:
+        for states in (draws[0], *draws):
+            torch.Generator().set_state(_tensor(states["torch"]))
+            texts = list.copy(states["generators"])  # no other container
+            for generator, state in zip(generators(sampler), texts, strict=True):
+                torch.Generator(generator.device).set_state(_tensor(state))
+    except Exception as exc:
+        raise edited("draws", draws, f"states of generators ({type(exc).__name__}: {exc})") from exc
+
+
+def _keeper(sampler: Any) -> Any:
+    """Return the sampler with a `state_dict()`, or None: `sampler` itself, or the one that it batches."""
     # Not torchdata's StatefulDistributedSampler: after a load it continues by itself, and its state after an epoch is
     # empty. It needs no state, because it draws from its seed and its epoch, like torch's.
-    methods = hasattr(single, "state_dict") and hasattr(single, "load_state_dict")
-    return methods and not isinstance(single, DistributedSampler)
+    both = (sampler, single_sampler(sampler))
+    return next((s for s in both if keeps_state(s) and not isinstance(s, DistributedSampler)), None)
 
 
 def own_state(sampler: Any) -> Any:
     """Return the sampler's `state_dict()` as JSON values, None if it has none, or the StateError to be raised."""
-    single = sampler if _keeps_state(sampler) else single_sampler(sampler)
-    if not _keeps_state(single):
+    if (keeper := _keeper(sampler)) is None:
         return None
     try:
-        return json.loads(json.dumps(single.state_dict()))
+        return json.loads(json.dumps(keeper.state_dict()))
     except StateError as exc:
         return exc
     except Exception as exc:
         error = StateError(
-            f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "
+            f"sampler_state: JSON cannot hold what state_dict() of {type(keeper).__name__} returned "
             f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, strings, lists and dicts from it"
         )
         error.__cause__ = exc
@@ -83,9 +97,9 @@ def own_state(sampler: Any) -> Any:
 
 def restore_own_state(sampler: Any, state: Any) -> None:
     """Load a copy of what `own_state` returned."""
-    single = single_sampler(sampler)
-    if _keeps_state(single) and not (state is None or isinstance(state, StateError)):
-        single.load_state_dict(copy.deepcopy(state))
+    keeper = _keeper(sampler)
+    if not (keeper is None or state is None or isinstance(state, StateError)):
+        load_into(keeper, copy.deepcopy(state), "sampler_state")
 
 
 def checksum(given: Any, before: int) -> int:
@@ -102,11 +116,13 @@ def checksum(given: Any, before: int) -> int:
 def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
     """Return the checksum of the next `count` elements of `indices`, continued from `before`.
 
-    Skip an element that raises: its error counted as a batch too. After the end, count None.
+    Skip an element that raises: its error counted as a batch too. At the end, count the end.
     """
     for _ in range(count):
         with suppress(Exception):
-            before = checksum(next(indices, None), before)
+            if (given := next(indices, _END)) is _END:
+                return checksum(None, before)
+            before = checksum(given, before)
     return before
 
 

@@ -6,14 +6,28 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from fastload.errors import StateError
+from fastload.user_errors import shown
 
 VERSION = 3
+T = TypeVar("T")
+
+
+class LaneState(TypedDict):
+    """The state of one worker's copy of an iterable dataset."""
+
+    samples: int
+    """Taken in this epoch, including those that raised."""
+    state: Any
+    """What its `state_dict()` returned, or None if it has none."""
+    ended: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +60,7 @@ class State:
             )
         for field, ours in (("version", VERSION), ("kind", cls.kind)):
             _compare(field, value.get(field), ours)
-        types = get_type_hints(cls)
-        for field, kind in types.items():
-            if field not in value:
-                raise StateError(
-                    f"{field}: the state has no such field. The state is incomplete: load another one"
-                )
-            if not _has_type(value[field], kind):
-                raise StateError(
-                    f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}. The "
-                    "state was edited: load another one"
-                )
-        return cls(**{field: copy.deepcopy(value[field]) for field in types})
+        return read_fields(cls, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ class SampledState(State):
     ahead: list[int]
     """Ordinals of the batches that were delivered before earlier ones (in_order=False)."""
     ahead_on_rank: int | None = None
-    draws: list[Any] | None = None
+    draws: list[dict[str, Any]] | None = None
     """The random states before `iter(sampler)` and before its first index. After the end of the epoch, only those that
     the next epoch begins with. None if the sampler draws nothing."""
     sampler_state: Any = None
@@ -100,7 +103,8 @@ class IterableState(State):
     workers: int
     turn: int = 0
     """The lane of the next batch."""
-    lanes: list[Any]
+    lanes: list[dict[str, Any]]
+    """A `LaneState` for each lane."""
 
 
 _REMEDIES = {
@@ -138,8 +142,17 @@ def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
     for field in _REMEDIES:
         if not (field == "world_size" and any_world):
             _compare(field, getattr(state, field, None), getattr(ours, field, None))
+    if isinstance(state, IterableState) and isinstance(ours, IterableState):
+        if len(state.lanes) != len(ours.lanes):
+            raise edited("lanes", state.lanes, f"{len(ours.lanes)} of them")
+        if state.turn >= len(ours.lanes):
+            raise edited("turn", state.turn, f"less than {len(ours.lanes)}")
+        for lane in state.lanes:
+            read_fields(LaneState, lane)
     if not isinstance(state, SampledState) or not state.ahead:
         return
+    if min(state.ahead) < state.batches:
+        raise edited("ahead", state.ahead, f"numbers from {state.batches} on")
     if (state.ahead_on_rank, state.world_size) != (rank, ours.world_size):
         raise StateError(
             f"ahead: the state has batches {state.ahead} delivered out of order on rank {state.ahead_on_rank} of "
@@ -161,10 +174,65 @@ def _shown(field: str, value: Any) -> str:
     return f"{value!r} (or {made_by})" if made_by else repr(value)
 
 
-def _has_type(value: Any, kind: Any) -> bool:
-    """Return whether `value` has the type of a field. A bool is not an int."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return Any in kinds or type(value) in [get_origin(one) or one for one in kinds]
+def read_fields(cls: Callable[..., T], value: dict[str, Any]) -> T:
+    """Return the dataclass that `value` holds. Raise `StateError` if a field is missing or has another type."""
+    types = get_type_hints(cls)
+    for field, kind in types.items():
+        if field not in value:
+            raise StateError(
+                f"{field}: the state has no such field. The state is incomplete: load another one"
+            )
+        if not _has_type(value[field], kind, signed=field.endswith("seed")):
+            name = getattr(kind, "__name__", str(kind))
+            least = ", 0 or more" if name.startswith("int") else ""
+            raise edited(field, value[field], name + least)
+    return cls(**{field: copy.deepcopy(value[field]) for field in types})
+
+
+def edited(field: str, found: Any, expected: Any) -> StateError:
+    """Return the error for a state that no loader has saved."""
+    return StateError(
+        f"{field}: the state has {found!r:.100}, expected {expected}. The state was edited: load another one"
+    )
+
+
+def _has_type(value: Any, kind: Any, *, signed: bool) -> bool:
+    """Return whether `value` has the type of a field, and its parts too. A bool is not an int."""
+    if isinstance(kind, UnionType):
+        return any(_has_type(value, one, signed=signed) for one in get_args(kind))
+    if origin := get_origin(kind):
+        parts = value.values() if type(value) is dict else value
+        part_kind = get_args(kind)[-1]
+        return type(value) is origin and all(_has_type(p, part_kind, signed=signed) for p in parts)
+    if kind is int and not signed and type(value) is int:
+        return 0 <= value < 1 << 63
+    return kind is Any or type(value) is kind
+
+
+def keeps_state(source: Any) -> bool:
+    """Return whether `source.state_dict()` and `source.load_state_dict(state)` can be called.
+
+    Methods of these names that need more arguments are another protocol: LitData's and MosaicML's do.
+    """
+    try:
+        inspect.signature(source.state_dict).bind()
+        inspect.signature(source.load_state_dict).bind(None)
+    except (AttributeError, TypeError):
+        return False
+    except ValueError:  # it is written in C, and does not tell its signature
+        return hasattr(source, "load_state_dict")
+    return True
+
+
+def load_into(source: Any, state: Any, field: str) -> None:
+    """Load the state of a user's dataset, iterator or sampler. Raise `StateError` with the field if that fails."""
+    try:
+        source.load_state_dict(state)
+    except Exception as exc:
+        raise StateError(
+            f"{field}: {type(source).__name__} cannot load its saved state, {shown(state):.100} ({type(exc).__name__}: "
+            f"{shown(exc, str)}). Load the state with the dataset or sampler that made it"
+        ) from exc
 
 
 def as_int(value: Any) -> int | None:

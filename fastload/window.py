@@ -189,7 +189,8 @@ class Window(Generic[T]):
     def issue(self, ticket: T) -> None:
         """Put `ticket` into the next place, after `has_room()` returned True. No other thread issues.
 
-        The caller completes a ticket without units, which failed before it could be read.
+        A ticket without units failed before it could be read, and is complete at once. The caller reads nothing of a
+        ticket that it has issued: workers change it.
         """
         with self._lock:
             ticket.number = self._issued
@@ -200,6 +201,8 @@ class Window(Generic[T]):
                 self._workers[ticket.lane].wake(
                     -(-ticket.units // self._run_length.of(ticket.units))
                 )
+            else:
+                self.complete(ticket)
 
     def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window. Return None if nothing is in flight.

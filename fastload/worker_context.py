@@ -14,10 +14,11 @@ from fastload.batch import Batch
 from fastload.errors import ModuleStateWarning, SharedStateWarning
 from fastload.fetch import Fetcher
 from fastload.global_draws import GlobalDraws
-from fastload.isolation import Watch, WorkerCopies
+from fastload.isolation import Isolation, Watch, WorkerCopies
 from fastload.isolation.generators import NewGenerators
-from fastload.randomness import Stream
+from fastload.randomness import Stream, Streams
 from fastload.rows import Filler
+from fastload.settings import Settings
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import current_worker_info, pin, set_worker_info
 from fastload.user_errors import file_of
@@ -107,6 +108,21 @@ def neutral_modes() -> AbstractContextManager[None]:
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
         return nullcontext()
     return _neutral(autocast)
+
+
+def loop_context(
+    settings: Settings,
+    fetcher: Fetcher,
+    streams: Streams,
+    isolation: Isolation | None,
+    wait: Callable[[Callable[[], bool], float | None], None],
+) -> WorkerContext:
+    """Return what the loop reads with if there are no workers."""
+    plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
+    own = plain if isolation is None else isolation.originals()
+    context = WorkerContext(0, own, None, streams.make(own), wait)
+    context.filler = fetcher.filler_of(own.dataset)
+    return context
 
 
 @contextmanager

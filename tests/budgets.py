@@ -18,8 +18,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_462,
-    "loaded beside the way": 1_731,
+    "the way of an index": 3_554,
+    "loaded beside the way": 1_771,
     "the core's other files": 568,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 3_245,
@@ -31,7 +31,7 @@ BUDGETS = {
     "fastload/datasets": 1_675,
     "fastload/datasets/packed": 1_735,
     "fastload/distributed": 1_639,
-    "fastload/elastic": 710,
+    "fastload/elastic": 714,
     "fastload/flow": 1_120,
     "fastload/image": 1_275,
     "fastload/image/kernels": 2_066,
@@ -44,7 +44,7 @@ BUDGETS = {
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 894,
+    "mixtures and token plans": 1_200,
 }
 
 LISTED = {

@@ -326,11 +326,9 @@ class Model:
             if batch is None:
                 return
             self.issued.append(batch)
+            batch.completed = not batch.units  # by `issue` itself
             self.window.issue(batch)
             assert self.width() <= self.plan.depth, f"{self.width()} places in flight"
-            if not batch.units:
-                batch.completed = True
-                self.window.complete(batch)
         assert self.width() == self.plan.depth, "room was refused in a window that is not full"
 
     def width(self) -> int:

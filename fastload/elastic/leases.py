@@ -17,6 +17,7 @@ from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import FastloadError, StateError, StoreLostError
 from fastload.sampler import integer
+from fastload.state import edited, read_fields
 
 
 class Leases:
@@ -155,18 +156,21 @@ class Leases:
                 "state does not. Make new Leases, with a store or a name= that no run has used, and load the state "
                 "before the first epoch"
             )
-        try:
-            loaded = LeasesState(**state)
-        except TypeError as error:
+        if not isinstance(state, dict) or "version" not in state:
             raise StateError(
                 f"this is not the state of leases: {state!r:.100}. Pass what state_dict() returned"
-            ) from error
-        loaded.check(
-            LeasesState(length=self.terms.length, shard=self.terms.shard),
-            "version",
-            "length",
-            "shard",
-        )
+            )
+        loaded = read_fields(LeasesState, state)
+        ours = LeasesState(length=self.terms.length, shard=self.terms.shard)
+        loaded.check(ours, "version", "length", "shard")
+        count = len(self)
+        for part in loaded.done:
+            if len(part) != 2 or not part[0] <= part[1] <= count:
+                raise edited("done", part, f"a range of {count} shards")
+        for number, rows in loaded.partial.items():
+            known = str(number).isdecimal() and len(str(number)) < 19 and int(number) < count
+            if not known or rows >= len(self.terms.rows(int(number))):
+                raise edited("partial", {number: rows}, "rows that a shard of these leases has")
         self._state = loaded
 
     def close(self, *, failed: bool = False) -> None:

@@ -38,7 +38,7 @@ _REENTRANT = isinstance(_original.lock, type(threading.RLock()))
 _UNLOCKED = () if _REENTRANT else ("seed", "get_state", "set_state")
 _plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
 
-_installed = 0  # calls of `install` minus calls of `remove`; the lock of `_original` owns it
+_installed: list[Any] = []  # those that route; the lock of `_original` owns it
 
 
 class State:
@@ -68,31 +68,31 @@ def unusable() -> str | None:
     return "np.random.set_bit_generator has replaced the global bit generator"
 
 
-def install() -> None:
-    """Route the global functions by thread, until `remove` has been called as often."""
-    _route.holding(_install)
+def install(owner: Any = None) -> None:
+    """Route the global functions by thread, until `remove` has been called as often. An owner counts once."""
+    _route.holding(_install, owner)
 
 
-def _install() -> None:
-    global _installed
-    _installed += 1
+def _install(owner: Any) -> None:
+    if owner is None or owner not in _installed:
+        _installed.append(owner)
     if _random.get_bit_generator() is _original:  # even after a call that Ctrl-C ended
         if _UNLOCKED and _RandomState.seed is _plain["seed"]:
             _replace_methods()
         _put(_route.bit_generator)
 
 
-def remove() -> None:
-    """Undo one `install`. The last one puts the original bit generator back, with the main state."""
-    _route.holding(_remove)
+def remove(owner: Any = None) -> None:
+    """Undo one `install`, unless it is undone. The last one puts the original bit generator back, with its state."""
+    _route.holding(_remove, owner)
 
 
-def _remove() -> None:
-    global _installed
-    _installed -= 1
-    # A bit generator that the user has set meanwhile stays.
-    if not _installed and _random.get_bit_generator() is _route.bit_generator:
-        _put(_original)
+def _remove(owner: Any) -> None:
+    if owner in _installed:
+        # A bit generator that the user has set meanwhile stays.
+        if len(_installed) == 1 and _random.get_bit_generator() is _route.bit_generator:
+            _put(_original)
+        _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
 
 
 def enter(own: Callable[[], State] | None) -> None:

@@ -111,32 +111,35 @@ _STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
 # Owns `_installed`, `_holders` and `_left`, and is held while the class of `_inst` and the names in modules change. It
 # is reentrant because garbage collection, which can come at any time, may close a loader.
 _lock = threading.RLock()
-_installed = 0
+_installed: list[Any] = []  # the owners of `install` that have not called `remove`
 _holders: list[tuple[dict[str, Any], str]] = [(vars(random), name) for name in _STAND_INS]
 # By the id of the list: the number of references outside of modules, and the number of modules.
 _left: dict[int, tuple[int, int]] = {}
 
 
-def install() -> None:
-    """Let the functions of `random` act on the generator of the calling thread, in threads that have entered."""
-    global _installed
+def install(owner: Any = None) -> None:
+    """Let the functions of `random` act on the generator of the calling thread, in threads that have entered.
+
+    An owner counts once.
+    """
     with _lock:
-        _installed += 1
+        if owner is None or owner not in _installed:
+            _installed.append(owner)
         # Every time, not only the first: Ctrl-C may have ended the call before.
         _inst.__class__ = _ThreadRandom
         for real, stand_in in _STAND_INS.values():
             _replace(real, stand_in)
 
 
-def remove() -> None:
-    """Undo one `install`. The last call restores everything."""
-    global _installed
+def remove(owner: Any = None) -> None:
+    """Undo one `install`, if that is not undone. The last call restores everything."""
     with _lock:
-        _installed -= 1
-        if _installed == 0:
-            for real, stand_in in _STAND_INS.values():
-                _replace(stand_in, real)
-            _inst.__class__ = Random
+        if owner in _installed:
+            if len(_installed) == 1:
+                for real, stand_in in _STAND_INS.values():
+                    _replace(stand_in, real)
+                _inst.__class__ = Random
+            _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
 
 
 def enter(own: Callable[[], Random] | None) -> None:

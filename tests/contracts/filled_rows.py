@@ -32,6 +32,7 @@ from fastload.rows import Run
 from fastload.run_length import RunLength
 from fastload.slots import SlotPool
 from tests.promises.equal import check_same
+from tests.resuming import resumes_twice
 
 SEED, BATCH = 3, 5
 NOWHERE = 10**6  # an index that no dataset here has
@@ -224,6 +225,7 @@ class FilledRows:
             loader.load_state_dict(json.loads(json.dumps(pairs[0][1])))
             check_same(list(loader), [batch for batch, _ in pairs[1:]])
         assert fills
+        resumes_twice(lambda: DataLoader(dataset, 1, **options))
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_samples_that_are_left_out_are_read_alone(

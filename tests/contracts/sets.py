@@ -32,6 +32,7 @@ from fastload.datasets.packed import staging
 from fastload.errors import PackedDataError, StateError
 from tests.files import files, flip
 from tests.promises.equal import check_same
+from tests.resuming import resumes_twice
 
 PART = "shard-00001.arrow"  # the one that is damaged
 WRITES = ("replace", "rename", "write", "fsync", "unlink", "link")
@@ -336,6 +337,7 @@ class SetContract:
         with loader(copy) as second:
             second.load_state_dict(state)
             check_same([*second], rest)
+        resumes_twice(lambda: loader(whole))
         if self.has_id:
             self.write(tmp_path / "other", other=True)
             with loader(tmp_path / "other") as third, pytest.raises(StateError, match="set_id"):

@@ -18,7 +18,6 @@ import errno
 import functools
 import gc
 import itertools
-import json
 import multiprocessing
 import re
 import threading
@@ -51,6 +50,7 @@ from fastload import SKIP
 from fastload.errors import EmptyBatchError, LoaderClosedError, StateError, TooManyErrorsError
 from tests.fakes import Numbers, OwnIterator, fastload_threads, hasty
 from tests.promises.reading import drain, in_batches, wait_until
+from tests.resuming import resumes_twice, through_json
 
 SEED = 7
 SHARD = 1000  # more than any shard holds: sample k of shard s is s * SHARD + k
@@ -280,6 +280,19 @@ class Remembers(Drawing):
         self.start = state["at"]
 
 
+class KeepsItsState(Remembers):
+    """Never forgets the state that it loaded, as Hugging Face's datasets do."""
+
+    loaded: Any = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.start = self.loaded["at"] if self.loaded else 0
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class IteratorRemembers(Drawing):
     """Its iterator has the state."""
 
@@ -477,13 +490,6 @@ def only_error(got: list[Any], expected: list[Any], place: int) -> Any:
 def text_of(error: BaseException) -> str:
     """Return an error's text with its traceback and notes."""
     return "".join(traceback.format_exception(error))
-
-
-def through_json(state: Any) -> Any:
-    """Return what a file would give back."""
-    again = json.loads(json.dumps(state, allow_nan=False))
-    assert again == state
-    return again
 
 
 def running() -> list[str]:
@@ -1028,6 +1034,11 @@ class Workers(LikeTorch):
                     if epoch == 0:
                         assert order(*epochs(loader, 1)) == order(batches[1]), (epoch, done)
 
+    @pytest.mark.parametrize("shape", [shape for shape in STATES if shape != "any order"])
+    def test_a_second_resume_and_two_epochs_after_it(self, shape: str, notes: Notes) -> None:
+        options = {"batch_size": 4, "seed": SEED, **STATES[shape]}
+        resumes_twice(lambda: self.loader(Noted(14, notes), **options))
+
     def test_a_state_taken_after_an_error_counts_the_batch_that_raised(self) -> None:
         """Skipped samples shift nothing either."""
         dataset = Bad(26, unreadable(1, 9, 10, 25))
@@ -1157,6 +1168,14 @@ class Workers(LikeTorch):
                     continue
                 assert rest == batches[step:], step
                 assert not seeded or epochs(resumed, 1) == following, step
+
+    @pytest.mark.parametrize(
+        "kind", [Drawing, Shuffles, Remembers, KeepsItsState, IteratorRemembers]
+    )
+    def test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset(
+        self, kind: type[Drawing]
+    ) -> None:
+        resumes_twice(lambda: self.loader(kind([5, 1, 8, 3]), 2, seed=5))
 
     @pytest.mark.parametrize("kind", [Shuffles, Remembers, IteratorRemembers])
     def test_workers_that_run_load_a_state_of_an_iterable_dataset(

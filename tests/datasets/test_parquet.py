@@ -37,6 +37,7 @@ from fastload.datasets import ParquetDataset
 from fastload.datasets.row_groups import Decoder, RowGroup, RowGroupCache
 from fastload.errors import ParquetError, StateError
 from tests.contracts.filled_rows import FilledRows, Source
+from tests.resuming import resumes_twice
 
 N = 97
 X = np.random.default_rng(0).normal(size=(N, 2, 3)).astype(np.float32)
@@ -202,6 +203,7 @@ def test_a_loader_resumes_and_refuses_other_files(file: Path, tmp_path: Path) ->
         second.load_state_dict(state)
         assert equal([*second], tail)
     assert sorted(torch.cat(head + tail).tolist()) == [*range(N)]
+    resumes_twice(lambda: loader(file))
     moved = write(tmp_path / "other.parquet", table(), 20)
     with loader(moved) as other, pytest.raises(StateError, match="set_id"):
         other.load_state_dict(state)

@@ -42,6 +42,7 @@ from tests.elastic.leasing import (
     together,
     watch_of,
 )
+from tests.resuming import edits, through_json
 
 
 class Drawing(Dataset[Any]):
@@ -364,6 +365,21 @@ def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> 
     assert sorted(samples(chain(*again))) == list(range(LENGTH))
 
 
+@pytest.mark.parametrize("batches", [2, 5])
+def test_a_second_resume_and_two_epochs_after_it(batches: int, closing: Make) -> None:
+    read, state = saved_after(batches, closing)
+    leases = closing(HashStore())
+    leases.load_state_dict(state)
+    read += samples(islice(loader_of(leases), batches))
+    state = through_json(leases.state_dict())
+    leases = closing(HashStore())
+    leases.load_state_dict(state)
+    loader = loader_of(leases)
+    assert sorted([*read, *samples(loader)]) == list(range(LENGTH))
+    for _ in range(2):
+        assert sorted(samples(loader)) == list(range(LENGTH))
+
+
 def test_out_of_order_no_sample_is_left_out(closing: Make) -> None:
     """The state counts what was received without a gap. The second batch is read twice, the first not never."""
     free = threading.Event()
@@ -428,6 +444,34 @@ def test_a_state_of_something_else_is_refused(closing: Make) -> None:
     next(begun.shards())
     with pytest.raises(StateError, match="have already begun"):
         begun.load_state_dict(state)
+
+
+def test_a_state_that_was_edited_anywhere_is_refused(closing: Make) -> None:
+    """Every part at any depth: missing, of another type, negative, too large; then numbers that no leases have."""
+    _, state = saved_after(4, closing)
+    assert state["done"]
+    assert state["partial"]
+    bad = [
+        (where, edited)
+        for where, edited in edits(state)
+        # An edited order is told when the epoch begins. Without a part, more is read.
+        if where not in (".order='x'", ".partial.1 missing")
+    ]
+    for field, values in {
+        "done": ([[0, 99]], [[3, 1]], [[1]], [[0, 1, 2]]),
+        "partial": ({"99": 1}, {"x": 1}, {"1": SHARD}, {"9" * 5000: 1}),
+    }.items():
+        bad += [(f"{field}={value}", {**state, field: value}) for value in values]
+    taken = []
+    for where, edited in bad:
+        leases = closing(HashStore())
+        try:
+            leases.load_state_dict(edited)
+            taken.append(where)
+        except StateError:
+            pass
+    assert not taken
+    assert len(bad) > 50
 
 
 def test_the_loaders_own_state_names_that_of_the_leases(closing: Make) -> None:

@@ -43,6 +43,7 @@ OURS = {
     "max_wait_ms": None,
     "memory_format": torch.contiguous_format,
     "on_stats": None,
+    "snapshot_every_n_steps": 1,
     "worker_method": "thread",
 }
 
@@ -240,6 +241,7 @@ VALUES: dict[str, Any] = {
     "retries": 2,
     "memory_format": torch.contiguous_format,
     "on_stats": print,
+    "snapshot_every_n_steps": 100,
     "worker_method": "thread",
 }
 

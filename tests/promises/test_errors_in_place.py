@@ -19,7 +19,8 @@ import errno
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +416,44 @@ def test_the_log_names_the_file_of_a_skipped_sample(
     assert record.getMessage() == (
         f"fastload: skipped sample index 2: OSError: image file is truncated; file: {__file__}"
     )
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_batch_that_fails_before_issue_returns_is_completed_once(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forced: a worker has failed each batch before `Window.issue` returns.
+
+    The loop then found the error and completed the batch too, which ended the workers. The GIL hid it.
+    """
+    issue, complete = Window.issue, Window.complete
+    counts = Counter[int]()
+    ended = [threading.Event() for _ in range(6)]
+
+    def issued(window: Any, ticket: Any) -> None:
+        issue(window, ticket)
+        if ticket.number and ticket.units:  # before the first, no worker runs
+            assert ended[ticket.number].wait(DEADLINE_S)
+
+    def completed(window: Any, ticket: Any) -> None:
+        complete(window, ticket)
+        counts[ticket.number] += 1
+        ended[ticket.number].set()
+
+    monkeypatch.setattr(Window, "issue", issued)
+    monkeypatch.setattr(Window, "complete", completed)
+
+    class Gap:
+        def __iter__(self) -> Iterator[list[int]]:
+            return map(self.batch, range(6))
+
+        def batch(self, n: int) -> list[int]:
+            if n == 2:
+                raise OSError("out of the sampler")
+            return [n]
+
+    dataset, options = Bad(6, unreadable(0, 1, 3, 5)), {"num_workers": 1, "prefetch_batches": 1}
+    with DataLoader(dataset, batch_sampler=Gap(), in_order=in_order, **options) as loader:
+        kinds = [type(what) for what in drain(loader)]
+    assert kinds == [Unreadable, Unreadable, OSError, Unreadable, list, Unreadable]
+    assert counts == Counter(range(6))

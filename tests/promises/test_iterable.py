@@ -3,7 +3,8 @@
   iterator. See also `tests/contracts/workers.py`.
 - An error of an iterable dataset arrives in its place, and costs the other workers nothing.
   See also `tests/contracts/workers.py`.
-- A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy.
+- A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy. It counts
+  for one epoch. `state_dict()` of another protocol, as LitData's, is not called.
 - Hugging Face's iterable datasets are read and resumed. A resume without their shuffle buffer gives a warning.
 - torch's warning of an exceeded length comes with the same batch.
 
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,7 @@ from tests.contracts.workers import (
     through_json,
 )
 from tests.fakes import fastload_threads
+from tests.resuming import resumes_twice
 
 DEADLINE_S = 30.0  # only a deadlock waits that long
 Event = tuple[str, Any]
@@ -455,6 +458,83 @@ def test_the_state_says_what_the_loop_had_and_not_what_was_read_ahead(kind: type
     assert_equal([*had, *resumed], whole)
 
 
+class LitDatas(Shuffles):
+    """Has the methods of litdata.StreamingDataset, with its arguments."""
+
+    def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> Any:
+        raise AssertionError("called")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError("called")
+
+
+class MosaicMLs(Shuffles):
+    """Has the methods of streaming.StreamingDataset, with its arguments."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        raise AssertionError("called")
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        raise AssertionError("called")
+
+
+OTHER_PROTOCOLS = [LitDatas, MosaicMLs]
+
+
+@pytest.mark.filterwarnings("ignore:fastload. .* lacks state_dict")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+@pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
+def test_methods_of_another_protocol_are_not_called(
+    kind: type[Drawing], options: dict[str, Any]
+) -> None:
+    resumes_twice(lambda: fastload.DataLoader(kind(LENGTHS), 2, seed=1, **options))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
+def test_a_dataset_of_another_protocol_is_read_again_with_a_warning(
+    kind: type[Drawing], workers: int
+) -> None:
+    loader = fastload.DataLoader(kind(LENGTHS), 2, num_workers=workers, seed=1)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    loader.close()
+    loader.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match=f"{kind.__name__} lacks state_dict.*read again"):
+        list(loader)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
+def test_lightning_saves_with_a_dataset_of_another_protocol(
+    kind: type[Drawing], tmp_path: Path
+) -> None:
+    """Its Trainer asks for a state at each checkpoint, and ended at the first."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            return self.layer(batch).mean()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    saved = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, logger=False, callbacks=[saved],
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Model(), fastload.DataLoader(kind([9]), 2, seed=1))
+    assert trainer.global_step == 10
+    assert len([*tmp_path.glob("*.ckpt")]) == 5
+
+
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_chain_of_resumes_gives_each_sample_once(kind: type[Drawing]) -> None:
     whole = [*fastload.DataLoader(kind(LENGTHS), 2, num_workers=2, seed=1)]
@@ -711,6 +791,117 @@ def test_hugging_face_s_iterable_dataset_resumes_at_any_step(
         resumed = make()
         resumed.load_state_dict(state)
         assert [rows(batch) for batch in resumed] == batches[step:]
+
+
+class Holder(IterableDataset[Any]):
+    """Passes on a dataset of Hugging Face's, its state too, as training frameworks do."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"of": [self.held.state_dict()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held.load_state_dict(state["of"][0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+@pytest.mark.parametrize("wrap", [lambda dataset: dataset, Holder], ids=["alone", "held"])
+def test_hugging_face_s_iterable_dataset_resumes_twice(
+    shards: Callable[[], Any], wrap: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
+    """It keeps a loaded state for good, and began each later epoch with it."""
+    resumes_twice(lambda: fastload.DataLoader(wrap(shards()), 4, seed=1, **options))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_after_a_resumed_one_that_was_left_begins_at_the_front(
+    shards: Callable[[], Any],
+) -> None:
+    dataset = shards()
+    loader = fastload.DataLoader(dataset, 4, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert sum(len(batch["x"]) for batch in loader) == 50
+    loader.load_state_dict(state)
+    assert sum(len(batch["x"]) for batch in loader) == 46
+    assert len([*dataset]) == 50, "a loop without a loader"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hugging_face_s_epoch_must_be_that_of_the_state(
+    shards: Callable[[], Any], workers: int
+) -> None:
+    """With another one it began at the front, in silence. (Of several workers it cannot load a shuffled state.)"""
+
+    def make(dataset: Any) -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(dataset, 4, seed=1, num_workers=workers)
+
+    def epoch(loader: fastload.DataLoader[Any], dataset: Any, number: int) -> list[Any]:
+        dataset.set_epoch(number)
+        return [rows(batch) for batch in loader]
+
+    dataset = shards().shuffle(seed=3, buffer_size=1)
+    loader = make(dataset)
+    whole = [epoch(loader, dataset, number) for number in range(4)]
+    assert whole[0] != whole[1]
+    dataset.set_epoch(1)
+    iterator = iter(loader)
+    had = [rows(next(iterator)) for _ in range(3)]
+    state = through_json(loader.state_dict())
+    loader.close()
+    dataset = shards().shuffle(seed=3, buffer_size=1)
+    loader = make(dataset)
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=r"lanes: .* of epoch 1 .* at epoch 0.*set_epoch\(1\)"):
+        list(loader)
+    loader.load_state_dict(state)
+    assert had + epoch(loader, dataset, 1) == whole[1]
+    assert [epoch(loader, dataset, number) for number in (2, 3)] == whole[2:]
+
+
+class Counts(IterableDataset[int]):
+    """Keeps the state that it loads, and changes it as it reads: 4 samples an epoch."""
+
+    def __init__(self) -> None:
+        self.state = {"read": 0}
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.state["read"] % 4, 4):
+            self.state["read"] += 1
+            yield self.state["read"]
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_state_that_the_dataset_goes_on_with_stays(left: bool) -> None:
+    loader = fastload.DataLoader(Counts(), 1, seed=1)
+    assert given(loader) == [[1], [2], [3], [4]]
+    assert plain(next(iter(loader))) == [5]
+    state = through_json(loader.state_dict())
+    resumed = fastload.DataLoader(Counts(), 1, seed=1)
+    resumed.load_state_dict(state)
+    if left:
+        assert plain(next(iter(resumed))) == [6]
+        assert given(resumed) == [[7], [8]]
+    else:
+        assert given(resumed) == [[6], [7], [8]]
+    assert given(resumed) == [[9], [10], [11], [12]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -23,8 +23,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader, sample_generator
 from fastload.errors import LoaderClosedError
+from tests.contracts.workers import Drawing, KeepsItsState, Remembers
 from tests.fakes import hasty
 from tests.promises.reading import wait_until
+from tests.resuming import resumes_twice
 
 LONG = 3_600_000.0  # a deadline that no test reaches
 
@@ -235,6 +237,13 @@ def test_a_state_is_that_after_the_last_delivered_sample_not_that_of_the_reader(
     second = DataLoader(Stateful(), 4, num_workers=1, max_wait_ms=LONG)
     second.load_state_dict(state)
     assert flat(lists(second)) == list(range(5, 41))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", [Drawing, Remembers, KeepsItsState])
+def test_a_second_resume_and_two_epochs_after_it(kind: type[Drawing], persistent: bool) -> None:
+    options = {"num_workers": 1, "persistent_workers": persistent, "max_wait_ms": LONG, "seed": 1}
+    resumes_twice(lambda: DataLoader(kind([9, 6]), 3, **options))
 
 
 def test_errors_come_in_their_place_and_on_error_handles_them() -> None:
@@ -762,6 +771,8 @@ def test_a_stream_that_is_decoded_resumes_exactly_with_any_number_of_workers() -
     with loader(5) as resumed:
         resumed.load_state_dict(state)
         assert first + list(resumed) == expected
+    for persistent in (False, True):
+        resumes_twice(lambda: decoding(Walk(), 3, 2, seed=3, persistent_workers=persistent))  # noqa: B023
 
 
 def test_the_reader_of_a_stream_that_is_decoded_stops_at_a_bound() -> None:

@@ -38,6 +38,7 @@ from fastload import DataLoader, RankSampler, prefetch_to
 from fastload.errors import LoaderClosedError
 from fastload.testing import FailingDataset
 from tests.promises.reading import wait_until
+from tests.resuming import resumes_twice
 
 SIMULATED = torch.device("privateuseone:0")
 Point = namedtuple("Point", "x y")
@@ -509,6 +510,12 @@ def test_the_state_says_what_the_loop_has_had(machine: Machine, kind: str) -> No
         resumed.load_state_dict(json.loads(states[k]))
         assert json.dumps(resumed.state_dict()) == states[k]
         assert [values(batch) for batch in resumed] == expected[k:]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind != "torch's shuffle"])
+@pytest.mark.parametrize("machine", ["copies late"], indirect=True)
+def test_a_second_resume_and_two_epochs_after_it(machine: Machine, kind: str) -> None:
+    resumes_twice(lambda: prefetch_to(LOADERS[kind](), SIMULATED, depth=2), values)
 
 
 @pytest.mark.parametrize("machine", ["copies late"], indirect=True)

@@ -1,10 +1,10 @@
 """Promises:
 - A state taken at any step of three epochs resumes with other worker counts and world sizes. All remaining batches
-  are bit-equal, augmentation included.
+  are bit-equal, augmentation included, also after a second resume and in the two epochs after it.
 - No sample is read to resume. This holds after skipped samples, deliveries out of order and at the end of an epoch,
   and with torch's and a user's samplers.
-- A state that does not fit is refused. The error names the field, both values and the remedy, and the field of a
-  state that was cut off.
+- A state that does not fit, or that was edited at any depth, is refused. The error names the field, both values and
+  the remedy. The loader stays as it was.
 - Lightning's checkpoint in mid-epoch resumes.
 - A sampler is run again from torch's global state, its generators and its own `state_dict()`. One that gives other
   indices than before raises `StateError`.
@@ -55,6 +55,7 @@ import fastload
 from fastload.errors import StateError
 from fastload.sampler_state import checksum
 from tests.contracts.workers import through_json
+from tests.resuming import edits, resumes_twice
 
 SEED = 7
 Row = tuple[float, ...]
@@ -172,6 +173,15 @@ def test_a_resume_of_a_resume() -> None:
             got += [plain(batch) for batch in itertools.islice(iter(loader), 1)]
             state = loader.state_dict()
     assert got == whole[0]
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+@pytest.mark.parametrize("shape", ALONE)
+def test_a_second_resume_and_two_epochs_after_it(shape: str, workers: dict[str, Any]) -> None:
+    options = {"shuffle": True, "seed": SEED, "batch_size": 4, **ALONE[shape], **workers}
+    resumes_twice(lambda: fastload.DataLoader(Augmented(26), **options))
 
 
 # Ranks.
@@ -327,6 +337,39 @@ TORCHS: dict[str, Callable[[Augmented, int], dict[str, Any]]] = {
         "batch_size": 1,
     },
 }
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "sampler's generator": lambda: {
+        "sampler": RandomSampler(range(26), generator=torch.Generator().manual_seed(5)),
+        "seed": SEED,
+    },
+    "distributed": lambda: {"sampler": DistributedSampler(range(52), 2, 1, seed=3), "seed": SEED},
+    "rank": lambda: {"sampler": fastload.RankSampler(52, rank=1, world_size=2), "seed": SEED},
+    "windows": lambda: {
+        "sampler": fastload.RankSampler(26, rank=0, world_size=1, window=9, run=2),
+        "seed": SEED,
+    },
+    "epochs of its own": lambda: {"sampler": Own(26), "seed": SEED},
+    "batches of its own": lambda: {"batch_sampler": OwnBatches(26), "batch_size": 1, "seed": SEED},
+    "a state of its own": lambda: {"sampler": Remembering(), "seed": SEED},
+    "a state of its batches": lambda: {
+        "batch_sampler": RememberingBatches(),
+        "batch_size": 1,
+        "seed": SEED,
+    },
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_a_second_resume_and_two_epochs_after_it_with_a_sampler(kind: str, workers: int) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        torch.manual_seed(5)
+        options = {"batch_size": 4, "num_workers": workers, **SAMPLERS[kind]()}
+        return fastload.DataLoader(Augmented(52), **options)
+
+    resumes_twice(make)
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
@@ -596,6 +639,36 @@ class Remembering(Own):
     def load_state_dict(self, state: Any) -> None:
         version, words, gauss = state["source"]
         self.source.setstate((version, tuple(words), gauss))
+
+
+class RememberingBatches(BatchSampler):
+    """The same, as batches: the state is that of the batch sampler."""
+
+    def __init__(self) -> None:
+        super().__init__(Remembering(), 4, drop_last=False)
+        self.source = random.Random(6)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.source.sample(range(26), 26)
+        yield from (order[k : k + 4] for k in range(0, 26, 4))
+
+    state_dict = Remembering.state_dict
+    load_state_dict = Remembering.load_state_dict
+    bad = False
+
+
+class OtherProtocol(RememberingBatches):
+    """Its methods need arguments that only a loader of its own has."""
+
+    def state_dict(self, steps: int) -> Any:  # type: ignore[override]
+        raise AssertionError("called")
+
+
+def test_methods_of_a_sampler_that_need_arguments_are_not_called() -> None:
+    loader = fastload.DataLoader(Augmented(26), batch_sampler=OtherProtocol(), seed=SEED)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    assert state["sampler_state"] == Remembering().state_dict(), "that of the sampler in it"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -1241,6 +1314,98 @@ def test_a_field_that_is_missing_or_of_another_type_is_named(kind: str) -> None:
                 make().load_state_dict({**state, field: {"of": "another type"}})
     with pytest.raises(StateError, match="epoch: the state has True, expected int"):
         make().load_state_dict({**state, "epoch": True})
+
+
+EDITED: dict[str, Callable[[], fastload.DataLoader[Any]]] = {
+    "rank": lambda: one_rank(),
+    "torch": lambda: one_rank(seed=None, shuffle=True),
+    "generator": lambda: one_rank(sampler=RandomSampler(range(24), generator=torch.Generator())),
+    "own sampler": lambda: one_rank(sampler=Own(24)),
+    "iterable": lambda: fastload.DataLoader(Lines(), 8, seed=SEED),
+    "iterable with a state": lambda: fastload.DataLoader(Streamed(24), 8, seed=SEED),
+}
+MAY_BE_NONE = {"sampler_epoch", "ahead_on_rank", "checksum", "checksum_on_rank"}
+
+
+@pytest.mark.parametrize("kind", EDITED)
+def test_a_state_that_was_edited_anywhere_is_refused_and_changes_nothing(kind: str) -> None:
+    """Every part at any depth: missing, of another type, negative, too large."""
+    maker = EDITED[kind]()
+    list(maker)
+    iterator = iter(maker)
+    next(iterator)
+    state = through_json(maker.state_dict())
+    taken = []
+    count = 0
+    for where, edited in edits(state):
+        field = re.split("[. =]", where)[1]
+        of_the_user = field in ("sampler_state", "stream_seed") or ".state=" in where
+        may_be = where.endswith("=None") and field in MAY_BE_NONE
+        if ".state." in where or ("missing" not in where and (of_the_user or may_be)):
+            continue
+        count += 1
+        loader = EDITED[kind]()
+        before = loader.state_dict()
+        try:
+            loader.load_state_dict(edited)
+            taken.append(where)
+        except StateError:
+            assert loader.state_dict() == before, where
+    assert not taken
+    assert count > 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("rank", "position", 9),
+        ("rank", "batches", 2),
+        ("rank", "ahead", ["x"]),
+        ("rank", "ahead", [-1]),
+        ("rank", "ahead", [0]),
+        ("torch", "draws", None),
+        ("torch", "draws", []),
+        ("torch", "draws", [{"torch": "AAAA", "generators": []}]),
+        ("generator", "draws", [{"torch": "AAAA", "generators": ["AAAA"]}]),
+        ("iterable", "turn", 1),
+        ("iterable", "lanes", []),
+    ],
+)
+def test_numbers_that_do_not_belong_together_are_refused(kind: str, field: str, value: Any) -> None:
+    maker = EDITED[kind]()
+    next(iter(maker))
+    state = {**through_json(maker.state_dict()), field: value, "ahead_on_rank": 0}
+    if kind.startswith("iterable"):
+        del state["ahead_on_rank"]
+    with pytest.raises(
+        StateError, match=f"^({field}|position): the state has .*, expected .* was edited"
+    ):
+        EDITED[kind]().load_state_dict(state)
+
+
+def test_a_state_of_more_batches_than_a_sampler_gives_is_refused() -> None:
+    maker = EDITED["own sampler"]()
+    next(iter(maker))
+    loader = EDITED["own sampler"]()
+    loader.load_state_dict({**maker.state_dict(), "batches": 10**15})
+    with pytest.raises(StateError, match="checksum"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("until_the_end", [False, True])
+def test_a_state_that_a_sampler_does_not_take_is_named(until_the_end: bool) -> None:
+    maker = one_rank(sampler=Remembering())
+    for _ in maker:
+        if not until_the_end:
+            break
+    state = {**through_json(maker.state_dict()), "sampler_state": {"source": 3}}
+    loader = one_rank(sampler=Remembering())
+    before = loader.state_dict()
+    with pytest.raises(StateError, match="^sampler_state: Remembering cannot load its saved state"):
+        loader.load_state_dict(state)
+        assert not until_the_end
+        iter(loader)
+    assert not until_the_end or loader.state_dict() == before
 
 
 @pytest.mark.parametrize("garbage", [None, [], "x", 3, {}, {"epoch": 1}, {1: 2}, {"state": {}}])

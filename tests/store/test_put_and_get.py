@@ -37,6 +37,7 @@ from fastload.store.columns import MAX_ROW
 from fastload.store.root import collect, sets
 from tests.children import Python, run_python
 from tests.contracts.filled_rows import FilledRows, Source
+from tests.resuming import resumes_twice
 
 X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
 Y = torch.arange(100)
@@ -225,6 +226,7 @@ def test_ranks_resume_exactly_and_only_with_the_same_set(root: Path) -> None:
     second = loader(store.get("set", data="y", root=root))
     second.load_state_dict(state)
     assert [batch.tolist() for batch in second] == rest
+    resumes_twice(lambda: loader(store.get("set", data="y", root=root)))
     store.put({"y": Y.flip(0)}, "other", root=root)
     with pytest.raises(StateError, match="set_id"):
         loader(store.get("other", data="y", root=root)).load_state_dict(state)
