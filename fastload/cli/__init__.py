@@ -29,7 +29,10 @@ class _Commands(EndsInOneLine, click.Group):
     """The group of all commands."""
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(fastload.__version__, prog_name="fastload")
 def main() -> None:
     """A data loader for PyTorch that loads with threads.

@@ -228,7 +228,6 @@ def serving_options(command: F) -> F:
             "--max-calls",
             type=click.IntRange(1),
             default=1024,
-            show_default=True,
             help="Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.",
         ),
         click.option(
@@ -240,12 +239,9 @@ def serving_options(command: F) -> F:
             "--port",
             type=click.IntRange(0, 65535),
             default=0,
-            show_default=True,
             help="Port to listen on. 0: any free port.",
         ),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
-        ),
+        click.option("--host", default="127.0.0.1", help="Address to listen on."),
     ):
         command = option(command)
     return command

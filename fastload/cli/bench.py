@@ -52,7 +52,6 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
 @click.option(
     "--workers",
     default="1,2,4",
-    show_default=True,
     callback=_counts,
     metavar="N,N,...",
     help="Numbers of workers per rank to measure with each parallel loader.",
@@ -60,7 +59,6 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
 @click.option(
     "--ranks",
     default="1",
-    show_default=True,
     callback=_counts,
     metavar="N,N,...",
     help="Numbers of ranks to measure. Ranks are processes on this node that each load a part at the same time.",
@@ -68,7 +66,6 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
 @click.option(
     "--loaders",
     default="serial,thread,torch",
-    show_default=True,
     callback=_loader_kinds,
     metavar="NAME,NAME,...",
     help="Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's "
@@ -79,7 +76,6 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "-b",
     "--nbatch",
     default=64,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Batch size per rank.",
 )
@@ -87,28 +83,24 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "-s",
     "--nsteps",
     default=20,
-    show_default=True,
     type=click.IntRange(min=6),
     help="Batches per run. The first 5 are warm-up, and no rate counts them.",
 )
 @click.option(
     "--status-print-interval",
     default=5,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Steps between two lines with the rate of a run.",
 )
 @click.option(
     "--step-ms",
     default=0.0,
-    show_default=True,
     type=Number(min=0, max=3_600_000),
     help="Simulated training step: milliseconds that the loop waits after each batch.",
 )
 @click.option(
     "--transform",
     default="resize",
-    show_default=True,
     type=click.Choice(["resize", "rrc"]),
     help="Transform of the images. resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + "
     "ToTensor + Normalize.",
@@ -116,21 +108,18 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
 @click.option(
     "--cache",
     default="warm",
-    show_default=True,
     type=click.Choice(["warm", "cold"]),
     help="State of the page cache before each run. warm: the files are in it. cold: the kernel has dropped them.",
 )
 @click.option(
     "--repeats",
     default=3,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Runs of each configuration, interleaved. The table shows medians.",
 )
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Seed of the order of the samples.",
 )

@@ -23,14 +23,12 @@ from fastload.errors import FastloadError, in_one_line
 @click.option(
     "--samples",
     default=64,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Number of samples to compare, spread over the length of a map-style dataset.",
 )
 @click.option(
     "--workers",
     default=4,
-    show_default=True,
     type=click.IntRange(1, 1024),
     help="Number of threads that read at the same time.",
 )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     "--timeout",
     "timeout_s",
     default=60.0,
-    show_default=True,
     type=Number(min=0, min_open=True),
     help="Time to wait for the other ranks, in seconds.",
 )

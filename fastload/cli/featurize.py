@@ -30,27 +30,23 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--model",
     default="resnet50",
-    show_default=True,
     help="Classification network of torchvision. Its last layer (the head) is removed.",
 )
 @click.option(
     "--weights",
     default="default",
-    show_default=True,
     help="File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded "
     "once. random: random weights, for tests.",
 )
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     type=click.IntRange(0, 2**63 - 1),
     help="Seed of the weights with --weights random.",
 )
 @click.option(
     "--layout",
     default="pooled",
-    show_default=True,
     type=click.Choice(["pooled", "flat"]),
     help="Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the "
     "whole map, 100,352 numbers.",
@@ -58,7 +54,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--size",
     default=224,
-    show_default=True,
     type=click.IntRange(1, 4096),
     help="Side of the square that images are resized to, in pixels.",
 )
@@ -66,7 +61,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
     "-b",
     "--batch-size",
     default=64,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Images per batch.",
 )
@@ -79,7 +73,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--dtype",
     default="float32",
-    show_default=True,
     type=click.Choice(_DTYPES),
     help="Type of the saved features.",
 )
@@ -91,7 +84,6 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     help="Device of the network: auto, cpu, cuda or cuda:1. auto: an accelerator if there is one, else cpu.",
 )
 @click.option(

@@ -14,14 +14,12 @@ from fastload.cli._common import require
 @click.option(
     "--count",
     default=2048,
-    show_default=True,
     type=click.IntRange(1, 2**30),
     help="Number of images to make.",
 )
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Seed of the images. The same seed gives the same images.",
 )

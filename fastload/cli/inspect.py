@@ -12,7 +12,6 @@ from fastload.cli._common import described_set, require
 @click.option(
     "--records",
     default=5,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Number of records, or rows, to show.",
 )

@@ -21,21 +21,18 @@ _COUNT = click.IntRange(1, 10_000_000)
 @click.option(
     "--train",
     default=60_000,
-    show_default=True,
     type=_COUNT,
     help="Number of training images.",
 )
 @click.option(
     "--test",
     default=10_000,
-    show_default=True,
     type=_COUNT,
     help="Number of test images.",
 )
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     type=click.IntRange(0, 2**31 - 1),
     help="Seed of the digits. The same seed gives the same digits.",
 )

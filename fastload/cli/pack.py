@@ -16,7 +16,6 @@ from fastload.errors import FastloadError
 @click.option(
     "--mode",
     default="jpeg",
-    show_default=True,
     type=click.Choice(["encoded", "jpeg", "raw"]),
     help="Content of the set. encoded: the files as they are. jpeg: images reduced to --max-size, as JPEGs. raw: "
     "their pixels. jpeg and raw ignore and drop the EXIF orientation.",
@@ -34,7 +33,6 @@ from fastload.errors import FastloadError
 @click.option(
     "--shard-mb",
     default=256.0,
-    show_default=True,
     type=click.FloatRange(min=0.001, max=1_000_000),
     help="Size of a shard, in megabytes (millions of bytes) of images and --columns. A shard ends with the record "
     "that reaches this size.",
@@ -47,7 +45,6 @@ from fastload.errors import FastloadError
 @click.option(
     "--on-error",
     default="raise",
-    show_default=True,
     type=click.Choice(["raise", "skip"]),
     help="Action for an input that cannot be read or decoded. raise: end with an error. skip: leave it out, and list "
     "it in rejected.txt.",
@@ -55,7 +52,6 @@ from fastload.errors import FastloadError
 @click.option(
     "--check/--no-check",
     default=True,
-    show_default=True,
     help="With --mode encoded: decode each image as a check. --no-check packs any bytes.",
 )
 @click.option(
@@ -66,18 +62,17 @@ from fastload.errors import FastloadError
 @click.option(
     "--image-column",
     default="image",
-    show_default=True,
     help="Column of PARQUET with the image files, as bytes or as structs of bytes and path.",
 )
 @click.option(
     "--label-column",
     default="label",
-    show_default=True,
     help="Column of PARQUET with class numbers or names.",
 )
 @click.option(
     "--columns",
     default="",
+    show_default=False,
     metavar="NAME,NAME,...",
     help="Other columns of PARQUET to keep.  [default: none]",
 )

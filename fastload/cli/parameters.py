@@ -49,11 +49,10 @@ def parameters() -> None:
     "--optimizer",
     type=click.Choice(["sgd", "adagrad", "adam"]),
     default="sgd",
-    show_default=True,
     help="Optimizer that applies the gradients.",
 )
-@click.option("--lr", type=Number(0), default=0.01, show_default=True, help="Learning rate.")
-@click.option("--momentum", type=Number(0), default=0.0, show_default=True, help="Momentum of sgd.")
+@click.option("--lr", type=Number(0), default=0.01, help="Learning rate.")
+@click.option("--momentum", type=Number(0), default=0.0, help="Momentum of sgd.")
 @click.option(
     "--grads-to-wait",
     type=click.IntRange(1),
@@ -63,7 +62,6 @@ def parameters() -> None:
     "--tolerance",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Maximum age of the gradients of a synchronous push, in versions.",
 )
 @click.option(
@@ -81,17 +79,15 @@ def parameters() -> None:
     "--checkpoint-every",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Number of versions between checkpoints. 0: only when a worker asks, and at the end.",
 )
 @click.option(
     "--keep",
     type=click.IntRange(1),
     default=3,
-    show_default=True,
     help="Number of checkpoints to keep.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of new rows.")
+@click.option("--seed", type=int, default=0, help="Seed of new rows.")
 @serving_options
 @click.option(
     "--name",

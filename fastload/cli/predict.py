@@ -35,7 +35,6 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     "-b",
     "--batch-size",
     default=64,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Samples or messages per batch.",
 )
@@ -48,7 +47,6 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
     "cpu.",
 )
@@ -72,6 +70,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--data-version",
     default="",
+    show_default=False,
     help="With DATASET: version of the samples, if fastload cannot detect their content. Change the version when the "
     "samples change.",
 )
@@ -88,7 +87,6 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--source",
     default="-",
-    show_default=True,
     metavar="SOURCE",
     help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
     "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install 'fastload[stream]'.",
@@ -96,7 +94,6 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--sink",
     default="-",
-    show_default=True,
     metavar="SINK",
     help="Destination of the answers: - (standard output), a file (.jsonl), a folder, or kafka://SERVERS/TOPIC.",
 )
@@ -119,7 +116,6 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--max-wait-ms",
     default=5.0,
-    show_default=True,
     type=Number(min=0),
     help="Maximum time that a batch waits to become full, in milliseconds after its first message.",
 )

@@ -76,7 +76,11 @@ def ls(root: str | None, as_json: bool) -> None:
     help="Store a CRC-32 of each part, for `fastload verify` and `stage`.  [default: if the set is on a disk]",
 )
 @click.option(
-    "--columns", default="", metavar="NAME,NAME,...", help="Columns to keep.  [default: all]"
+    "--columns",
+    default="",
+    show_default=False,
+    metavar="NAME,NAME,...",
+    help="Columns to keep.  [default: all]",
 )
 def put(
     files: tuple[str, ...], name: str, root: str | None, checksums: bool | None, columns: str
@@ -127,7 +131,6 @@ def put(
 @click.option(
     "--records",
     default=5,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Number of rows to show.",
 )

@@ -34,12 +34,12 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 @click.option(
     "--executor",
     default=sys.executable,
+    show_default=False,
     help="Program that runs the script.  [default: this Python]",
 )
 @click.option(
     "--parallelism",
     default=1,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Number of ranks.",
 )
@@ -63,7 +63,6 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 @click.option(
     "--launcher",
     default="auto",
-    show_default=True,
     type=click.Choice(_CHOICES),
     help="Launcher of the ranks. auto: none (run directly) for one rank; otherwise mpiexec if it is on PATH, else srun "
     "inside a Slurm job, else torchrun.",
@@ -87,7 +86,6 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 @click.option(
     "--walltime",
     default="1:00:00",
-    show_default=True,
     callback=walltime,
     help="Time limit of the batch job, H:MM:SS.",
 )

@@ -26,7 +26,6 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--transform",
     default="resize",
-    show_default=True,
     type=click.Choice(["resize", "rrc"]),
     help="Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and "
     "the device normalises them.",
@@ -41,7 +40,6 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--nworkers",
     "workers",
     default=1,
-    show_default=True,
     type=click.IntRange(0, 1024),
     help="Threads per rank that load. 0: the training loop loads by itself.",
 )
@@ -50,7 +48,6 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--nbatch",
     "batch_size",
     default=64,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Batch size per rank. The global batch is this times the number of ranks.",
 )
@@ -58,14 +55,12 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--cache-size",
     "prefetch_batches",
     default=2,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Maximum number of batches that are read, or being read, ahead of the loop.",
 )
 @click.option(
     "--loader",
     default="thread",
-    show_default=True,
     type=click.Choice(["thread", "process", "cached"]),
     help="Loader of the samples. thread: fastload's threads. process: torch's worker processes. cached: repeat a few "
     "batches, to measure training without loading.",
@@ -86,14 +81,12 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--status-print-interval",
     default=5,
-    show_default=True,
     type=click.IntRange(min=1),
     help="Steps between two lines with the rate.",
 )
 @click.option(
     "--step-ms",
     default=0.0,
-    show_default=True,
     type=Number(min=0, max=3_600_000),
     help="Simulated accelerator: minimum time of a step, in milliseconds.",
 )
@@ -111,34 +104,28 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     type=click.IntRange(min=1),
     help="Number of outputs of the model.  [default: number of classes in the dataset]",
 )
-@click.option(
-    "--lr", default=0.001, show_default=True, type=Number(min=0), help="Learning rate of SGD."
-)
+@click.option("--lr", default=0.001, type=Number(min=0), help="Learning rate of SGD.")
 @click.option(
     "--momentum",
     default=0.9,
-    show_default=True,
     type=Number(min=0, max=1),
     help="Momentum of SGD.",
 )
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     type=click.IntRange(0, _LARGEST_SEED),
     help="Seed of the order, the augmentation and the initial parameters.",
 )
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
     "cpu.",
 )
 @click.option(
     "--precision",
     default="fp32",
-    show_default=True,
     type=click.Choice(["fp32", "tf32", "bf16"]),
     help="Precision for training. fp32: float32. tf32: float32 with faster, less exact matrix multiplication. bf16: "
     "autocast to bfloat16.",
@@ -177,7 +164,6 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--logdir",
     default="logdir",
-    show_default=True,
     type=_FOLDER,
     help="Folder for the results: stats.csv with one row per run, and a folder DATE-TIME-workersN-ranksN for each run "
     "with --profile or --scalars.",
