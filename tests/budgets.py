@@ -22,10 +22,10 @@ BUDGETS = {
     "loaded beside the way": 1_731,
     "the core's other files": 568,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 3_245,
+    "fastload/isolation": 3_316,
     "fastload/telemetry": 269,
     "fastload/bench": 1_588,
-    "fastload/check": 670,
+    "fastload/check": 669,
     "fastload/cli": 2_372,
     "fastload/compat": 441,
     "fastload/datasets": 1_675,
@@ -44,7 +44,7 @@ BUDGETS = {
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 1_200,
+    "mixtures and token plans": 1_130,
 }
 
 LISTED = {
