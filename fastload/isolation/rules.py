@@ -63,6 +63,7 @@ GENERATORS = (
 )
 
 _SHARED_MODULES = {
+    "_contextvars",
     "_queue",
     "_thread",
     "asyncio",

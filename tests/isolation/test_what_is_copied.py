@@ -267,6 +267,24 @@ def test_what_is_compared_by_identity_stays_itself() -> None:
         assert all(map(operator.is_, dataset.kept, [*code, *values]))
 
 
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_a_scripted_function_is_shared_and_nothing_is_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated
+        scripted = torch.jit.script(doubled)
+    for dataset in copies(scripted=scripted, within=[scripted])[1:]:
+        assert dataset.scripted is dataset.within[0] is scripted
+
+
+def test_other_objects_of_c_without_state_are_shared_and_nothing_is_warned_of() -> None:
+    kept = [torch.finfo(torch.float32), torch.iinfo(torch.int8), language]
+    for dataset in copies(kept=kept)[1:]:
+        assert all(map(operator.is_, dataset.kept, kept))
+
+
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "compressed": lambda: torch.eye(3).to_sparse_csc(),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
