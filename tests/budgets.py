@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_462,
+    "the way of an index": 3_479,
     "loaded beside the way": 1_731,
     "the core's other files": 568,
     # folders, without the files and folders that have a row of their own
@@ -44,7 +44,7 @@ BUDGETS = {
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 1_130,
+    "mixtures and token plans": 1_113,
 }
 
 LISTED = {
