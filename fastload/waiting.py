@@ -1,4 +1,4 @@
-"""Lines of threads that wait to be woken, and the one lock that belongs to the whole process."""
+"""Lines of threads that wait to be woken, and the two locks that belong to the whole process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from time import perf_counter
 
 starting = threading.Lock()
 """Owns the number of torch's threads, which `workers` sets while it starts threads."""
+
+stack_size = threading.RLock()  # a finalizer may load in the same thread
+"""Owns `threading.stack_size()`, which `workers` sets while one thread starts."""
 
 
 class Line:
@@ -111,8 +114,9 @@ class Changes:
 
 
 def _after_fork_in_child() -> None:
-    global starting
-    starting = threading.Lock()  # a thread that held it does not exist in this process
+    global starting, stack_size
+    # A thread that held one does not exist in this process.
+    starting, stack_size = threading.Lock(), threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import resource
 import sys
 import threading
 import traceback
@@ -48,6 +49,9 @@ from fastload.worker_context import (
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress. Then it warns of the threads that hang, and returns."""
+
+STACK_BYTES = 8 * 2**20
+"""The least stack of a loader thread, as a worker process usually has. Without a limit on stacks, glibc gives 2 MiB."""
 
 _local = threading.local()
 
@@ -90,7 +94,8 @@ def start(
         thread = threading.Thread(target=run, args=(target, *args, set_up), name=name, daemon=True)
         _alive[thread] = window
         try:
-            thread.start()
+            with deep_stacks():
+                thread.start()
         except BaseException:
             _alive.pop(thread, None)
             raise
@@ -322,6 +327,25 @@ def _torch_threads_kept() -> Iterator[int]:
             yield known
         finally:
             torch.set_num_threads(known)
+
+
+@contextmanager
+def deep_stacks() -> Iterator[None]:
+    """Let a thread that starts in the block have as much stack as the main thread, and `STACK_BYTES` at least.
+
+    All threads that start meanwhile get it. If another thread sets a size meanwhile, that one stays.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
+    size = max(limit, STACK_BYTES)
+    with waiting.stack_size:
+        before = threading.stack_size(size)  # this function cannot look without setting
+        size = max(size, before)
+        try:
+            threading.stack_size(size)
+            yield
+        finally:
+            if (now := threading.stack_size(before)) != size:
+                threading.stack_size(now)
 
 
 @contextmanager

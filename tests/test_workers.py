@@ -1,13 +1,19 @@
 """Promises:
 - A worker thread is set up as torch's worker processes are, with one torch thread. All other threads keep their
   number.
+- A worker thread has as much stack as the main thread, and 8 MiB at least, also under `ulimit -s unlimited`.
 - A file position that threads share, and processes would not, gives one warning.
 """
 
 from __future__ import annotations
 
+import ctypes
+import resource
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fastload import DataLoader
+from fastload import DataLoader, waiting
 from fastload.errors import SharedStateWarning
+from fastload.workers import deep_stacks
+from tests.children import ROOT
 from tests.fakes import Numbers
 
 
@@ -63,6 +71,115 @@ def test_workers_use_one_torch_thread_and_leave_the_others_theirs(nested: bool) 
         assert (torch.get_num_threads(), later) == (3, [3, 3])
     finally:
         torch.set_num_threads(before)
+
+
+# ---- stacks ----
+
+MIB = 1 << 20
+
+
+def stack_bytes() -> int:
+    """Return the size of the calling thread's stack."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(256), ctypes.c_size_t()
+    libc.pthread_self.restype = ctypes.c_void_p
+    this = ctypes.c_void_p(libc.pthread_self())
+    assert libc.pthread_getattr_np(this, attributes) == 0
+    assert libc.pthread_attr_getstacksize(attributes, ctypes.byref(size)) == 0
+    libc.pthread_attr_destroy(attributes)
+    return size.value
+
+
+def size_of_later() -> int:
+    """Return what threads that start later get. `threading.stack_size()` alone would set it to 0."""
+    size = threading.stack_size()
+    threading.stack_size(size)
+    return size
+
+
+class Stacks(Numbers):
+    def __getitem__(self, index: int) -> int:
+        return stack_bytes()
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = size_of_later()
+    yield
+    threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("others", [MIB, 32 * MIB])
+def test_workers_have_the_stack_of_a_process_and_leave_the_others_theirs(others: int) -> None:
+    threading.stack_size(others)
+    later: list[int] = []
+    assert min(DataLoader(Stacks(4), None, num_workers=2)) >= max(others, 8 * MIB)
+    assert size_of_later() == others
+    run_all(lambda: later.append(stack_bytes()))
+    assert later[0] < others + MIB
+
+
+def test_without_a_limit_workers_have_more_than_glibc_gives() -> None:
+    if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
+        pytest.skip("the limit cannot be lifted")
+    script = (
+        "from fastload import DataLoader; from tests.test_workers import Stacks\n"
+        "print(min(DataLoader(Stacks(4), None, num_workers=2)))"
+    )
+    program = ["bash", "-c", 'ulimit -s unlimited; exec "$@"', "bash", sys.executable, "-c", script]
+    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(said.stdout) >= 8 * MIB
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_size_that_another_thread_sets_meanwhile_stays() -> None:
+    with deep_stacks():
+        run_all(lambda: threading.stack_size(5 * MIB))
+    assert size_of_later() == 5 * MIB
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_size_is_restored_if_a_thread_cannot_start() -> None:
+    before = size_of_later()
+    with pytest.raises(RuntimeError, match="can't start"), deep_stacks():
+        raise RuntimeError("can't start new thread")
+    assert size_of_later() == before
+
+
+@pytest.mark.usefixtures("restored")
+def test_two_threads_that_start_workers_do_not_restore_each_other_s_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comes = threading.Event()
+
+    class Announcing(AbstractContextManager[None]):
+        """A lock that tells of the second thread before that waits."""
+
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if not self.lock.acquire(blocking=False):
+                comes.set()
+                self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def second() -> None:
+        with deep_stacks():
+            pass
+
+    monkeypatch.setattr(waiting, "stack_size", Announcing())
+    before = size_of_later()
+    other = threading.Thread(target=second)
+    with deep_stacks():
+        other.start()
+        assert comes.wait(30)
+    other.join()
+    assert size_of_later() == before
+
+
+# ---- files ----
 
 
 class InOneFile(Dataset[bytes]):

@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from fastload.isolation import rules
 from fastload.isolation.cached import CACHED
 from fastload.isolation.code import ModuleObject
+from fastload.isolation.memory import MEMORY, nbytes_of
 from fastload.isolation.plan import Plan
 
 
@@ -88,8 +86,8 @@ def summary(plan: Plan, unreached: Iterable[ModuleObject] = ()) -> Summary:
 
 
 def _size(x: Any) -> int:
-    if isinstance(x, np.ndarray | torch.Tensor):
-        return 0 if isinstance(x, torch.Tensor) and x.is_sparse else int(x.nbytes)
+    if isinstance(x, MEMORY):
+        return nbytes_of(x)
     own = rules.own_dict(x)
     return object.__sizeof__(x) + (sys.getsizeof(own) if own else 0)
 

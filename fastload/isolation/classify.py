@@ -39,6 +39,7 @@ from fastload.isolation.kinds import (
     is_plain,
     solid_base,
 )
+from fastload.isolation.memory import CTYPES
 from fastload.isolation.rules import per_worker, refused_class, shared_class
 
 
@@ -105,6 +106,8 @@ class File(Kind):
 
 class Memory(Kind):
     """An array, a tensor or a buffer."""
+
+    memory = True
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -191,6 +194,7 @@ _EXACT: dict[type, Kind] = {
     np.ndarray: Memory(),
     torch.Tensor: Memory(),
     torch.nn.Parameter: Memory(),
+    torch.UntypedStorage: Memory(),
     bytearray: Memory(),
     array.array: Memory(),
     types.MappingProxyType: ReadOnly(),
@@ -224,6 +228,9 @@ _ATOMS = (
     torch.layout,
     torch.memory_format,
     torch.Size,
+    torch.finfo,
+    torch.iinfo,
+    torch.jit.ScriptFunction,
     struct.Struct,
     types.CodeType,
     types.EllipsisType,
@@ -251,6 +258,8 @@ def kind_of(cls: type) -> Kind:
         return ATOM
     if refused_class(cls):
         return Refused()
+    if issubclass(cls, CTYPES):  # multiprocessing makes some of these classes
+        return Memory()
     if (why := shared_class(cls)) is not None:
         return Shared(why)
     if issubclass(cls, weakref.ref | weakref.ProxyType | weakref.CallableProxyType):

@@ -122,6 +122,9 @@ class _Copier:
         """See `attributes.Copier`."""
         block = self._plan.blocks.get(id(x))
         if block is None:  # it has no bytes, or more than bytes
-            return copy.deepcopy(x, self.memo)
+            try:
+                return copy.deepcopy(x, self.memo)
+            except NotImplementedError:  # torch's, for some layouts of tensors
+                return x.detach().clone().requires_grad_(x.requires_grad)
         self.memo.update(copy_block(block))
         return self.memo[id(x)]

@@ -18,6 +18,7 @@ import numpy as np
 
 from fastload.isolation import finalizers
 from fastload.isolation.attributes import SCALARS, Attributes, Copier, Part, class_state
+from fastload.isolation.memory import MEMORY
 from fastload.isolation.rules import GENERATORS, own_dict
 
 
@@ -26,6 +27,9 @@ class Kind:
 
     shared: str | None = None  # why workers share all objects of this kind
     generator = False  # whether it generates random numbers
+    memory = False  # whether it is an array, a tensor or a buffer
+    copies_itself = False  # whether a method of its class copies all below it
+    plain: Kind | None = None  # how it can be copied without its protocol
 
     def parts(self, x: Any) -> Iterable[Part]:
         """Yield what belongs to `x` and may be state."""
@@ -185,13 +189,17 @@ class Protocolled(Kind):
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
+        base = solid_base(cls)
+        self._held = Container(cls, base) if base in BASES else Instance(cls)
         self.plain = Instance(cls) if is_plain(cls) else None
         self.generator = issubclass(cls, GENERATORS)
-        self.copies_itself = self.plain is not None and hasattr(cls, "__deepcopy__")
+        self.memory = issubclass(cls, MEMORY)
+        self.copies_itself = hasattr(cls, "__deepcopy__")
 
     def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`. Yield the objects that the class's copy protocol returns."""
-        if hasattr(self._cls, "__deepcopy__"):
+        """See `Kind`. Yield the objects that the class's copy protocol returns, or those that `__deepcopy__` copies."""
+        if self.copies_itself:
+            yield from self._held.parts(x)
             return
         try:
             reduced = _reduced(x)
@@ -213,7 +221,7 @@ class Protocolled(Kind):
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`. If the protocol of a Python class raises, copy the instance without it, as a fork would."""
         try:
-            if hasattr(self._cls, "__deepcopy__"):
+            if self.copies_itself:
                 y = x.__deepcopy__(copier.memo)
             else:
                 reduced = _reduced(x)

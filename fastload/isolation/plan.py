@@ -7,17 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
-
-from fastload.isolation import rules
+from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
-from fastload.isolation.classify import File, Memory, Refused, kind_of
-from fastload.isolation.kinds import ATOM, Container, Instance, Kind, Protocolled
-from fastload.isolation.memory import Block, Buffer, blocks_of, is_plain_tensor, why_foreign
+from fastload.isolation.classify import File, Refused, kind_of
+from fastload.isolation.kinds import ATOM, Container, Instance, Kind
 from fastload.isolation.module_state import original
 
 
@@ -83,18 +78,21 @@ class Plan:
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
+        self._process = memory.ProcessMemory()
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory of which each worker gets a copy, by the id of each object in it.
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, memory.Block] = {}
         # Generators, and objects that copy themselves, which may hold generators.
         self._generators: list[Any] = []
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
         # Objects that copy protocols create. Only the plan holds them.
         self._made: set[int] = set()
+        # Objects that a `__deepcopy__` copies, and that nothing else holds. It finds shared ones in the memo.
+        self._deep: set[int] = set()
         for label, root in roots.items():
             self.add(label, root)
 
@@ -106,23 +104,28 @@ class Plan:
     def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
         """Add an object and all below it to the plan. A protocol may have `made` it for one copy."""
         before = len(self._memory)
-        # On the stack: an object, its parent, the expression from there, and the innermost container around it.
-        stack: list[tuple[Any, int | None, str, int | None]] = [(x, parent, label, None)]
+        # On the stack: an object, its parent, the expression from there, the innermost container around it, and whether
+        # a `__deepcopy__` copies it, which may also know what to do with an open handle.
+        stack: list[tuple[Any, int | None, str, int | None, bool]]
+        stack = [(x, parent, label, None, False)]
         while stack:
-            x, parent, label, holder = stack.pop()
+            x, parent, label, holder, deep = stack.pop()
             kind = self.kind(type(x))
-            if kind is ATOM or id(x) in self.nodes or id(x) in self._left_out:
+            if kind is ATOM or id(x) in self._left_out or (deep and isinstance(kind, Refused)):
+                continue
+            if id(x) in self.nodes and (deep or id(x) not in self._deep):
                 continue
             if holder is not None and not self._count(holder, x, kind):
                 continue
-            self.nodes[id(x)] = Node(x, kind, parent, label)
+            self.nodes.setdefault(id(x), Node(x, kind, parent, label))
+            (self._deep.add if deep else self._deep.discard)(id(x))
             if made:
                 self._made.add(id(x))
             why = self._why_shared(x, kind)
             if why is not None:
                 self.shared[id(x)] = why
                 continue
-            if kind.generator or (isinstance(kind, Protocolled) and kind.copies_itself):
+            if not deep and (kind.generator or (kind.copies_itself and kind.plain)):
                 self._generators.append(x)
             parts = kind.parts(x)
             if isinstance(kind, Container):
@@ -132,7 +135,8 @@ class Plan:
                 if self._is_long(x):
                     self.shallow.add(id(x))
                     parts = kind.attribute_parts(x)
-            below = [(part, id(x), way, holder) for way, part in parts if type(part) not in SCALARS]
+            deep |= kind.copies_itself
+            below = [(y, id(x), way, holder, deep) for way, y in parts if type(y) not in SCALARS]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
         # Views in another root may lie in memory that an earlier root holds.
         self._settle(self._memory[before:] if made else self._memory)
@@ -157,8 +161,6 @@ class Plan:
         if isinstance(kind, Refused) and rules.is_open(x):
             self.refused.append(Named(self.path(x), x, "open"))
         if kind.shared is not None:
-            if isinstance(x, np.ndarray):
-                self._memory.append(x)  # a tensor may lie in it
             return kind.shared
         if kind.generator and rules.is_global_generator(x):
             return "global functions draw from it"
@@ -166,47 +168,36 @@ class Plan:
             return "a constant"
         if isinstance(kind, File) and kind.is_standard(x):
             return "a standard stream"
-        if isinstance(kind, Memory):
-            return self._why_memory_shared(x)
+        if kind.memory:
+            why = memory.why_apart(x, copy_data=self._copy_data)
+            if why is None:
+                self._memory.append(x)
+            return why
         if isinstance(kind, Container) and self._is_long(x):
             return None if self._has_attributes(x, kind) else f"{len(x):,} elements"
         return None
-
-    def _why_memory_shared(self, x: Any) -> str | None:
-        if type(x) is np.ndarray and x.dtype.hasobject:
-            return (
-                f"{x.size:,} elements" if x.size > rules.ELEMENTS and not self._copy_data else None
-            )
-        if isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()):
-            return "a view that is computed when it is read"
-        if isinstance(x, torch.Tensor) and x.is_cpu and not is_plain_tensor(x):
-            return None
-        why = why_foreign(x)
-        if not isinstance(x, torch.Tensor) or x.is_cpu:
-            self._memory.append(x)
-        return why
 
     @staticmethod
     def _has_attributes(x: Any, kind: Container) -> bool:
         return kind.attributes is not None and any(True for _ in kind.attributes.items(x))
 
-    def _settle(self, memory: list[Any]) -> None:
+    def _settle(self, views: list[Any]) -> None:
         """Decide for each piece of memory whether workers share it."""
-        for block in blocks_of(memory):
-            why = block.why_shared(copy_data=self._copy_data)
-            for member in block.members:
-                if why is None:
-                    self.blocks[id(member)] = block
-                else:
-                    self.shared[id(member)] = why
+        for block in memory.blocks_of(views):
+            why = block.why_shared(self._process, copy_data=self._copy_data)
+            if why is None:
+                block.members = [member for member in block.members if memory.is_view(member)]
+                self.blocks.update((id(member), block) for member in block.members)
+            else:
+                self.shared.update((id(member), why) for member in block.members)
 
     # ---- containers that are data by what is below them ----
 
     def _count(self, holder: int, x: Any, kind: Kind) -> bool:
         """Count an object in the containers around it. Return False if one of those is data."""
         nbytes = 0
-        if isinstance(kind, Memory):
-            nbytes = len(x) if isinstance(x, Buffer) else x.nbytes
+        if kind.memory:
+            nbytes = memory.nbytes_of(x)
         elif isinstance(kind, Container):
             nbytes = 8 * len(x)
         around: list[int] = []
@@ -283,9 +274,10 @@ class Plan:
 
 
 def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
-    """Return the generators in the attributes of an object that a user's `__deepcopy__` copies, or of its copy."""
-    attributes = dict(Instance(original(type(x))).attributes.items(x))
-    return Plan({path: SimpleNamespace(**attributes)}).generators()
+    """Return the generators below an object that a user's `__deepcopy__` copies, or below its copy."""
+    plan = Plan({path: x})
+    found = [node.x for node in plan.nodes.values() if node.kind.generator]
+    return [(plan.path(y), y) for y in found if id(y) not in plan.shared]
 
 
 def _is_constant(x: Any, kind: Instance) -> bool:

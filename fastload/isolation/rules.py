@@ -2,7 +2,7 @@
 
 The rule: every object that code can change is copied for each worker. Data is shared:
 
-- arrays, tensors and buffers of more than 16 MiB, read-only and memory-mapped ones, and tables;
+- arrays, tensors and buffers of more than 16 MiB, read-only ones, those in memory that processes share, and tables;
 - containers with more than 1,000 elements;
 - containers with 16 elements or more, and with more than 2,000 objects or 4 MiB below them.
 
@@ -63,6 +63,7 @@ GENERATORS = (
 )
 
 _SHARED_MODULES = {
+    "_contextvars",
     "_queue",
     "_thread",
     "asyncio",
@@ -93,7 +94,6 @@ _SHARED_CLASSES = {
     "lmdb.cffi.Environment",
     "lightning.pytorch.trainer.trainer.Trainer",
     "mmap.mmap",
-    "numpy.memmap",
     "pandas.core.base.PandasObject",
     "pandas.core.generic.NDFrame",
     "polars.dataframe.frame.DataFrame",
@@ -245,12 +245,8 @@ def changes_itself(kind: type) -> bool:
 
 _STORING = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
 _BEGINNING = {
-    "__init__",
-    "__new__",
-    "__post_init__",
-    "__attrs_post_init__",
-    "__setstate__",
-    "__setattr__",
+    *("__init__", "__new__", "__post_init__", "__attrs_post_init__", "__setattr__"),
+    *("__setstate__", "__copy__", "__deepcopy__"),  # of the copy
 }
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import Subset
 
 from fastload.isolation.cached import CACHED
 from fastload.isolation.code import ModuleObject, held, is_stateless
-from fastload.isolation.memory import why_foreign
+from fastload.isolation.memory import ProcessMemory, extent
 from fastload.isolation.module_state import original
 from fastload.isolation.rules import GENERATORS, own_dict
 
@@ -45,7 +45,8 @@ class Watch:
     """
 
     def __init__(self, watched: Iterable[tuple[str, object]], noticed: set[str]) -> None:
-        self._looks = [_look_at(path, x) for path, x in watched]
+        process = ProcessMemory()
+        self._looks = [_look_at(path, x, process) for path, x in watched]
         self._noticed = noticed
 
     def begin(self) -> None:
@@ -65,14 +66,14 @@ class Watch:
                 self._looks.remove(look)
 
 
-def _look_at(path: str, x: Any) -> _Contents:
+def _look_at(path: str, x: Any, process: ProcessMemory) -> _Contents:
     if isinstance(x, ModuleObject):
         what = "assign the global variable" if x.rebound else "change the module-level"
         sentence = (
             f"{what} `{path}`, which all workers share: samples can be wrong. Make it an attribute of the dataset, of "
             "which each worker gets its own copy, or create it for each sample."
         )
-        return _Contents(sentence, lambda: _below(x.name, x.current()))
+        return _Contents(sentence, lambda: _below(x.name, x.current(), process))
     if issubclass(type(x), type):
         sentence = (
             f"assign the class attribute `{path}.<place>`, which all workers share: samples can be wrong. Assign an "
@@ -84,13 +85,13 @@ def _look_at(path: str, x: Any) -> _Contents:
             f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. "
             "Create the array for each sample, or use copy_dataset=True."
         )
-        return _Contents(sentence, lambda: {0: dict(_elements(x))})
+        return _Contents(sentence, lambda: {0: dict(_elements(x, process))})
     if isinstance(x, list | dict | set | deque):
         sentence = (
             f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. "
             "Create it for each sample, or use copy_dataset=True."
         )
-        return _Contents(sentence, lambda: _below(path, x))
+        return _Contents(sentence, lambda: _below(path, x, process))
     while type(x) is Subset:
         x = x.dataset
     sentence = (
@@ -199,7 +200,7 @@ _GONE, _LENGTH = object(), ("length",)
 _SCALARS = {types.NoneType, bool, int, float, complex, str, bytes}
 
 
-def _below(name: str, x: Any) -> Slots:
+def _below(name: str, x: Any, process: ProcessMemory) -> Slots:
     """Return the contents of a shared object and of all below it, except instances of which each worker has its own."""
     todo, around, seen = [x], set[int](), 0
     slots: Slots = {0: {name: x}}
@@ -208,7 +209,7 @@ def _below(name: str, x: Any) -> Slots:
         copied = original(type(x)) is not type(x) and id(x) not in around
         if id(x) in slots or copied or is_stateless(x):
             continue
-        slots[id(x)] = dict(_places(x))
+        slots[id(x)] = dict(_places(x, process))
         seen += 1 + len(slots[id(x)])
         todo += [value for value in slots[id(x)].values() if type(value) not in _SCALARS]
         if type(x) is types.BuiltinFunctionType:  # a bound method in C acts on the instance itself
@@ -216,7 +217,7 @@ def _below(name: str, x: Any) -> Slots:
     return slots
 
 
-def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
+def _places(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
     """Yield the places and contents of an object, without running code of its class."""
     kind = type(x)
     if issubclass(kind, list | tuple | deque):
@@ -234,7 +235,7 @@ def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
         for value in list(set.__iter__(x)) if set.__len__(x) <= ELEMENTS else ():
             yield ("in", value if type(value) in _SCALARS else id(value)), value
     elif issubclass(kind, np.ndarray | torch.Tensor):
-        yield from _elements(x)
+        yield from _elements(x, process)
     elif issubclass(kind, GENERATORS):
         yield "state", _state(x)
     elif issubclass(kind, io.IOBase | mmap.mmap):
@@ -255,15 +256,14 @@ def _stored_in_class(cls: type) -> dict[Hashable, Any]:
     }
 
 
-def _elements(x: Any) -> Iterator[tuple[Hashable, Any]]:
+def _elements(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
     """Yield some elements of an array or tensor that samples may write to. Skip memory that processes share as well."""
-    if why_foreign(x) is not None:
+    if process.is_shared(extent(x)[0]):
         return
-    if isinstance(x, torch.Tensor):
-        try:
-            x = x.detach().numpy()
-        except (RuntimeError, TypeError):  # a layout or type that NumPy does not know
-            return
+    try:
+        x = np.asarray(x.detach() if isinstance(x, torch.Tensor) else x)
+    except (RuntimeError, TypeError):  # a layout or type that NumPy does not know
+        return
     if x.flags.writeable and x.size and not x.dtype.hasobject:
         some = x.flat[:: max(1, x.size // ELEMENTS)]
         yield from enumerate(element.tobytes() for element in some)

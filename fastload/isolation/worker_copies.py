@@ -143,7 +143,7 @@ class Isolation:
             self.plan.refused.append(Named(f"{found.module}.{found.name}", x, "open"))
         if isinstance(kind, File):
             return not x.closed and not kind.is_standard(x)
-        if not isinstance(kind, Protocolled) or kind.generator or kind.plain is not None:
+        if not isinstance(kind, Protocolled) or kind.generator or kind.memory or kind.plain:
             return False
         return type(x).__module__.partition(".")[0] not in sys.stdlib_module_names
 

@@ -91,6 +91,10 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], list[Any]]]] = {
     "defaults of a function": (lambda: with_defaults(*two()), lambda f: f()),
     "a class that is reduced": (lambda: Reduced(*two()), lambda r: list(r.pair)),
     "a class that copies itself": (CopiesItself, lambda c: [c.first, c.second]),
+    "such a class, and beside it": (
+        lambda: (lambda c: [c, c.first, c.second])(CopiesItself()),
+        lambda held: held[1:],
+    ),
     "a closure": (lambda: (lambda found: lambda: found)(two()), lambda f: f()),
     "bound methods": (lambda: [g.random for g in two()], lambda ms: [m.__self__ for m in ms]),
     "a class": (lambda: type("Own", (), {"R": two()[0], "S": two()[1]})(), lambda x: [x.R, x.S]),

@@ -161,6 +161,7 @@ def test_what_processes_share_too_and_what_nobody_can_write_to_is_not_looked_at(
 ) -> None:
     shared = torch.zeros(100).share_memory_()  # type: ignore[no-untyped-call]
     mapped = np.memmap(tmp_path / "a", np.uint8, "w+", shape=(100,))
+    over = torch.from_numpy(mapped)
     base = np.zeros(100)
     view = base.view()
     view.flags.writeable = False
@@ -170,7 +171,23 @@ def test_what_processes_share_too_and_what_nobody_can_write_to_is_not_looked_at(
         mapped[:] = k
         base[:] = k
 
-    assert not noticed([("a", shared), ("b", mapped), ("c", view)], sample)
+    assert not noticed([("a", shared), ("b", mapped), ("c", view), ("d", over)], sample)
+
+
+class Owner:
+    """Owns memory of which NumPy knows no more than the address."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(100)
+        self.__array_interface__ = self.memory.__array_interface__
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: np.asarray(Owner()), lambda: np.ma.masked_array(np.zeros(100))]
+)
+def test_memory_of_this_process_is_looked_at_whoever_owns_it(made: Callable[[], Any]) -> None:
+    array = made()
+    assert noticed([("dataset.array", array)], lambda k: array.__setitem__(slice(None), k + 1))
 
 
 # ---- module-level objects ----

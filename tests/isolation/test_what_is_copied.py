@@ -57,6 +57,7 @@ from torch.utils.data import (
 
 import fastload
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.isolation import Isolation
 
 WORKERS = 2
 DEADLINE_SECONDS = 30.0
@@ -264,6 +265,42 @@ def test_what_is_compared_by_identity_stays_itself() -> None:
     values = [Colour.RED, object(), ..., NotImplemented, torch.float32, dataclasses.MISSING]
     for dataset in copies(kept=[*code, *values])[1:]:
         assert all(map(operator.is_, dataset.kept, [*code, *values]))
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_a_scripted_function_is_shared_and_nothing_is_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated
+        scripted = torch.jit.script(doubled)
+    for dataset in copies(scripted=scripted, within=[scripted])[1:]:
+        assert dataset.scripted is dataset.within[0] is scripted
+
+
+def test_other_objects_of_c_without_state_are_shared_and_nothing_is_warned_of() -> None:
+    kept = [torch.finfo(torch.float32), torch.iinfo(torch.int8), language]
+    for dataset in copies(kept=kept)[1:]:
+        assert all(map(operator.is_, dataset.kept, kept))
+
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "compressed": lambda: torch.eye(3).to_sparse_csc(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "of mkldnn": lambda: torch.ones(2, 2).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_that_deepcopy_refuses_is_copied_all_the_same(layout: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*(beta|prototype)")
+        tensor = LAYOUTS[layout]()
+    for dataset in copies(tensor=tensor)[1:]:
+        assert dataset.tensor is not tensor
+        assert dataset.tensor.layout is tensor.layout
+        assert dataset.tensor.is_nested is tensor.is_nested
 
 
 def test_tables_are_shared() -> None:
@@ -792,6 +829,30 @@ def test_a_class_with_a_protocol_is_asked(protocol: str, order: str) -> None:
     assert_copied(*(dataset.asked for dataset in datasets))
     assert_copied(*(dataset.child for dataset in datasets))
     assert asked.by == "me"
+
+
+class Tree:
+    """Copies itself, and its leaves know it: as the nodes of OmegaConf, and of torch's graphs."""
+
+    def __init__(self, leaves: int = 0, parent: Any = None) -> None:
+        self.parent, self.rng = parent, random.Random(1)
+        self.leaves = [Tree(parent=self) for _ in range(leaves)]
+
+    def __deepcopy__(self, memo: Any) -> Tree:
+        mine = memo[id(self)] = object.__new__(Tree)
+        vars(mine).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
+        return mine
+
+
+def test_objects_that_copy_themselves_and_hold_one_another() -> None:
+    tree = Tree(leaves=2)
+    for dataset in copies(tree=tree, operator=torch.ops.aten.add)[1:]:
+        assert dataset.tree is not tree
+        assert dataset.tree.leaves[0].parent is dataset.tree
+        assert dataset.operator is torch.ops.aten.add
+    generators = Isolation(Holder(tree=tree), None, None, copy_dataset="state").own().generators
+    places = ["tree.leaves[0].rng", "tree.leaves[1].rng", "tree.rng"]
+    assert sorted(place for place, _ in generators) == [f"dataset.{place}" for place in places]
 
 
 # ---- class attributes ----

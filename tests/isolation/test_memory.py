@@ -1,0 +1,426 @@
+"""Promises:
+- Memory that worker processes would share, workers share too, whatever lies over it: an array, a tensor, a subclass of
+  one, or an object of ctypes. A cache that samples fill there is full in the next epoch.
+- Memory of this process alone is copied for each worker, whoever owns it. Views of it stay views of one copy.
+- Large memory below a class that copies itself exists once, if the class copies by `copy.deepcopy` or is an array or a
+  tensor. With `copy_dataset=True` each worker has its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import mmap
+import multiprocessing
+import multiprocessing.shared_memory
+import sqlite3
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.check import check
+from fastload.errors import ModuleStateWarning
+from fastload.isolation import Isolation
+
+N = 8
+MIB = 1 << 20
+LARGE = 16 * MIB + 16  # more than a worker gets its own copy of
+
+# Made here, because multiprocessing keeps the file that it takes them from. ctypes keeps their classes, which belong to
+# the module that needed them first.
+KEPT = multiprocessing.RawArray(ctypes.c_float, N), multiprocessing.RawValue("i")
+
+
+class OwnTensor(torch.Tensor):
+    """A tensor of the user's, as torchvision's `TVTensor`: it copies itself, and asks no memo."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.detach().clone().as_subclass(OwnTensor)
+
+
+class OwnArray(np.ndarray):
+    """An array of the user's."""
+
+
+class Holder(Dataset[Any]):
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return N
+
+
+def own(copy_dataset: Any = "state", **attributes: Any) -> Any:
+    """Return a worker's copy of a dataset with these attributes."""
+    return Isolation(Holder(**attributes), None, None, copy_dataset=copy_dataset).own().dataset
+
+
+# ---- memory that processes share ----
+
+
+def locked(folder: Path, stack: ExitStack) -> Any:
+    return np.ctypeslib.as_array(multiprocessing.Array(ctypes.c_float, N).get_obj())
+
+
+def raw(folder: Path, stack: ExitStack) -> Any:
+    return multiprocessing.RawArray(ctypes.c_float, N)
+
+
+def segment(folder: Path, stack: ExitStack) -> Any:
+    memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4 * N)
+    stack.callback(memory.close)
+    memory.unlink()
+    return torch.frombuffer(memory.buf, dtype=torch.float32)
+
+
+def mapped(folder: Path, stack: ExitStack) -> Any:
+    return np.memmap(folder / "mapped", np.float32, "w+", shape=N)
+
+
+def shared(folder: Path, stack: ExitStack) -> Any:
+    return torch.zeros(N).share_memory_()  # type: ignore[no-untyped-call]
+
+
+def with_a_name(tensor: Any) -> Any:
+    tensor.called = "cache"
+    return tensor
+
+
+SHARED: dict[str, Callable[[Path, ExitStack], Any]] = {
+    "array over an mp.Array": locked,
+    "tensor over an mp.Array": lambda *where: torch.from_numpy(locked(*where)),
+    "RawArray": raw,
+    "array over a RawArray": lambda *where: np.ctypeslib.as_array(raw(*where)),
+    "tensor over a RawArray": lambda *where: torch.frombuffer(raw(*where), dtype=torch.float32),
+    "tensor over SharedMemory": segment,
+    "memmap": mapped,
+    "tensor over a memmap": lambda *where: torch.from_numpy(mapped(*where)),
+    "masked array over a memmap": lambda *where: np.ma.masked_array(mapped(*where)),
+    "array of the user's over a memmap": lambda *where: mapped(*where).view(OwnArray),
+    "tensor over an anonymous map": lambda *_: torch.frombuffer(
+        mmap.mmap(-1, 4 * N), dtype=torch.float32
+    ),
+    "tensor over a file": lambda folder, _: torch.from_file(
+        str(folder / "file"), shared=True, size=N
+    ),
+    "tensor in shared memory": shared,
+    "tensor of the user's in shared memory": lambda *where: shared(*where).as_subclass(OwnTensor),
+    "tensor with an attribute in shared memory": lambda *where: with_a_name(shared(*where)),
+    "storage in shared memory": lambda *_: (
+        torch.zeros(N, dtype=torch.uint8).share_memory_().untyped_storage()  # type: ignore[no-untyped-call]
+    ),
+}
+
+
+class Filled(Holder):
+    """Fills a cache in its first epoch, and reads it in later ones."""
+
+    cache: Any
+    full = False
+
+    def __getitem__(self, index: int) -> float:
+        if not self.full:
+            self.cache[index] = index + 1
+        return float(self.cache[index])
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_cache_that_samples_fill_is_full_in_the_next_epoch(kind: str, tmp_path: Path) -> None:
+    def epochs(cache: Any) -> list[list[float]]:
+        dataset = Filled(cache=cache)
+        read = []
+        # Shuffled, so that no worker reads ahead into the next epoch.
+        with fastload.DataLoader(dataset, None, shuffle=True, num_workers=2) as loader:
+            for _ in range(2):
+                read.append(sorted(loader))
+                dataset.full = True
+        return read
+
+    with ExitStack() as stack:
+        assert epochs(SHARED[kind](tmp_path, stack)) == [[float(k + 1) for k in range(N)]] * 2
+        gc.collect()  # what lies over the memory, before that is closed
+
+
+def test_a_counter_without_a_lock_is_shared() -> None:
+    counter = multiprocessing.RawValue("i")
+    own(counter=counter).counter.value = 7
+    assert counter.value == 7
+
+
+def test_check_says_which_memory_is_shared() -> None:
+    cache = torch.from_numpy(locked(Path(), ExitStack()))
+    assert "dataset.cache (Tensor, in shared memory)" in str(check(Filled(cache=cache)))
+
+
+# ---- memory of this process alone ----
+
+
+def private_map(folder: Path) -> Any:
+    memory = mmap.mmap(-1, 4 * N, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.float32)
+
+
+def private_file(folder: Path) -> Path:
+    np.zeros(N, np.float32).tofile(folder / "file")
+    return folder / "file"
+
+
+PRIVATE: dict[str, Callable[[Path], Any]] = {
+    "array of ctypes, whose class multiprocessing made": lambda _: (ctypes.c_float * N)(),
+    "array over ctypes": lambda _: np.ctypeslib.as_array((ctypes.c_float * N)()),
+    "tensor over ctypes": lambda _: torch.frombuffer((ctypes.c_float * N)(), dtype=torch.float32),
+    "array over a private map": private_map,
+    "tensor over a private map": lambda folder: torch.from_numpy(private_map(folder)),
+    "memmap, copied on write": lambda folder: np.memmap(private_file(folder), np.float32, "c"),
+    "tensor over a memmap, copied on write": lambda folder: torch.from_numpy(
+        np.memmap(private_file(folder), np.float32, "c")
+    ),
+    "tensor over a file, copied on write": lambda folder: torch.from_file(
+        str(private_file(folder)), shared=False, size=N
+    ),
+    "storage": lambda _: torch.zeros(N, dtype=torch.uint8).untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_memory_of_this_process_alone_is_copied(kind: str, tmp_path: Path) -> None:
+    x = PRIVATE[kind](tmp_path)
+    mine = own(x=x).x
+    assert type(mine) is type(x)
+    mine[0] = 7
+    assert (mine[0], x[0]) == (7, 0)
+
+
+def test_pinned_memory_is_copied_although_the_driver_maps_it_as_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Simulated: memory that is shared, and says that it is pinned."""
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    tensor = torch.zeros(N).share_memory_()  # type: ignore[no-untyped-call]
+    mine = own(tensor=tensor, array=tensor.numpy())
+    mine.tensor[0] = 7
+    assert (mine.array[0], tensor[0]) == (7, 0)
+
+
+def over_ctypes() -> tuple[Any, Any]:
+    memory = (ctypes.c_float * N)()
+    return memory, np.ctypeslib.as_array(memory)
+
+
+def over_a_storage() -> tuple[Any, Any]:
+    tensor = torch.zeros(N, dtype=torch.uint8)
+    return tensor.untyped_storage(), tensor[2:]
+
+
+def elements_of_ctypes() -> tuple[Any, Any]:
+    points = (Point * 2)()
+    return points[0], points[0]
+
+
+class Point(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int))
+
+    def __getitem__(self, _: int) -> Any:
+        return self.x
+
+    def __setitem__(self, _: int, value: int) -> None:
+        self.x = value
+
+
+VIEWS: dict[str, tuple[Callable[[], tuple[Any, Any]], int, int]] = {
+    "an array and the object of ctypes under it": (over_ctypes, 3, 3),
+    "a tensor and its storage": (over_a_storage, 3, 1),
+    "an element of an array of ctypes": (elements_of_ctypes, 0, 0),
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_of_one_memory_stay_views_of_one_copy(kind: str, reverse: bool) -> None:
+    make, at, seen_at = VIEWS[kind]
+    written, read = make()
+    both = {"written": written, "read": read}
+    mine = own(**dict(sorted(both.items(), reverse=reverse)))
+    mine.written[at] = 7
+    assert (mine.read[seen_at], written[at]) == (7, 0)
+
+
+def test_an_object_of_ctypes_with_pointers_is_shared_and_named() -> None:
+    text = (ctypes.c_char_p * 1)(b"text")
+    isolation = Isolation(Holder(text=text), None, None, copy_dataset="state")
+    assert isolation.own().dataset.text is text
+    assert "pointers" in str(isolation.plan.uncopyable[0])
+
+
+# ---- classes that copy themselves ----
+
+
+class Store:
+    """Copies itself, as the stores of torch_geometric and the variables of xarray do."""
+
+    __slots__ = ("by", "values")
+
+    def __init__(self, **values: Any) -> None:
+        self.values, self.by = values, "me"
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        mine = object.__new__(type(self))
+        mine.values, mine.by = copy.deepcopy(self.values, memo), "__deepcopy__"
+        return mine
+
+
+class Table(dict[str, Any]):
+    """A dictionary that copies itself."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return Table((key, copy.deepcopy(value, memo)) for key, value in self.items())
+
+
+class OwnBytes(bytearray):
+    """Bytes of the user's, which are copied by the protocol of their base."""
+
+
+def array(size: int) -> Any:
+    return np.zeros(size, np.uint8)
+
+
+def tensor(size: int) -> Any:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def with_a_gradient(size: int) -> Any:
+    x = torch.zeros(size // 4, requires_grad=True)
+    x.grad = torch.zeros(1).expand(size // 4)
+    return x
+
+
+def typed_storage(size: int) -> Any:
+    return torch.storage.TypedStorage(
+        wrap_storage=tensor(size).untyped_storage(), dtype=torch.uint8, _internal=True
+    )
+
+
+def sparse(size: int) -> Any:
+    ids = torch.zeros(1, size // 16, dtype=torch.int64)
+    values = torch.zeros(size // 16, dtype=torch.float64)
+    return torch.sparse_coo_tensor(ids, values, (1,), check_invariants=False)
+
+
+def compressed(size: int) -> Any:
+    ids = torch.zeros(size // 16, dtype=torch.int64)
+    rows = torch.tensor([0, len(ids)])
+    values = torch.zeros(len(ids), dtype=torch.float64)
+    return torch.sparse_csr_tensor(rows, ids, values, (1, 1), check_invariants=False)
+
+
+def quantized(size: int) -> Any:
+    return torch.quantize_per_tensor(torch.zeros(size), 1.0, 0, torch.quint8)
+
+
+def itself(x: Any) -> Any:
+    return x
+
+
+THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
+    "array below a class": (lambda size: Store(x=array(size)), lambda x: x.values["x"]),
+    "tensor below a class": (lambda size: Store(x=tensor(size)), lambda x: x.values["x"]),
+    "view below a class": (lambda size: Store(x=tensor(size)[:5]), lambda x: x.values["x"]),
+    "tensor below two": (
+        lambda size: Store(inner=Store(x=[tensor(size)])),
+        lambda x: x.values["inner"].values["x"][0],
+    ),
+    "tensor in a dictionary": (lambda size: Table(x=tensor(size)), lambda x: x["x"]),
+    "arrays in a container": (
+        lambda size: Store(x=[array(size // 16) for _ in range(16)]),
+        lambda x: x.values["x"][7],
+    ),
+    "masked array": (lambda size: np.ma.masked_array(array(size)), itself),
+    "record array": (lambda size: np.recarray((size,), [("x", np.uint8)]), itself),
+    "array of the user's": (lambda size: array(size).view(OwnArray), itself),
+    "tensor of the user's": (lambda size: tensor(size).as_subclass(OwnTensor), itself),
+    "tensor with an attribute": (lambda size: with_a_name(tensor(size)), itself),
+    "tensor with a gradient": (with_a_gradient, itself),
+    "bytes of the user's": (OwnBytes, lambda x: np.frombuffer(x, np.uint8)),
+    "storage": (lambda size: tensor(size).untyped_storage(), itself),
+    "typed storage": (typed_storage, lambda x: x._untyped_storage),
+    "sparse tensor": (sparse, lambda x: x._values()),
+    "compressed tensor": (compressed, lambda x: x.values()),
+    "quantized tensor": (quantized, itself),
+}
+
+
+def address(x: Any) -> int:
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+
+
+@pytest.mark.parametrize("kind", THEMSELVES)
+def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
+    make, find = THEMSELVES[kind]
+    warnings.simplefilter("ignore")  # of quantized and compressed ones; pytest restores the filters
+    large, small = make(LARGE), make(1024)
+    mine, all_mine = own(large=large, small=small), own(True, large=large)
+    assert type(mine.large) is type(large)
+    # Numbers alone: a failure would print the bytes otherwise.
+    there = [address(find(x)) for x in (large, mine.large, all_mine.large)]
+    assert there[0] == there[1] != there[2]
+    there = [address(find(x)) for x in (small, mine.small)]
+    assert there[0] != there[1]
+    if isinstance(large, Store):
+        assert mine.large.by == "__deepcopy__"
+
+
+def test_a_list_of_what_copies_itself_is_data_by_what_is_below_it() -> None:
+    for kind, make in {
+        "classes": lambda: Store(x=array(MIB)),
+        "tensors": lambda: tensor(MIB).as_subclass(OwnTensor),
+        "sparse tensors": lambda: sparse(MIB),
+    }.items():
+        records = [make() for _ in range(16)]
+        is_shared = own(records=records).records is records
+        assert is_shared, kind
+
+
+class Reopening:
+    """Knows how to copy a connection, which has no copy for others."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return Reopening()
+
+
+def test_an_open_handle_of_a_class_that_copies_itself_is_not_refused() -> None:
+    reading = Reopening()
+    mine = own(reading=reading).reading
+    assert mine.connection is not reading.connection
+    mine.connection.close()
+    reading.connection.close()
+
+
+# ---- at the top of a module ----
+
+MASKED = np.ma.masked_array([1.0, 2.0])
+COUNTS = np.ctypeslib.as_array(KEPT[0])
+TENSOR = torch.from_numpy(COUNTS)
+
+
+class Using(Holder):
+    def __getitem__(self, index: int) -> float:
+        TENSOR[:] = float(index)
+        return float(MASKED[0])
+
+
+def test_memory_at_the_top_of_a_module_is_no_handle() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModuleStateWarning)
+        assert list(fastload.DataLoader(Using(), None, num_workers=2)) == [1.0] * N
