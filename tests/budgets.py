@@ -20,7 +20,7 @@ BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_462,
     "loaded beside the way": 1_731,
-    "the core's other files": 568,
+    "the core's other files": 586,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 3_245,
     "fastload/telemetry": 269,
@@ -28,23 +28,23 @@ BUDGETS = {
     "fastload/check": 670,
     "fastload/cli": 2_372,
     "fastload/compat": 441,
-    "fastload/datasets": 1_675,
-    "fastload/datasets/packed": 1_735,
+    "fastload/datasets": 1_680,
+    "fastload/datasets/packed": 1_765,
     "fastload/distributed": 1_526,
-    "fastload/elastic": 710,
+    "fastload/elastic": 711,
     "fastload/flow": 1_120,
-    "fastload/image": 1_275,
+    "fastload/image": 1_283,
     "fastload/image/kernels": 2_066,
     "fastload/measure": 773,
     "fastload/parameters": 2_097,
-    "fastload/store": 3_198,
+    "fastload/store": 3_217,
     "fastload/stream": 822,
     "fastload/train": 1_332,
     "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 1_200,
+    "mixtures and token plans": 1_118,
 }
 
 LISTED = {
