@@ -33,7 +33,7 @@ BUDGETS = {
     "fastload/distributed": 1_639,
     "fastload/elastic": 714,
     "fastload/flow": 1_120,
-    "fastload/image": 1_275,
+    "fastload/image": 1_283,
     "fastload/image/kernels": 2_066,
     "fastload/measure": 773,
     "fastload/parameters": 2_286,

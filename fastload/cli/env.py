@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Iterator
 from itertools import groupby
@@ -64,7 +65,6 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
 
 def _described(detected: Detected) -> list[str]:
     """Return the lines on the rank, the variables that define it, and the software."""
-    import os
     import platform
     from importlib.util import find_spec
     from runpy import run_path
@@ -95,9 +95,8 @@ def _meet(timeout_s: float) -> Iterator[str]:
 
     from fastload.distributed import backend_for, init, met_by, shutdown
 
-    found = torch.cuda.is_available()
-    devices = f"{torch.cuda.device_count()} CUDA devices" if found else "no CUDA"
-    yield f"{devices}, backend {backend_for('auto')}"
+    count = torch.cuda.device_count()
+    yield f"{count or 'no'} CUDA devices, backend {backend_for('auto')}"
     click.get_current_context().call_on_close(shutdown)
     began = perf_counter()
     rank = init(timeout_s=timeout_s)
@@ -117,8 +116,6 @@ def _meet(timeout_s: float) -> Iterator[str]:
 
 def _cores(detected: Detected, *, met: bool) -> Iterator[str]:
     """Yield the line on the cores of this rank, and the warning if they are too few."""
-    import os
-
     from fastload import distributed
     from fastload.distributed.affinity import cores_of
 
@@ -127,8 +124,7 @@ def _cores(detected: Detected, *, met: bool) -> Iterator[str]:
         count = distributed.cores() if met else cores_of(detected.rank, (), stacklevel=1)
     own = os.sched_getaffinity(0)
     yield f"cores for this rank: {count}; this rank may run on cores {_ranges(own)} of {os.cpu_count()}"
-    for warning in caught:
-        yield f"warning: {warning.message}"
+    yield from (f"warning: {warning.message}" for warning in caught)
 
 
 def _kernels(compile_now: bool) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 import click
@@ -195,7 +194,7 @@ def gc(root: str | None, dry_run: bool) -> None:
     from fastload.store.root import collect
 
     path = _opened(root)
-    removed = collect(path, delete=not dry_run, say=partial(click.echo, err=True))
+    removed = collect(path, delete=not dry_run, say=lambda text: click.echo(text, err=True))
     for name, size in removed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}: {size_text(size)}")
     total = size_text(sum(size for _, size in removed))

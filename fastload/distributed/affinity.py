@@ -50,8 +50,7 @@ def cores_of(rank: Rank, on_node: Collection[Collection[int]], *, stacklevel: in
         on_node: cores of each rank of this node; empty if they are not known.
         stacklevel: that of the warning, counted from the caller.
     """
-    own = os.sched_getaffinity(0)
-    machine = os.cpu_count() or len(own)
+    own, machine = os.sched_getaffinity(0), os.cpu_count() or 1
     if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
         warnings.warn(warning, stacklevel=stacklevel + 1)
     return share(own, on_node) if on_node else min(len(own), max(1, machine // rank.local_size))
