@@ -440,6 +440,10 @@ class Torn(Dataset[torch.Tensor]):
         return row
 
 
+def no_stand_in(index: int, error: Exception) -> Any:
+    raise ValueError(f"no stand-in for row {index}")
+
+
 class Keeping:
     """Keeps the errors that `on_error` is given and those that come out of `next()`."""
 
@@ -450,9 +454,7 @@ class Keeping:
 
     def __call__(self, index: int, error: Exception) -> Any:
         self.errors.append(error)
-        if self.way == "on_error raises":
-            raise ValueError(f"no stand-in for row {index}")
-        return fastload.SKIP
+        return no_stand_in(index, error) if self.way == "on_error raises" else fastload.SKIP
 
     def next(self, iterator: Iterator[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
         """Return a weak reference to the next batch, or None after its error was kept."""
@@ -547,8 +549,9 @@ def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
     assert [alive(refs) for refs in (gone, stack.made, dataset.given.values())] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("on_error", ["raise", no_stand_in])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_out_of_next_is_in_no_reference_cycle(workers: int) -> None:
+def test_an_error_out_of_next_is_in_no_reference_cycle(workers: int, on_error: Any) -> None:
     """It is gone, and whatever it holds with it, at the end of its handler: nobody need collect garbage."""
 
     class Watched(Torn):
@@ -563,10 +566,11 @@ def test_an_error_out_of_next_is_in_no_reference_cycle(workers: int) -> None:
     gc.collect()
     gc.disable()
     try:
-        with fastload.DataLoader(Watched(5), BATCH, num_workers=workers) as loader:
+        options: dict[str, Any] = {"num_workers": workers, "on_error": on_error}
+        with fastload.DataLoader(Watched(5), BATCH, **options) as loader:
             iterator = iter(loader)
             for _ in range(LENGTH // BATCH):
-                with suppress(OSError):
+                with suppress(OSError, ValueError):
                     next(iterator)
             assert next(iterator, None) is None
         assert len(errors) == 2
