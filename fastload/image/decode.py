@@ -88,7 +88,7 @@ class Header(NamedTuple):
     height: int
     width: int
     decoder: Decoder
-    picture: Any  # the decoder's own, to continue with
+    image: Any  # the decoder's own, to continue with
 
 
 class Decoder(Protocol):
@@ -131,8 +131,8 @@ class SimpleJpeg:
             )
         except ValueError:
             # libjpeg objects to something. Pillow knows which objections matter.
-            picture = Image.open(io.BytesIO(encoded))
-            return ANY.pixels(encoded, Header(*picture.size[::-1], ANY, picture), height, width)
+            image = Image.open(io.BytesIO(encoded))
+            return ANY.pixels(encoded, Header(*image.size[::-1], ANY, image), height, width)
         return pixels
 
 
@@ -141,15 +141,15 @@ class AnyPillow:
 
     def header(self, encoded: Encoded) -> Header | None:
         """See `Decoder`."""
-        picture = Image.open(io.BytesIO(encoded))
-        return Header(picture.height, picture.width, self, picture)
+        image = Image.open(io.BytesIO(encoded))
+        return Header(image.height, image.width, self, image)
 
     def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
         """See `Decoder`."""
-        picture = header.picture
+        image = header.image
         if header.height >= 2 * height and header.width >= 2 * width:
-            picture.draft("RGB", (width, height))  # a JPEG scales itself; no effect on others
-        return np.asarray(as_rgb(picture))
+            image.draft("RGB", (width, height))  # a JPEG scales itself; no effect on others
+        return np.asarray(as_rgb(image))
 
 
 ANY = AnyPillow()
@@ -196,10 +196,10 @@ def orientation(encoded: Encoded, *, name: str) -> int:
     """Return the EXIF orientation, 1 to 8, or 1 if the image has no orientation."""
 
     def read() -> int:
-        picture = Image.open(io.BytesIO(encoded))
-        if picture.format == "TIFF":
-            picture.load()  # Pillow then turns the image itself, and removes the tag
-        tag = picture.getexif().get(0x0112, 1)
+        image = Image.open(io.BytesIO(encoded))
+        if image.format == "TIFF":
+            image.load()  # Pillow then turns the image itself, and removes the tag
+        tag = image.getexif().get(0x0112, 1)
         return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
     return _decoding(name, encoded, read)
@@ -238,17 +238,17 @@ class _Unfit(ValueError):
     """An image has no obvious RGB, or too many pixels."""
 
 
-def as_rgb(picture: Image.Image) -> Image.Image:
-    """Return `picture` in RGB, as `open_rgb` does. Raises ValueError if the conversion is not obvious."""
-    mode = picture.mode
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return `image` in RGB, as `open_rgb` does. Raises ValueError if the conversion is not obvious."""
+    mode = image.mode
     if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion clips them at 255
-        values = np.asarray(picture)
+        values = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
             raise _Unfit("grey values beyond 16 bits. Expected 8 or 16 bits per channel")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if mode == "F":
         raise _Unfit("floating-point grey values. Expected 8 or 16 bits per channel")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
 def _buffer(nbytes: int) -> Pixels:

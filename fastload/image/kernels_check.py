@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastload.image.kernels.tables import DONE, PICTURE, UNDECIDED
+from fastload.image.kernels.tables import DONE, IMAGE, UNDECIDED
 from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.render import plan_table
 
@@ -51,11 +51,11 @@ def _render(
     arena: NDArray[np.uint8],
 ) -> int:
     """Render `pixels`, uint8[H, W, 3], into `row`, with the random stream of `key`. Return the image's state."""
-    picture = np.zeros(1, PICTURE)
-    picture["key"], picture["file"], picture["checksum"] = key, -1, -1
-    picture["source"], picture["length"] = pixels.ctypes.data, pixels.size
-    picture["height"], picture["width"] = pixels.shape[:2]
-    picture["row"] = row.data_ptr()
+    image = np.zeros(1, IMAGE)
+    image["key"], image["file"], image["checksum"] = key, -1, -1
+    image["source"], image["length"] = pixels.ctypes.data, pixels.size
+    image["height"], image["width"] = pixels.shape[:2]
+    image["row"] = row.data_ptr()
     table = plan_table(plan, row.stride(), 0)
-    raw_run(picture.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
-    return int(picture["state"][0])
+    raw_run(image.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
+    return int(image["state"][0])

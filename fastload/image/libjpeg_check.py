@@ -29,7 +29,7 @@ class Trial:
     """Renders single images by the kernel."""
 
     def __init__(self, kernels: Kernels, decoder: Decoder, arena_bytes: int = 1 << 23) -> None:
-        self.picture = np.zeros(1, tables.PICTURE)  # the row of the last image
+        self.image = np.zeros(1, tables.IMAGE)  # the row of the last image
         self.decoder = decoder
         self.needed = 0
         self._kernels = kernels
@@ -62,20 +62,20 @@ class Trial:
     ) -> int:
         """Return an image's state after one call. If the arena was too small, `needed` is the right size, else 0."""
         table = plan_table(plan, (1, 3 * result.shape[1], 3), most_pixels)
-        self.picture[:] = 0
+        self.image[:] = 0
         fields = {"key": key, "row": result.ctypes.data, "file": -1, "checksum": -1} | fields
         for name, value in fields.items():
-            self.picture[name] = value
+            self.image[name] = value
         run = self._kernels.file_run if named else self._kernels.jpeg_run
         self.needed = run(
-            self.picture.ctypes.data,
+            self.image.ctypes.data,
             1,
             table.address,
             arena.ctypes.data,
             arena.nbytes,
             self.decoder.address,
         )
-        return int(self.picture["state"][0])
+        return int(self.image["state"][0])
 
     def run_bytes(
         self, plan: Plan, key: int, encoded: bytes, most_pixels: int = 0
@@ -87,7 +87,7 @@ class Trial:
 
     def expected(self, plan: Plan, encoded: bytes) -> Pixels:
         """Return the pixels of the last box, decoded without the kernel, uint8[H, W, 3]. Raises DecodeError."""
-        fields = self.picture[["top", "left", "box_height", "box_width", "flip"]]
+        fields = self.image[["top", "left", "box_height", "box_width", "flip"]]
         top, left, rows, columns, flip = fields[0].item()
         region = Region(Box(top, left, rows, columns), result_size(plan), flip=bool(flip))
         whole, region = plan.decoded(encoded, lambda *_: region, name="trial")

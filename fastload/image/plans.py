@@ -153,19 +153,19 @@ class Plan(ABC):
             with stage("transform"):
                 return self.finished(pixels, region._replace(box=Box(0, left, h, w)))
 
-    def __call__(self, picture: Any) -> torch.Tensor:
+    def __call__(self, image: Any) -> torch.Tensor:
         """Turn a PIL image (converted to RGB) or uint8[H, W, 3] into uint8[3, H, W] (or float32). Ignore `upright`.
 
         Raises ValueError for an image without an obvious RGB, and TypeError for any other object.
         """
-        if isinstance(picture, Image.Image):
-            picture = np.asarray(picture if picture.mode == "RGB" else as_rgb(picture))
-        elif not isinstance(picture, np.ndarray):
+        if isinstance(image, Image.Image):
+            image = np.asarray(image if image.mode == "RGB" else as_rgb(image))
+        elif not isinstance(image, np.ndarray):
             raise TypeError(
-                f"expected a PIL image or uint8[H, W, 3], got {type(picture).__name__}. Put the plan first: it "
+                f"expected a PIL image or uint8[H, W, 3], got {type(image).__name__}. Put the plan first: it "
                 "replaces the transforms before it"
             )
-        return self.resample(picture)
+        return self.resample(image)
 
     def least(self, height: int, width: int, box: Box) -> tuple[int, int]:
         """Return the size to which a whole image may shrink without its `box` becoming smaller than the result."""
@@ -362,8 +362,8 @@ def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):
-        picture = open_rgb(encoded, name=name)
+        image = open_rgb(encoded, name=name)
     if transform is None:
-        return picture
+        return image
     with stage("transform"):
-        return transform(picture)
+        return transform(image)

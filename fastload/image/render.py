@@ -113,13 +113,13 @@ class Render:
         """
         if self._kernels is None:
             return self._by_torch(lambda k, choose: self._raw_region(k, sides, choose, read))
-        pictures = self._pictures()
-        pictures["file"], pictures["source"] = files, begins
-        pictures["height"], pictures["width"] = sides.T
-        pictures["length"] = 3 * sides[:, 0].astype(np.int64) * sides[:, 1]
-        pictures["checksum"] = checksums
-        self._call(self._kernels.raw_run, pictures.ctypes.data, len(pictures))
-        return self._missing(pictures)
+        images = self._images()
+        images["file"], images["source"] = files, begins
+        images["height"], images["width"] = sides.T
+        images["length"] = 3 * sides[:, 0].astype(np.int64) * sides[:, 1]
+        images["checksum"] = checksums
+        self._call(self._kernels.raw_run, images.ctypes.data, len(images))
+        return self._missing(images)
 
     def encoded(
         self, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None]
@@ -133,10 +133,10 @@ class Render:
         decoder = self._region_decoder()
         if self._kernels is None or decoder is None:
             return self._decode_each(read)
-        pictures = self._pictures()
-        place(pictures)
-        self._call(self._kernels.jpeg_run, pictures.ctypes.data, len(pictures), decoder.address)
-        return self._missing(pictures)
+        images = self._images()
+        place(images)
+        self._call(self._kernels.jpeg_run, images.ctypes.data, len(images), decoder.address)
+        return self._missing(images)
 
     def _decode_each(self, read: Callable[[int], Encoded]) -> list[int]:
         """Render images from encoded files, each decoded in Python."""
@@ -144,28 +144,28 @@ class Render:
             return self._by_torch(
                 lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
             )
-        pictures = self._pictures()
-        table = pictures.view(np.int64).reshape(len(pictures), -1)
-        for k in range(len(pictures)):
+        images = self._images()
+        table = images.view(np.int64).reshape(len(images), -1)
+        for k in range(len(images)):
             try:
                 self._decode(k, table, read)
             except Exception:
                 # Whatever the error is, reading this image alone raises it again.
-                pictures[k]["state"] = tables.DAMAGED
-        return self._missing(pictures)
+                images[k]["state"] = tables.DAMAGED
+        return self._missing(images)
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
         """Render images from the files at `paths`. `read` is as in `encoded`."""
         decoder = self._region_decoder()
         if self._kernels is None or decoder is None:
             return self._decode_each(read)
-        pictures = self._pictures()
+        images = self._images()
         names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
         ends = np.cumsum([len(path) + 1 for path in paths])
-        pictures["file"], pictures["checksum"] = -1, -1
-        pictures["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
-        self._call(self._kernels.file_run, pictures.ctypes.data, len(pictures), decoder.address)
-        return self._missing(pictures)
+        images["file"], images["checksum"] = -1, -1
+        images["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
+        self._call(self._kernels.file_run, images.ctypes.data, len(images), decoder.address)
+        return self._missing(images)
 
     def _region_decoder(self) -> libjpeg.Decoder | None:
         asked = self._plan.region_decode
@@ -177,7 +177,7 @@ class Render:
         """Decode as much of image k as its box needs, and render its row by the kernel."""
         assert self._kernels is not None
         entries = self._kernels
-        row, address = table[k], table.ctypes.data + k * tables.PICTURE.itemsize
+        row, address = table[k], table.ctypes.data + k * tables.IMAGE.itemsize
 
         def choose(height: int, width: int) -> Region:
             row[_SIDES] = height, width
@@ -203,30 +203,30 @@ class Render:
 
     # ---- tables ----
 
-    def _call(self, entry: Callable[..., int], pictures: int, count: int, *more: int) -> None:
+    def _call(self, entry: Callable[..., int], images: int, count: int, *more: int) -> None:
         """Call a kernel for `count` images of a table. It releases the GIL."""
         arena = _scratch.address, _scratch.arena.nbytes
-        _scratch.grow(entry(pictures, count, self._table.address, *arena, *more))
+        _scratch.grow(entry(images, count, self._table.address, *arena, *more))
 
-    def _pictures(self) -> NDArray[Any]:
+    def _images(self) -> NDArray[Any]:
         """Return a table of the run's images, with their keys and rows."""
         n = len(self._keys)
-        pictures = np.zeros(n, tables.PICTURE)
-        pictures["key"] = self._keys
+        images = np.zeros(n, tables.IMAGE)
+        images["key"] = self._keys
         step = self._rows.stride(0) * self._rows.element_size()
-        pictures["row"] = self._rows.data_ptr() + step * np.arange(n)
-        return pictures
+        images["row"] = self._rows.data_ptr() + step * np.arange(n)
+        return images
 
-    def _missing(self, pictures: NDArray[Any]) -> list[int]:
+    def _missing(self, images: NDArray[Any]) -> list[int]:
         """Count the stages of the run, and return the positions of images that are not done."""
-        done = pictures["state"] == tables.DONE
+        done = images["state"] == tables.DONE
         count = int(np.count_nonzero(done))
         for stage in ("read", "decode", "transform"):
-            spent = int(pictures[f"{stage}_ns"].sum())
+            spent = int(images[f"{stage}_ns"].sum())
             if spent and count:
                 seconds = spent * 1e-9
                 add_to_stage(stage, seconds, count, computed=stage != "read")
-        return [] if count == len(pictures) else np.flatnonzero(~done).tolist()
+        return [] if count == len(images) else np.flatnonzero(~done).tolist()
 
     # ---- by torch ----
 
@@ -277,7 +277,7 @@ class Render:
         return self._timed(read, k, top, top + h), region._replace(box=Box(0, left, h, w))
 
 
-_AT = {name: place for place, name in enumerate(tables.PICTURE.names or ())}
+_AT = {name: place for place, name in enumerate(tables.IMAGE.names or ())}
 _SIDES = slice(_AT["height"], _AT["width"] + 1)
 _BOX = slice(_AT["top"], _AT["box_width"] + 1)
 """Positions of fields in a row of the table, as int64. Setting fields by name takes ten times as long."""

@@ -12,7 +12,7 @@ import torch
 
 from fastload.image import Plan
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import PICTURE
+from fastload.image.kernels.tables import IMAGE
 from fastload.image.render import plan_table
 from tests.image.photographs import Pixels
 
@@ -52,8 +52,8 @@ def guarded_copy(pixels: Pixels) -> Pixels:
 
 
 def picture_of(pixels: Pixels, row: torch.Tensor, *, key: int = 0) -> Any:
-    """A row of PICTURE for raw pixels in memory: the box is all of them until one is drawn."""
-    picture = np.zeros(1, PICTURE)
+    """A row of IMAGE for raw pixels in memory: the box is all of them until one is drawn."""
+    picture = np.zeros(1, IMAGE)
     picture["key"], picture["file"], picture["checksum"] = key, -1, -1
     picture["source"], picture["length"] = pixels.ctypes.data, pixels.size
     picture["height"], picture["width"] = pixels.shape[:2]
@@ -88,7 +88,7 @@ def make(
     limit: int | None = None,
     **fields: int,
 ) -> Made:
-    """Run a kernel on one picture, with `fields` of PICTURE set."""
+    """Run a kernel on one picture, with `fields` of IMAGE set."""
     row = empty_row(plan) if row is None else row
     picture = picture_of(pixels, row, key=key)
     for name, value in fields.items():

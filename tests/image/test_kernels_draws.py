@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.drawing import WordDraws, base_and_span, fused
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE, UNDECIDED
 from fastload.image.render import plan_table
 from fastload.image.sizes import log_ratio
 
@@ -26,8 +26,8 @@ BOX = ["top", "left", "box_height", "box_width", "flip"]
 def draw(
     kernels: Kernels, plan: Plan, keys: Any, heights: Any, widths: Any, limit: int | None = None
 ) -> Any:
-    """The rows of PICTURE after `draw_run`."""
-    pictures = np.zeros(len(keys), PICTURE)
+    """The rows of IMAGE after `draw_run`."""
+    pictures = np.zeros(len(keys), IMAGE)
     pictures["key"], pictures["height"], pictures["width"] = keys, heights, widths
     table = plan_table(plan, (1, 1, 1), 2 * (limit or 0))
     done = kernels.draw_run(pictures.ctypes.data, len(pictures), table.address)
@@ -87,7 +87,7 @@ def test_both_ways_of_rounding(kernels: Kernels) -> None:
         table["ratio_low"], table["ratio_high"] = plan.ratio
         table["flip"], table["fused"] = 0.5, is_fused
         table["height"] = table["width"] = 8
-        pictures = np.zeros(1_000, PICTURE)
+        pictures = np.zeros(1_000, IMAGE)
         pictures["key"] = np.arange(1_000) + 2**40
         pictures["height"], pictures["width"] = 300_000, 400_000
         kernels.draw_run(pictures.ctypes.data, 1_000, table.ctypes.data)
@@ -159,7 +159,7 @@ def test_a_picture_so_narrow_that_it_grows_beyond_the_limit(kernels: Kernels) ->
 
 
 def test_pictures_that_are_not_done_are_left_alone(kernels: Kernels) -> None:
-    pictures = np.zeros(3, PICTURE)
+    pictures = np.zeros(3, IMAGE)
     pictures["height"] = pictures["width"] = 9
     pictures["state"][1] = DAMAGED
     table = plan_table(Resize((8, 8)), (1, 1, 1), 0)

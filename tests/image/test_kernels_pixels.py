@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE, UNDECIDED
 from fastload.image.kernels_check import agrees_with_torch
 from fastload.image.render import plan_table
 from tests.image.kernel_runs import (
@@ -258,8 +258,8 @@ def test_a_run_does_what_it_can(kernels: Kernels) -> None:
 
 
 def test_the_check_of_the_compiler_sees_a_kernel_that_differs(kernels: Kernels) -> None:
-    assert PICTURE.fields is not None
-    row_at = PICTURE.fields["row"][1]
+    assert IMAGE.fields is not None
+    row_at = IMAGE.fields["row"][1]
 
     def wrong(pictures: int, *others: int) -> int:
         needed = kernels.raw_run(pictures, *others)

@@ -95,7 +95,7 @@ def check(trial: Trial, content: bytes, plan: Plan, keys: range) -> None:
         state, result = trial.run_bytes(plan, key, content)
         assert state in (DONE, UNDECIDED)
         if state == DONE:
-            assert np.array_equal(result, trial.expected(plan, content)), (key, trial.picture)
+            assert np.array_equal(result, trial.expected(plan, content)), (key, trial.image)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +139,7 @@ def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
         if state == UNDECIDED:
             continue
         assert np.array_equal(result, trial.expected(plan, content))
-        row = trial.picture[0]
+        row = trial.image[0]
         borders = {
             "top": row["top"] == 0,
             "left": row["left"] == 0,
@@ -278,10 +278,10 @@ def test_files_by_name(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyP
             state, result = run_file(trial, path)
             assert state == DONE
             assert np.array_equal(result, wanted)
-    assert trial.picture["length"][0] == len(JPEG)
-    assert trial.picture["read_ns"][0] > 0
-    assert trial.picture["decode_ns"][0] > 0
-    assert trial.picture["transform_ns"][0] > 0
+    assert trial.image["length"][0] == len(JPEG)
+    assert trial.image["read_ns"][0] > 0
+    assert trial.image["decode_ns"][0] > 0
+    assert trial.image["transform_ns"][0] > 0
 
 
 def test_files_that_cannot_be_read(trial: Trial, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
 ) -> None:
     plan, arena = crop((20, 20)), np.empty(1 << 22, np.uint8)
     payload, rows = np.frombuffer(JPEG, np.uint8), np.zeros((4, 20, 20, 3), np.uint8)
-    pictures = np.zeros(4, tables.PICTURE)
+    pictures = np.zeros(4, tables.IMAGE)
     pictures["file"], pictures["checksum"] = -1, [-1, -1, 7, -1]
     pictures["source"], pictures["length"] = payload.ctypes.data, len(JPEG)
     pictures["row"] = rows.ctypes.data + rows[0].nbytes * np.arange(4)

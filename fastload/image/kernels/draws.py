@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
     OPTIONS,
-    PICTURE_AT,
     PLAN_AT,
     load_f64,
     load_i64,
@@ -29,7 +29,7 @@ from fastload.image.kernels.tables import (
     UNDECIDED,
 )
 
-_LONGEST_SIDE = 2**28 - 1  # torch draws in another way above; up to it, no product of two sides overflows
+_LONGEST_SIDE = 2**28 - 1  # torch draws otherwise above; no product of two sides overflows
 
 
 # ---- words of the generator, 32 bits each ----
@@ -89,34 +89,34 @@ def _uniform(stream: int, base: float, span: float, fused: int) -> float:
 
 
 @njit(**OPTIONS)
-def draw(picture: int, plan: int) -> int:
-    """Draw the box and the flip of an image, store them and the state in its row of PICTURE, and return the state."""
-    state = _check(picture, plan)
+def draw(image: int, plan: int) -> int:
+    """Draw the box and the flip of an image, store them and the state in its row of IMAGE, and return the state."""
+    state = _check(image, plan)
     if state == DONE:
         if load_i64(plan + PLAN_AT.kind) == RANDOM_RESIZED_CROP:
-            state = _draw_crop(picture, plan)
+            state = _draw_crop(image, plan)
         else:
-            _whole(picture)
-    store_i64(picture + PICTURE_AT.state, state)
+            _whole(image)
+    store_i64(image + IMAGE_AT.state, state)
     return state
 
 
 @njit(**OPTIONS)
-def _check(picture: int, plan: int) -> int:
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+def _check(image: int, plan: int) -> int:
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     if height < 1 or width < 1:
         return DAMAGED
     most = load_i64(plan + PLAN_AT.most_pixels)
     if max(height, width) > _LONGEST_SIDE or 0 < most < height * width:
         return TOO_LARGE
-    rows, columns = size_before_crop(picture, plan)
+    rows, columns = size_before_crop(image, plan)
     if max(rows, columns) > _LONGEST_SIDE or 0 < most < rows * columns:
         return TOO_LARGE
     return DONE
 
 
 @njit(**OPTIONS)
-def size_before_crop(picture: int, plan: int) -> tuple[int, int]:
+def size_before_crop(image: int, plan: int) -> tuple[int, int]:
     """Return the size (height, width) to which the box is resized, before a center crop."""
     if load_i64(plan + PLAN_AT.kind) != RESIZE_CENTER_CROP:
         return load_i64(plan + PLAN_AT.height), load_i64(plan + PLAN_AT.width)
@@ -124,7 +124,7 @@ def size_before_crop(picture: int, plan: int) -> tuple[int, int]:
     columns = load_i64(plan + PLAN_AT.resize_width)
     if columns >= 0:
         return rows, columns
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     longer = int(float(rows * max(height, width)) / float(min(height, width)))
     if width <= height:
         return longer, rows
@@ -132,25 +132,23 @@ def size_before_crop(picture: int, plan: int) -> tuple[int, int]:
 
 
 @njit(**OPTIONS)
-def _whole(picture: int) -> None:
-    _set_box(
-        picture, 0, 0, load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
-    )
-    store_i64(picture + PICTURE_AT.flip, 0)
+def _whole(image: int) -> None:
+    _set_box(image, 0, 0, load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width))
+    store_i64(image + IMAGE_AT.flip, 0)
 
 
 @njit(**OPTIONS)
-def _set_box(picture: int, top: int, left: int, height: int, width: int) -> None:
-    store_i64(picture + PICTURE_AT.top, top)
-    store_i64(picture + PICTURE_AT.left, left)
-    store_i64(picture + PICTURE_AT.box_height, height)
-    store_i64(picture + PICTURE_AT.box_width, width)
+def _set_box(image: int, top: int, left: int, height: int, width: int) -> None:
+    store_i64(image + IMAGE_AT.top, top)
+    store_i64(image + IMAGE_AT.left, left)
+    store_i64(image + IMAGE_AT.box_height, height)
+    store_i64(image + IMAGE_AT.box_width, width)
 
 
 @njit(**OPTIONS)
-def _draw_crop(picture: int, plan: int) -> int:
+def _draw_crop(image: int, plan: int) -> int:
     """Draw as torchvision's `RandomResizedCrop.get_params` does, then RandomHorizontalFlip. Return the state."""
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     area_base, area_span = (
         load_f64(plan + PLAN_AT.area_base),
         load_f64(plan + PLAN_AT.area_span),
@@ -159,7 +157,7 @@ def _draw_crop(picture: int, plan: int) -> int:
     ratio_span = load_f64(plan + PLAN_AT.log_ratio_span)
     fused = load_i64(plan + PLAN_AT.fused)
     stream = stack(32)
-    begin_words(stream, load_i64(picture + PICTURE_AT.key))
+    begin_words(stream, load_i64(image + IMAGE_AT.key))
     found = False
     for _ in range(10):
         area = float(height * width) * _uniform(stream, area_base, area_span, fused)
@@ -172,14 +170,14 @@ def _draw_crop(picture: int, plan: int) -> int:
         if 0 < box_width <= width and 0 < box_height <= height:
             h, w = int(box_height), int(box_width)
             top = next_word(stream) % (height - h + 1)
-            _set_box(picture, top, next_word(stream) % (width - w + 1), h, w)
+            _set_box(image, top, next_word(stream) % (width - w + 1), h, w)
             found = True
             break
     if not found:
-        _fall_back(picture, plan)
+        _fall_back(image, plan)
     flip = load_f64(plan + PLAN_AT.flip)
     flipped = flip > 0 and _uniform(stream, 0.0, 1.0, fused) < flip
-    store_i64(picture + PICTURE_AT.flip, int(flipped))
+    store_i64(image + IMAGE_AT.flip, int(flipped))
     return DONE
 
 
@@ -190,9 +188,9 @@ def _is_decided(side: float) -> bool:
 
 
 @njit(**OPTIONS)
-def _fall_back(picture: int, plan: int) -> None:
+def _fall_back(image: int, plan: int) -> None:
     """Take the largest box in the middle with an allowed ratio, as torchvision does after ten draws that do not fit."""
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     low, high = load_f64(plan + PLAN_AT.ratio_low), load_f64(plan + PLAN_AT.ratio_high)
     h, w = height, width
     ratio = float(width) / float(height)
@@ -200,4 +198,4 @@ def _fall_back(picture: int, plan: int) -> None:
         h = max(1, int(np.rint(float(width) / low)))
     elif ratio > high:
         w = max(1, int(np.rint(float(height) * high)))
-    _set_box(picture, (height - h) // 2, (width - w) // 2, h, w)
+    _set_box(image, (height - h) // 2, (width - w) // 2, h, w)

@@ -17,9 +17,9 @@ from fastload.image.kernels import libjpeg_calls as libjpeg
 from fastload.image.kernels.draws import draw, size_before_crop
 from fastload.image.kernels.jpeg_layout import AT
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
+    IMAGE_BYTES,
     OPTIONS,
-    PICTURE_AT,
-    PICTURE_BYTES,
     PLAN_AT,
     add_time,
     function,
@@ -40,7 +40,7 @@ EXTERNALS = ("memchr",)
 """The C function that only this kernel calls."""
 
 _FIRST_RESTART, _END_OF_IMAGE = 0xD0, 0xD9  # second bytes of markers
-_MOST_MEMORY = 1 << 28  # bytes that libjpeg may take for a whole image, which this kernel never needs
+_MOST_MEMORY = 1 << 28  # bytes that libjpeg may take for whole images; this kernel needs none
 _MARGIN = 2  # columns
 _LEAST_COLUMNS = 16
 
@@ -63,18 +63,18 @@ def _shrunk(side: int, eighths: int) -> int:
 
 
 @njit(**OPTIONS)
-def _eighths(picture: int, plan: int) -> int:
+def _eighths(image: int, plan: int) -> int:
     """Return the scale of decoding, in eighths, that simplejpeg takes with min_factor=2.
 
     It asks for the size at the smallest of 1/8, 1/4, 3/8 and 1/2 that leaves enough pixels. TurboJPEG then takes the
     largest scale that gives at most this size. For images of a few pixels, that is another scale.
     """
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     least_height, least_width = height, width
     if load_i64(plan + PLAN_AT.scaled):
-        result_height, result_width = size_before_crop(picture, plan)
-        least_height = _least(height, result_height, load_i64(picture + PICTURE_AT.box_height))
-        least_width = _least(width, result_width, load_i64(picture + PICTURE_AT.box_width))
+        result_height, result_width = size_before_crop(image, plan)
+        least_height = _least(height, result_height, load_i64(image + IMAGE_AT.box_height))
+        least_width = _least(width, result_width, load_i64(image + IMAGE_AT.box_width))
     smallest = 1
     while smallest < 8 and (
         _shrunk(height, smallest) < least_height or _shrunk(width, smallest) < least_width
@@ -176,23 +176,23 @@ def _make(decoder: int) -> None:
 
 
 @njit(**OPTIONS)
-def _header(picture: int, plan: int, decoder: int, payload: int) -> int:
+def _header(image: int, plan: int, decoder: int, payload: int) -> int:
     """Read the header, and draw the box. Return a state."""
     decompressor = decoder + AT.decompressor
-    length = load_i64(picture + PICTURE_AT.length)
+    length = load_i64(image + IMAGE_AT.length)
     if length < 1:
         return DAMAGED
     libjpeg.memory_source(decoder, decompressor, payload, length)
     libjpeg.read_header(decoder, decompressor, 1)
-    store_i64(picture + PICTURE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
-    store_i64(picture + PICTURE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
+    store_i64(image + IMAGE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
+    store_i64(image + IMAGE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
     if not _is_plain(decompressor) or libjpeg.has_multiple_scans(decoder, decompressor):
         return DAMAGED
     scan = load_i64(load_i64(decompressor + library.SOURCE_MANAGER) + library.NEXT_BYTE)
     restarts = load_u32(decompressor + library.RESTART_INTERVAL) != 0
     if not _is_complete(scan, payload + length, restarts):
         return DAMAGED
-    return draw(picture, plan)
+    return draw(image, plan)
 
 
 @njit(**OPTIONS)
@@ -209,7 +209,7 @@ def _begin(decoder: int, eighths: int) -> None:
 
 @njit(**OPTIONS)
 def _crop_columns(decoder: int, left: int, count: int) -> None:
-    """Let libjpeg decode only columns from `left` on, and those beside them that their colours depend on.
+    """Let libjpeg decode only `count` columns from `left` on, and those that their colours depend on.
 
     Colours are interpolated from the next sample on either side, two columns away. At the border of the decoded columns
     libjpeg uses another rule. It moves the left border to that of a block, and stores the borders in crop_left and
@@ -255,28 +255,28 @@ def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int)
 
 @njit(**OPTIONS)
 def _decode(
-    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+    image: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
 ) -> int:
     """Decode the box to `pixels`, and store its address and size in the decoder. Return a state."""
     decompressor = decoder + AT.decompressor
     _make(decoder)
-    state = _header(picture, plan, decoder, payload)
+    state = _header(image, plan, decoder, payload)
     if state != DONE:
         return state
-    _begin(decoder, _eighths(picture, plan))
+    _begin(decoder, _eighths(image, plan))
     width = load_u32(decompressor + library.OUTPUT_WIDTH)
     height = load_u32(decompressor + library.OUTPUT_HEIGHT)
     left, box_width = _scaled(
-        load_i64(picture + PICTURE_AT.left),
-        load_i64(picture + PICTURE_AT.box_width),
+        load_i64(image + IMAGE_AT.left),
+        load_i64(image + IMAGE_AT.box_width),
         width,
-        load_i64(picture + PICTURE_AT.width),
+        load_i64(image + IMAGE_AT.width),
     )
     top, box_height = _scaled(
-        load_i64(picture + PICTURE_AT.top),
-        load_i64(picture + PICTURE_AT.box_height),
+        load_i64(image + IMAGE_AT.top),
+        load_i64(image + IMAGE_AT.box_height),
         height,
-        load_i64(picture + PICTURE_AT.height),
+        load_i64(image + IMAGE_AT.height),
     )
     if left + box_width > width or top + box_height > height:
         return DAMAGED  # never: at each scale the box has at least a row and a column
@@ -294,44 +294,44 @@ def _decode(
 
 @njit(**OPTIONS)
 def _guarded(
-    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+    image: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
 ) -> int:
     """Do as `_decode`. Return DAMAGED if libjpeg objects. Put nothing else in here, because a jump returns here."""
     if libjpeg.set_jump(decoder + AT.jump_buffer):
         return DAMAGED
-    return _decode(picture, plan, decoder, payload, pixels, pixels_bytes)
+    return _decode(image, plan, decoder, payload, pixels, pixels_bytes)
 
 
 @njit(**OPTIONS)
 def _decode_to_row(
-    picture: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
+    image: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
 ) -> int:
     """Decode a JPEG in memory, write its row and set its state. Return the bytes that are needed, or 0 if they fit."""
     began = nanoseconds()
     store_i64(decoder + AT.bytes, 0)
-    state = _guarded(picture, plan, decoder, payload, arena, arena_bytes)
+    state = _guarded(image, plan, decoder, payload, arena, arena_bytes)
     # libjpeg keeps its tables, and what an error leaves. Otherwise it would decode the next image by them.
     libjpeg.destroy(decoder, decoder + AT.decompressor)
-    add_time(picture + PICTURE_AT.decode_ns, began)
-    store_i64(picture + PICTURE_AT.state, state)
+    add_time(image + IMAGE_AT.decode_ns, began)
+    store_i64(image + IMAGE_AT.state, state)
     taken = aligned(load_i64(decoder + AT.bytes))
     if state != DONE and not (state == TOO_LARGE and taken > 0):
         return 0
-    # While it is resampled, the row of PICTURE has the box of the decoded pixels.
-    source = load_i64(picture + PICTURE_AT.source)
-    height = load_i64(picture + PICTURE_AT.box_height)
-    width = load_i64(picture + PICTURE_AT.box_width)
-    store_i64(picture + PICTURE_AT.source, load_i64(decoder + AT.pixels))
-    store_i64(picture + PICTURE_AT.stride, load_i64(decoder + AT.stride))
-    store_i64(picture + PICTURE_AT.box_height, load_i64(decoder + AT.box_height))
-    store_i64(picture + PICTURE_AT.box_width, load_i64(decoder + AT.box_width))
+    # While it is resampled, the row of IMAGE has the box of the decoded pixels.
+    source = load_i64(image + IMAGE_AT.source)
+    height = load_i64(image + IMAGE_AT.box_height)
+    width = load_i64(image + IMAGE_AT.box_width)
+    store_i64(image + IMAGE_AT.source, load_i64(decoder + AT.pixels))
+    store_i64(image + IMAGE_AT.stride, load_i64(decoder + AT.stride))
+    store_i64(image + IMAGE_AT.box_height, load_i64(decoder + AT.box_height))
+    store_i64(image + IMAGE_AT.box_width, load_i64(decoder + AT.box_width))
     if state == DONE:
-        needed = resample(picture, plan, arena + taken, max(0, arena_bytes - taken))
+        needed = resample(image, plan, arena + taken, max(0, arena_bytes - taken))
     else:
-        needed = bytes_needed(picture, plan)
-    store_i64(picture + PICTURE_AT.source, source)
-    store_i64(picture + PICTURE_AT.box_height, height)
-    store_i64(picture + PICTURE_AT.box_width, width)
+        needed = bytes_needed(image, plan)
+    store_i64(image + IMAGE_AT.source, source)
+    store_i64(image + IMAGE_AT.box_height, height)
+    store_i64(image + IMAGE_AT.box_width, width)
     return taken + needed if needed > 0 else 0
 
 
@@ -339,56 +339,50 @@ def _decode_to_row(
 
 
 @njit(**OPTIONS)
-def _run_one(
-    picture: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
-) -> int:
+def _run_one(image: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int) -> int:
     """Read, decode and resample an image, and set its state. Return the bytes that are needed, or 0 if they fit."""
     payload, needed, taken = arena, 0, 0
     if named:
-        needed = read_file(picture, arena, arena_bytes)
-        taken = load_i64(picture + PICTURE_AT.length)
+        needed = read_file(image, arena, arena_bytes)
+        taken = load_i64(image + IMAGE_AT.length)
     else:
-        length = load_i64(picture + PICTURE_AT.length)
-        taken = length if load_i64(picture + PICTURE_AT.file) >= 0 else 0
+        length = load_i64(image + IMAGE_AT.length)
+        taken = length if load_i64(image + IMAGE_AT.file) >= 0 else 0
         if taken > arena_bytes:
-            store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+            store_i64(image + IMAGE_AT.state, TOO_LARGE)
             return taken
-        payload = read_payload(picture, load_i64(picture + PICTURE_AT.source), length, arena)
-    if load_i64(picture + PICTURE_AT.state) != DONE:
+        payload = read_payload(image, load_i64(image + IMAGE_AT.source), length, arena)
+    if load_i64(image + IMAGE_AT.state) != DONE:
         return needed
     taken = aligned(taken)
     rest = max(0, arena_bytes - taken)
-    needed = _decode_to_row(picture, plan, payload, arena + taken, rest, decoder)
+    needed = _decode_to_row(image, plan, payload, arena + taken, rest, decoder)
     return taken + needed if needed > 0 else 0
 
 
 @njit(**OPTIONS)
 def _run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
+    images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
 ) -> int:
     needed = 0
     for place in range(count):
-        picture = pictures + place * PICTURE_BYTES
-        if load_i64(picture + PICTURE_AT.state) == DONE:
-            needed = max(needed, _run_one(picture, plan, arena, arena_bytes, decoder, named))
+        image = images + place * IMAGE_BYTES
+        if load_i64(image + IMAGE_AT.state) == DONE:
+            needed = max(needed, _run_one(image, plan, arena, arena_bytes, decoder, named))
     return needed
 
 
-def jpeg_run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
-) -> int:
+def jpeg_run(images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int) -> int:
     """Decode the boxes of JPEGs in memory or in open files, and write the rows of those with state DONE.
 
     Return the bytes of the arena that the largest image would have needed, or 0 if all fitted.
     """
-    return _run(pictures, count, plan, arena, arena_bytes, decoder, 0)
+    return _run(images, count, plan, arena, arena_bytes, decoder, 0)
 
 
-def file_run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
-) -> int:
+def file_run(images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int) -> int:
     """Do as `jpeg_run`, with whole files: `source` is the address of a name that ends with a zero byte."""
-    return _run(pictures, count, plan, arena, arena_bytes, decoder, 1)
+    return _run(images, count, plan, arena, arena_bytes, decoder, 1)
 
 
 ENTRY_POINTS = {

@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastload.image.kernels.tables import PICTURE, PLAN, offsets
+from fastload.image.kernels.tables import IMAGE, PLAN, offsets
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
 """Options of every compiled function: no kernel raises, and floats are rounded as written."""
@@ -98,9 +98,9 @@ store_f64 = _store(F64, types.float64)
 
 # ---- rows of the tables ----
 
-PICTURE_BYTES = PICTURE.itemsize
-PICTURE_AT, PLAN_AT = offsets(PICTURE), offsets(PLAN)
-"""Offsets of the fields in a row of PICTURE, and of PLAN: `load_i64(picture + PICTURE_AT.height)`."""
+IMAGE_BYTES = IMAGE.itemsize
+IMAGE_AT, PLAN_AT = offsets(IMAGE), offsets(PLAN)
+"""Offsets of the fields in a row of IMAGE, and of PLAN: `load_i64(image + IMAGE_AT.height)`."""
 
 
 # ---- C functions ----

@@ -6,8 +6,8 @@ from numba import njit, types
 
 from fastload.image.kernels.checksum import crc32
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
     OPTIONS,
-    PICTURE_AT,
     add_time,
     function,
     load_i64,
@@ -30,30 +30,30 @@ _seek = function("lseek", types.int64, types.int32, types.int64, types.int32)
 
 
 @njit(**OPTIONS)
-def read_payload(picture: int, source: int, length: int, arena: int) -> int:
+def read_payload(image: int, source: int, length: int, arena: int) -> int:
     """Read the payload's bytes, if it is in a file, and check them. Return their address, or 0 if the state is bad."""
     began = nanoseconds()
-    file, payload = load_i64(picture + PICTURE_AT.file), source
+    file, payload = load_i64(image + IMAGE_AT.file), source
     state = DONE
     if file >= 0:
         payload = arena
         if not read_all(file, arena, length, source):
             state = UNREADABLE
-    expected = load_i64(picture + PICTURE_AT.checksum)
+    expected = load_i64(image + IMAGE_AT.checksum)
     if state == DONE and expected >= 0 and crc32(payload, length, 0) != expected:
         state = DAMAGED
-    store_i64(picture + PICTURE_AT.state, state)
-    add_time(picture + PICTURE_AT.read_ns, began)
+    store_i64(image + IMAGE_AT.state, state)
+    add_time(image + IMAGE_AT.read_ns, began)
     return payload if state == DONE else 0
 
 
 @njit(**OPTIONS)
-def read_file(picture: int, arena: int, arena_bytes: int) -> int:
+def read_file(image: int, arena: int, arena_bytes: int) -> int:
     """Read the file named at `source`, and set length and state. Return the bytes that are needed, or 0 if they fit."""
     began = nanoseconds()
-    file = _open(load_i64(picture + PICTURE_AT.source), _O_RDONLY_CLOEXEC)
+    file = _open(load_i64(image + IMAGE_AT.source), _O_RDONLY_CLOEXEC)
     if file < 0:
-        store_i64(picture + PICTURE_AT.state, UNREADABLE)
+        store_i64(image + IMAGE_AT.state, UNREADABLE)
         return 0
     length = _seek(file, 0, _SEEK_END)
     state, needed = DONE, 0
@@ -64,7 +64,7 @@ def read_file(picture: int, arena: int, arena_bytes: int) -> int:
     elif not read_all(file, arena, length, 0) or _seek(file, 0, _SEEK_END) != length:
         state = UNREADABLE
     _close(file)
-    store_i64(picture + PICTURE_AT.length, length)
-    store_i64(picture + PICTURE_AT.state, state)
-    add_time(picture + PICTURE_AT.read_ns, began)
+    store_i64(image + IMAGE_AT.length, length)
+    store_i64(image + IMAGE_AT.state, state)
+    add_time(image + IMAGE_AT.read_ns, began)
     return needed

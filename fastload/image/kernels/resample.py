@@ -16,8 +16,8 @@ from numba import njit
 
 from fastload.image.kernels.floats import find_factors, write
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
     OPTIONS,
-    PICTURE_AT,
     PLAN_AT,
     add_time,
     copy,
@@ -49,7 +49,7 @@ from fastload.image.kernels.workspace import AT, COLUMNS, ROWS, TABLE, VECTOR, W
 
 
 @njit(**OPTIONS)
-def resample(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
+def resample(image: int, plan: int, arena: int, arena_bytes: int) -> int:
     """Write the row of an image of state DONE from the box at `source`.
 
     Bytes between the rows of the box must be readable. Nothing after the last pixel is read. Set TOO_LARGE if the
@@ -57,21 +57,21 @@ def resample(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
     are needed if the arena has too few, else 0.
     """
     if not _can_write(plan):
-        store_i64(picture + PICTURE_AT.state, UNDECIDED)
+        store_i64(image + IMAGE_AT.state, UNDECIDED)
         return 0
     began = nanoseconds()
     work = stack(WORK_BYTES)
-    needed = lay_out(work, picture, plan, arena)
+    needed = lay_out(work, image, plan, arena)
     if needed > arena_bytes:
-        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+        store_i64(image + IMAGE_AT.state, TOO_LARGE)
         return needed
     fill_table(work + COLUMNS)
     fill_table(work + ROWS)
     if load_i64(plan + PLAN_AT.levels) != 0:
         find_factors(work, plan)
-    _make_rows(work, plan, load_i64(picture + PICTURE_AT.row))
+    _make_rows(work, plan, load_i64(image + IMAGE_AT.row))
     fence()
-    add_time(picture + PICTURE_AT.transform_ns, began)
+    add_time(image + IMAGE_AT.transform_ns, began)
     return 0
 
 
@@ -246,7 +246,7 @@ def _make_rows(work: int, plan: int, target: int) -> None:
             _write_assembled(work, plan, target, row)
         for row in range(top + kept_rows, load_i64(plan + PLAN_AT.height)):
             _write_assembled(work, plan, target, row)
-    base = done = load_i64(row_begins)  # rows of the source: that of the first line, and the one after the last
+    base = done = load_i64(row_begins)  # rows of the source: of the first line, after the last line
     for row in range(kept_rows):
         begin = load_i64(row_begins + 8 * row)
         while done < min(begin + taps, height):

@@ -1,4 +1,4 @@
-"""The entry points for pixels: a run of images in one call, each with its own state in its row of PICTURE."""
+"""The entry points for pixels: a run of images in one call, each with its own state in its row of IMAGE."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numba import njit
 from fastload.image.kernels.checksum import crc32
 from fastload.image.kernels.draws import draw
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
+    IMAGE_BYTES,
     OPTIONS,
-    PICTURE_AT,
-    PICTURE_BYTES,
     load_i64,
     store_i64,
 )
@@ -22,12 +22,12 @@ from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE
 from fastload.image.kernels.workspace import aligned, bytes_needed
 
 
-def draw_run(pictures: int, count: int, plan: int) -> int:
+def draw_run(images: int, count: int, plan: int) -> int:
     """Draw the boxes and flips of the images that are DONE. Return how many are DONE after that."""
     done = 0
     for place in range(count):
-        picture = pictures + PICTURE_BYTES * place
-        if load_i64(picture + PICTURE_AT.state) == DONE and draw(picture, plan) == DONE:
+        image = images + IMAGE_BYTES * place
+        if load_i64(image + IMAGE_AT.state) == DONE and draw(image, plan) == DONE:
             done += 1
     return done
 
@@ -35,12 +35,12 @@ def draw_run(pictures: int, count: int, plan: int) -> int:
 def _run_of(make: Any, docstring: str) -> Callable[..., int]:
     """Return an entry point that calls `make` for each image that is DONE."""
 
-    def run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
+    def run(images: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
         needed = 0
         for place in range(count):
-            picture = pictures + PICTURE_BYTES * place
-            if load_i64(picture + PICTURE_AT.state) == DONE:
-                needed = max(needed, make(picture, plan, arena, arena_bytes))
+            image = images + IMAGE_BYTES * place
+            if load_i64(image + IMAGE_AT.state) == DONE:
+                needed = max(needed, make(image, plan, arena, arena_bytes))
         return needed
 
     run.__doc__ = docstring
@@ -48,35 +48,35 @@ def _run_of(make: Any, docstring: str) -> Callable[..., int]:
 
 
 @njit(**OPTIONS)
-def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
+def _raw(image: int, plan: int, arena: int, arena_bytes: int) -> int:
     """Draw the box, read its rows, write the row of the result. Return the bytes that are needed, or 0 if they fit."""
-    state = draw(picture, plan)
+    state = draw(image, plan)
     if state != DONE:
         return 0
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     stride = 3 * width
-    if load_i64(picture + PICTURE_AT.length) != height * stride:
-        store_i64(picture + PICTURE_AT.state, DAMAGED)
+    if load_i64(image + IMAGE_AT.length) != height * stride:
+        store_i64(image + IMAGE_AT.state, DAMAGED)
         return 0
     # The bytes of the payload that the box needs. A checksum needs all.
-    begin = load_i64(picture + PICTURE_AT.top) * stride + 3 * load_i64(picture + PICTURE_AT.left)
-    rows = load_i64(picture + PICTURE_AT.box_height)
-    first, length = begin, (rows - 1) * stride + 3 * load_i64(picture + PICTURE_AT.box_width)
-    if load_i64(picture + PICTURE_AT.checksum) >= 0:
+    begin = load_i64(image + IMAGE_AT.top) * stride + 3 * load_i64(image + IMAGE_AT.left)
+    rows = load_i64(image + IMAGE_AT.box_height)
+    first, length = begin, (rows - 1) * stride + 3 * load_i64(image + IMAGE_AT.box_width)
+    if load_i64(image + IMAGE_AT.checksum) >= 0:
         first, length = 0, height * stride
-    in_file = load_i64(picture + PICTURE_AT.file) >= 0
+    in_file = load_i64(image + IMAGE_AT.file) >= 0
     taken = aligned(length) if in_file else 0
     if taken > arena_bytes:
-        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
-        return taken + bytes_needed(picture, plan)
-    source = load_i64(picture + PICTURE_AT.source)
-    pixels = read_payload(picture, source + first, length, arena)
+        store_i64(image + IMAGE_AT.state, TOO_LARGE)
+        return taken + bytes_needed(image, plan)
+    source = load_i64(image + IMAGE_AT.source)
+    pixels = read_payload(image, source + first, length, arena)
     if pixels == 0:
         return 0
-    store_i64(picture + PICTURE_AT.source, pixels + begin - first)
-    store_i64(picture + PICTURE_AT.stride, stride)
-    needed = resample(picture, plan, arena + taken, arena_bytes - taken)
-    store_i64(picture + PICTURE_AT.source, source)
+    store_i64(image + IMAGE_AT.source, pixels + begin - first)
+    store_i64(image + IMAGE_AT.stride, stride)
+    needed = resample(image, plan, arena + taken, arena_bytes - taken)
+    store_i64(image + IMAGE_AT.source, source)
     return needed + taken if needed > 0 else 0
 
 

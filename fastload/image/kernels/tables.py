@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-PICTURE = np.dtype(
+IMAGE = np.dtype(
     [
         ("key", np.uint64),  # of the sample's random stream
         ("file", np.int64),  # an open file, to be read at `source`; -1: `source` is an address

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from fastload.image.kernels.draws import size_before_crop
-from fastload.image.kernels.memory import OPTIONS, PICTURE_AT, PLAN_AT, load_i64, stack, store_i64
+from fastload.image.kernels.memory import IMAGE_AT, OPTIONS, PLAN_AT, load_i64, stack, store_i64
 
 _Table = namedtuple(
     "_Table",
@@ -69,11 +69,11 @@ _LINES_BESIDE_TAPS = 24  # so that lines are rarely moved, and stay in the first
 
 
 @njit(**OPTIONS)
-def bytes_needed(picture: int, plan: int) -> int:
+def bytes_needed(image: int, plan: int) -> int:
     """Return the bytes of an arena that `resample` needs."""
     work = stack(WORK_BYTES)
     # Any address works, because nothing is read or written there.
-    return lay_out(work, picture, plan, work)
+    return lay_out(work, image, plan, work)
 
 
 @njit(**OPTIONS)
@@ -83,21 +83,21 @@ def aligned(count: int) -> int:
 
 
 @njit(**OPTIONS)
-def lay_out(work: int, picture: int, plan: int, arena: int) -> int:
+def lay_out(work: int, image: int, plan: int, arena: int) -> int:
     """Store the numbers that are known before the tables, and divide the arena. Return the bytes that are needed."""
     store_i64(work + AT.end, arena)
     result_height, result_width = load_i64(plan + PLAN_AT.height), load_i64(plan + PLAN_AT.width)
-    rows, columns = size_before_crop(picture, plan)
-    box_height = load_i64(picture + PICTURE_AT.box_height)
-    box_width = load_i64(picture + PICTURE_AT.box_width)
+    rows, columns = size_before_crop(image, plan)
+    box_height = load_i64(image + IMAGE_AT.box_height)
+    box_width = load_i64(image + IMAGE_AT.box_width)
     row_taps = _lay_out_table(work, work + ROWS, box_height, rows, result_height)
     column_taps = _lay_out_table(work, work + COLUMNS, box_width, columns, result_width)
     store_i64(work + ROWS + TABLE.unit, 1)
     store_i64(work + COLUMNS + TABLE.unit, 3)
     store_i64(work + ROWS + TABLE.mirrored, 0)
-    if load_i64(picture + PICTURE_AT.flip) != 0:
+    if load_i64(image + IMAGE_AT.flip) != 0:
         _mirror(work + COLUMNS, result_width)
-    _lay_out_source(work, picture, column_taps)
+    _lay_out_source(work, image, column_taps)
     _lay_out_lines(work, box_height, row_taps)
     _lay_out_result(work, plan)
     return load_i64(work + AT.end) - arena
@@ -151,13 +151,13 @@ def _mirror(table: int, result: int) -> None:
 
 
 @njit(**OPTIONS)
-def _lay_out_source(work: int, picture: int, taps: int) -> None:
-    stride = load_i64(picture + PICTURE_AT.stride)
-    height = load_i64(picture + PICTURE_AT.box_height)
-    row_bytes = 3 * load_i64(picture + PICTURE_AT.box_width)
-    span = row_bytes + 3 * taps + 16  # bytes that the first pass reads at most, from the begin of a row
+def _lay_out_source(work: int, image: int, taps: int) -> None:
+    stride = load_i64(image + IMAGE_AT.stride)
+    height = load_i64(image + IMAGE_AT.box_height)
+    row_bytes = 3 * load_i64(image + IMAGE_AT.box_width)
+    span = row_bytes + 3 * taps + 16  # bytes that the first pass reads of a row
     room = (height - 1) * stride + row_bytes - span
-    store_i64(work + AT.source, load_i64(picture + PICTURE_AT.source))
+    store_i64(work + AT.source, load_i64(image + IMAGE_AT.source))
     store_i64(work + AT.stride, stride)
     store_i64(work + AT.safe_rows, 0 if room < 0 else room // stride + 1)
     store_i64(work + AT.padded_bytes, aligned(span))
