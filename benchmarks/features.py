@@ -16,7 +16,7 @@ from benchmarks._run import Case
 from benchmarks.images import sample_images
 from fastload import store
 from fastload.bench.figures import BenchError
-from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Resize, open_picture
+from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Resize, open_image
 from fastload.image.decode import read_file
 from fastload.measure.page_cache import prepare_cache
 
@@ -47,7 +47,7 @@ class Numbered(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path = self.paths[index]
-        return open_picture(read_file(path), self.transform, name=path), index
+        return open_image(read_file(path), self.transform, name=path), index
 
 
 def cases(*, smoke: bool) -> list[Case]:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from fastload.datasets.file_lists import read_classes, read_list
 from fastload.errors import FileListError
-from fastload.image import open_picture
+from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import empty_result, make_render
 from fastload.rows import Run, as_indices
@@ -87,7 +87,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         path = self.locate(index)
         with stage("read"):
             encoded = read_file(path)
-        image = open_picture(encoded, self.transform, name=path)
+        image = open_image(encoded, self.transform, name=path)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)

@@ -22,7 +22,7 @@ from fastload.image.plans import (
     ResizeCenterCrop,
     decode_pixels,
     is_known_plan,
-    open_picture,
+    open_image,
 )
 from fastload.image.regions import Box, Region
 
@@ -41,6 +41,6 @@ __all__ = [
     "encode_rgb",
     "is_known_plan",
     "normalize_on",
-    "open_picture",
+    "open_image",
     "open_rgb",
 ]

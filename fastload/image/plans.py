@@ -357,7 +357,7 @@ def is_known_plan(transform: Any) -> bool:
     return type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop)
 
 
-def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
+def open_image(encoded: Encoded, transform: Any, *, name: str) -> Any:
     """Return the result of `transform` for an image's bytes. A plan decodes them; other transforms get a PIL image."""
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)

@@ -307,9 +307,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         if not self.decode:
             image = bytes(payload) if sides is None else _pixels(payload, sides).copy()
         elif sides is None:
-            from fastload.image import open_picture
+            from fastload.image import open_image
 
-            return open_picture(payload, self.transform, name=self._index.shards[number].name)
+            return open_image(payload, self.transform, name=self._index.shards[number].name)
         else:
             from PIL import Image
 
