@@ -18,33 +18,33 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_554,
+    "the way of an index": 3_571,
     "loaded beside the way": 1_771,
-    "the core's other files": 568,
+    "the core's other files": 586,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 3_316,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
-    "fastload/check": 670,
-    "fastload/cli": 2_372,
+    "fastload/check": 669,
+    "fastload/cli": 2_302,
     "fastload/compat": 441,
-    "fastload/datasets": 1_675,
-    "fastload/datasets/packed": 1_735,
-    "fastload/distributed": 1_639,
-    "fastload/elastic": 714,
-    "fastload/flow": 1_120,
+    "fastload/datasets": 1_680,
+    "fastload/datasets/packed": 1_765,
+    "fastload/distributed": 1_723,
+    "fastload/elastic": 715,
+    "fastload/flow": 1_122,
     "fastload/image": 1_283,
-    "fastload/image/kernels": 2_066,
+    "fastload/image/kernels": 2_055,
     "fastload/measure": 773,
-    "fastload/parameters": 2_286,
-    "fastload/store": 3_202,
+    "fastload/parameters": 2_289,
+    "fastload/store": 3_226,
     "fastload/stream": 822,
-    "fastload/train": 1_332,
+    "fastload/train": 1_325,
     "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 1_113,
+    "mixtures and token plans": 930,
 }
 
 LISTED = {
