@@ -43,8 +43,8 @@ AREAS = {
         tests/test_windowed_shuffle tests/datasets/test_staging benchmarks/packing""",
     "Other datasets": "tests/datasets/test_{image_files,mnist,synthetic,parquet}",
     "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks} benchmarks/features",
-    "Sets of columns": """tests/promises/test_damaged_files tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
-        benchmarks/store""",
+    "Sets of columns": """tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
+        tests/promises/test_damaged_files benchmarks/store""",
     "Streams": "tests/stream/test_{predict,faults,*} benchmarks/stream",
     "Ranks and clusters": "tests/distributed/test_{detect,real_ranks,rendezvous,*} tests/submit/test_{submit,*}",
     "Training": "tests/train/test_{train,resume,errors_on_ranks,stats_file} tests/measure/test_{run_stats,averages}",
