@@ -62,8 +62,8 @@ def serve(
     token = read_token(token_file)
     if not token and not no_token:
         raise click.UsageError(
-            "without a token, every user who reaches the server could read all sets, also those in a folder that only "
-            "you can open. Give --token-file, or --no-token to allow that."
+            "without a token, all users of this host could read all sets, even those in a folder that only you can "
+            "open. Give --token-file, or --no-token to allow that."
         )
     path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
     try:

@@ -117,7 +117,7 @@ def without_traceback() -> Iterator[None]:
     except flight.FlightError:
         raise
     except Exception as error:
-        _log.warning("a call failed: %s: %s", type(error).__name__, error)
+        _log.warning("a call failed: %s: %s", type(error).__name__, str(error))
         raise flight.FlightServerError(
             f"the call failed with {type(error).__name__}. The server has logged the error"
         ) from None

@@ -5,11 +5,13 @@ A part is an Arrow file: JSON in the metadata of its schema, and the bytes of al
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +19,13 @@ from typing import Any
 import pyarrow as pa
 
 from fastload.disk import replace_file
-from fastload.errors import ParametersError
+from fastload.errors import ParametersError, in_one_line
 from fastload.parameters.wire import SCHEMA, Encoded, Gathered, bytes_of, decode
 
 _KEY = b"fastload.parameters"
+_AGAIN_S = 10.0
+"""Seconds before a save that failed is tried again. Each try writes until the disk is full."""
+_log = logging.getLogger("fastload")
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,24 @@ Last = dict[str, tuple[int, int]]
 class Saves:
     """The checkpoints to which one server has written its part, and which may not be complete yet.
 
+    Args:
+        every: save whenever the version is a multiple of this. 0: never.
+        exact: the parts of a checkpoint must have one version, so a later version cannot replace one that failed.
+
     Attributes:
         last: the last pushes that were applied when the newest complete checkpoint was saved.
         newest: the version of the newest checkpoint that this server has loaded or written, or -1.
+        unsaved: the reason of the last save that failed, or "" if a later one succeeded.
     """
 
-    def __init__(self, folder: str, number: int, of: int, *, keep: int) -> None:
+    def __init__(
+        self, folder: str, number: int, of: int, *, keep: int, every: int, exact: bool
+    ) -> None:
         self._folder, self._number, self._of, self._keep = folder, number, of, keep
+        self._every, self._exact = every, exact
+        self._due: int | None = None  # the version to save
+        self._try_at = 0.0
+        self.unsaved = ""
         self._written: list[tuple[int, int, Last]] = []
         self.last: Last = {}
         self.newest = -1
@@ -82,6 +98,29 @@ class Saves:
             _write(self._folder, version, self._number, self._of, contents)
             self._written.append((version, contents["position"], dict(contents["last"])))
             self.newest = max(self.newest, version)
+
+    def save_if_due(self, save: Callable[[int], None], version: int) -> None:
+        """Call `save` for a version that is due, or that was due before and is not saved yet."""
+        if self._every and version % self._every == 0:
+            self._due, self._try_at = version, 0.0
+        elif self._exact:
+            self._due = None
+        if self._due is not None and time.monotonic() >= self._try_at:
+            self.try_to(save, self._due)
+
+    def try_to(self, save: Callable[[int], None], version: int) -> None:
+        """Call `save`. Log its OSError: the push that led to it has been applied, so it must not fail."""
+        try:
+            save(version)
+            self._due, self.unsaved = None, ""
+        except OSError as error:
+            self._try_at = time.monotonic() + _AGAIN_S
+            self.unsaved = error.strerror or str(error)
+            _log.warning(
+                "server %d of %d has not saved version %d: %s. If it is killed, it loses the pushes since its last "
+                "checkpoint",
+                *(self._number, self._of, version, in_one_line(error)),
+            )
 
     def has(self, version: int, number: int) -> bool:
         """Return True if a server has written its part of a checkpoint."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from fastload.errors import ParametersError, in_one_line
+from fastload.errors import ParametersError
 from fastload.parameters.calls import expect_call
 from fastload.parameters.checkpoint import Last, Saves
 from fastload.parameters.gradients import Gradients, mean
@@ -22,10 +20,6 @@ from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.parameters import Parameters
 from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
-
-_AGAIN_S = 10.0
-"""Seconds before a save that failed is tried again. Each try writes until the disk is full."""
-_log = logging.getLogger("fastload")
 
 
 class Server:
@@ -86,11 +80,8 @@ class Server:
         self._tolerance = tolerance
         self._scales = scale_by_staleness
         self.folder = os.fspath(folder)
-        self._every = checkpoint_every
-        self._saves = Saves(self.folder, number, of, keep=keep)
-        self._due: int | None = None  # the version that is to be saved
-        self._try_at = 0.0
-        self._unsaved = ""  # the error of the last save, if it failed
+        exact = self.synchronous
+        self._saves = Saves(self.folder, number, of, keep=keep, every=checkpoint_every, exact=exact)
         self._steps_done = position = 0
         for contents in self._saves.load(rejoin=rejoin):
             self._own.add_contents(contents["part"], number=number, of=of)
@@ -107,7 +98,7 @@ class Server:
             pushes,
             position=position,
             journal=journal,
-            save=lambda: self._save_or_owe(self.version),
+            save=lambda: self._saves.try_to(self.save, self.version),
             apply=self._make_step,
             oldest=lambda: self.version - tolerance,
             may_lack=rejoin,
@@ -192,7 +183,7 @@ class Server:
             self._own.apply(pushed, divisor=max(1, age))
             version = self.version = self.version + 1
             self._last[worker] = sequence, version
-            self._save_if_due()
+            self._saves.save_if_due(self.save, self.version)
         named = pushed.rows.items() if fresh else ()
         rows = {name: self._own.table(name).rows(ids) for name, (ids, _) in named}
         return {"version": version, "fresh": rows, "saved": self._saved_of(worker)}
@@ -241,7 +232,7 @@ class Server:
             "version": self.version,
             "missing": self._steps.missing(),
             "saved": self._saved_of(worker),
-            "unsaved": self._unsaved,
+            "unsaved": self._saves.unsaved,
         }
 
     def checkpoint(self, version: int) -> dict[str, Any]:
@@ -285,29 +276,7 @@ class Server:
         self.version += 1
         self._steps_done += 1
         self._last |= {worker: (sequence, self.version) for worker, sequence in pushes}
-        self._save_if_due()
-
-    def _save_if_due(self) -> None:
-        if self._every and self.version % self._every == 0:
-            self._due, self._try_at = self.version, 0.0
-        elif self.synchronous:
-            self._due = None  # the parts of one synchronous checkpoint must have one version
-        if self._due is not None and time.monotonic() >= self._try_at:
-            self._save_or_owe(self._due)
-
-    def _save_or_owe(self, version: int) -> None:
-        """Save. If that fails, log it: the push that led to it has been applied, so it must not fail."""
-        try:
-            self.save(version)
-            self._due, self._unsaved = None, ""
-        except OSError as error:
-            self._try_at = time.monotonic() + _AGAIN_S
-            self._unsaved = error.strerror or str(error)
-            _log.warning(
-                "server %d of %d has not saved version %d: %s. If it is killed, it loses the pushes since its last "
-                "checkpoint",
-                *(self.number, self.of, version, in_one_line(error)),
-            )
+        self._saves.save_if_due(self.save, self.version)
 
     def _saved_of(self, worker: str) -> int:
         """Return the last push of a worker that a complete checkpoint has. The worker never has to send it again."""

@@ -236,7 +236,7 @@ def test_a_checkpoint_that_fails_is_owed_and_its_push_is_applied_once(
     assert "server 0 of 1 has not saved version 3: " in record.getMessage()
     assert "No space left" in record.getMessage()
     assert newest(str(tmp_path)) is None
-    monkeypatch.setattr(made, "_try_at", 0.0)  # the time has come
+    monkeypatch.setattr(made._saves, "_try_at", 0.0)  # the time has come
     pushes(client)
     found = newest(str(tmp_path))
     assert found is not None
@@ -328,7 +328,8 @@ def test_another_server_saves_only_what_server_0_has_saved(tmp_path: Path) -> No
     pushes(client)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for version in (1, 5, 10**12):  # an old one, and two that server 0 does not have
-        forge(made[1], "checkpoint", version=version)
+        for method in ("save", "checkpoint"):
+            forge(made[1], method, version=version)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert client.checkpoint() == 3
 

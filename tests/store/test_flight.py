@@ -3,7 +3,7 @@
   checked. Several roots stand for nodes.
 - A part is fetched once for all processes of a node. A node fetches the parts that it lacks, and no more.
 - A fetch that meets damage, another set, too little room or a server that ends leaves nothing.
-- `fastload store serve` answers callers with a token, or all who reach it if that is asked for. It supports TLS.
+- `fastload store serve` answers callers with a token, or with `--no-token` all callers. It supports TLS.
 - An error that a caller gets has no traceback and no path.
 - A ticket of `fastload store serve` cannot lead out of the root.
 - Any client of Arrow Flight lists and reads the sets of `fastload store serve`.
