@@ -158,8 +158,8 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     remedy = "Start them with its mpiexec. Under Open MPI and PALS, ranks also meet without mpi4py"
     if _launcher(environ, claims) == "slurm":
         remedy = (
-            "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as srun --mpi=pmix "
-            "for Open MPI, or srun --mpi=pmi2 for MPICH and Intel MPI"
+            "Name a PMI that it knows, such as srun --mpi=pmix for Open MPI, or --mpi=pmi2 for MPICH and Intel MPI. "
+            "`srun --mpi=list` prints the choices"
         )
     library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
     raise RankError(

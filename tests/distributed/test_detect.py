@@ -4,8 +4,8 @@
 - Variables that disagree, are missing or are not numbers are named.
 - An MPI that does not know the ranks of srun or of another launcher is refused, with the remedy.
 
-The environments of torchrun, Open MPI and MPICH are as seen under them (`test_real_ranks.py` runs them); those of
-PALS and Slurm follow their documents, as neither runs here.
+The environments of torchrun, Open MPI, MPICH and Slurm are as seen under them (`test_real_ranks.py` and
+`tests/submit/test_slurm.py` run them). That of PALS follows its documents, as it does not run here.
 """
 
 from __future__ import annotations
