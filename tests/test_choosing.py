@@ -95,8 +95,9 @@ def test_every_slow_file_has_one_turn_and_every_variant() -> None:
 
 
 FLAKY_TEST = """
-import os, pathlib
-def test_fails_beside_others():
+import os, pathlib, pytest
+@pytest.mark.parametrize("case", ["a b"])
+def test_fails_beside_others(case):
     path = pathlib.Path(os.environ["MARK"])
     first = not path.exists()
     path.touch()
@@ -126,7 +127,7 @@ def test_one_that_fails_beside_others_only_is_named_and_fails_ci_once_it_is_list
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = "test_it.py::test_fails_beside_others"
+    name = "test_it.py::test_fails_beside_others[a b]"
     suite = suite_over(
         FLAKY_TEST, tmp_path, monkeypatch, f"{name} 2026-11-26 a race\n" if listed else ""
     )
@@ -154,3 +155,11 @@ def test_a_run_without_a_test_is_no_success(
 ) -> None:
     assert suite_over("", tmp_path, monkeypatch).report(0.0, []) == 1
     assert "no test passed" in capsys.readouterr().out
+
+
+def test_a_process_of_tests_that_is_killed_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = "import os; os.kill(os.getpid(), 9)"
+    assert suite_over(killed, tmp_path, monkeypatch).report(0.0, []) == 1
+    assert "a step: pytest ended with -9" in capsys.readouterr().out
