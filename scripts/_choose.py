@@ -3,7 +3,7 @@
 A *part* is a folder of fastload; the root's files, isolation/ and telemetry/ are the part `core`. A change needs
 the core's tests, the tests that it changed, and every test file that uses a part that changed, or a part that imports
 one that did. A test file uses a part if it lies in the part's folder of tests, or if it or a helper of it names the
-part. A change of the core, or of a file that no rule knows, needs all tests.
+part. The tests of the pages use all parts. A change of the core, or of a file that no rule knows, needs all tests.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CORE_TESTS = (
 )
 NOT_CORE_TESTS = tuple(
     f"tests/test_{name}"
-    for name in ("benchmarks", "check", "cli", "examples", "peers", "promises_page", "tensorboard")
+    for name in ("benchmarks", "check", "cli", "examples", "peers", "tensorboard")
 )
 ELSEWHERE = {
     ".github/": (),
     ".gitignore": (),
-    "benchmarks/": ("tests/test_benchmarks.py", "tests/test_peers.py"),
+    "benchmarks/": ("tests/docs/", "tests/test_benchmarks.py", "tests/test_peers.py"),
     "changes/": (),
-    "docs/": ("tests/docs/", "tests/test_promises_page.py"),
+    "docs/": ("tests/docs/", "tests/test_examples.py"),
     "examples/": ("tests/docs/", "tests/test_examples.py"),
     "mkdocs.yml": ("tests/docs/",),
     "scripts/_docs.py": ("tests/docs/",),
@@ -111,7 +111,10 @@ def sources() -> dict[str, list[Path]]:
 
 @functools.cache
 def imports_of(path: Path, package: str) -> frozenset[str]:
-    return frozenset(name for name, _ in imported(path.read_text(), package))
+    try:
+        return frozenset(name for name, _ in imported(path.read_text(), package))
+    except SyntaxError:  # the checks name the file, and so do its tests
+        return frozenset()
 
 
 @functools.cache
@@ -181,14 +184,18 @@ def used_by(test: str) -> frozenset[str]:
 def needed_by(path: str, tests: Iterable[str]) -> set[str] | None:
     """Return the test files that a changed file needs, or None if it needs all."""
     part = part_of(path)
-    if part == CORE:
-        return None
+    if path == ".ci/base":
+        return set()  # each change names another one
     if part is not None:
-        return {test for test in tests if part in used_by(test)}
+        if part == CORE or part not in sources():
+            return None
+        return {test for test in tests if part in used_by(test) or test.startswith("tests/docs/")}
     if path.startswith("tests/"):
-        if len(Path(path).parts) == 2 and not Path(path).name.startswith("test_"):
-            return None  # conftest.py and helpers of all tests
-        return {test for test in tests if ROOT / path in helpers_of(ROOT / test)}
+        is_here = path.endswith(".py") and (ROOT / path).exists()
+        name = Path(path).name
+        if not name.startswith("test_") and (path.count("/") == 1 or not is_here):
+            return None  # conftest.py and helpers of all tests, data, and helpers that are gone
+        return {t for t in tests if ROOT / path in helpers_of(ROOT / t) or name in text_of(t)}
     folder = "docs/" if "/" not in path and path.endswith(".md") else path
     known = [also for prefix, also in ELSEWHERE.items() if folder.startswith(prefix)]
     if not known:

@@ -210,7 +210,7 @@ class Suite:
 
     def _stream(self, command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
         """Run a command, show what it prints, and return its exit status and last line, or pytest's count."""
-        last = ""
+        last, counted = "", None  # a process that is killed may have said nothing
         with subprocess.Popen(
             list(command), cwd=ROOT, env={**os.environ, **environment}, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
@@ -225,15 +225,14 @@ class Suite:
 
     def report(self, begun: float, left_out: Iterable[str]) -> int:
         """Print what is to be read at the end, and return the exit status."""
-        known = {
-            line.split()[0] for line in FLAKY.read_text().splitlines() if line and line[0] != "#"
-        }
-        again = [name for name in self.passed_alone if name in known]
+        listed = [f"{line} " for line in FLAKY.read_text().splitlines()]
+        # A name may have spaces, in brackets, so it is looked for and not read from the list.
+        again = [n for n in self.passed_alone if any(line.startswith(f"{n} ") for line in listed)]
         print("\n==== what ran ====", *self.lines, sep="\n")
         print(f"{time.monotonic() - begun:6.0f} s  in all")
         for line in left_out:
             print(f"Left out: {line}")
-        for name in sorted({*self.passed_alone} - known):
+        for name in sorted({*self.passed_alone} - {*again}):
             print(
                 f"Failed beside others, and passed alone; look at it, and list it in tests/flaky.txt: {name}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib.util import resolve_name
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -12,7 +13,7 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
     """Yield every dotted name that `source` imports, and whether loading the module does that.
 
     `from a import b` yields `a.b`, as `b` may be a module. Relative imports are resolved against
-    `package`.
+    `package`. The name of `import_module(computed)` is "".
     """
     left: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
     while left:
@@ -31,11 +32,9 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
         elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
             if called in ("__import__", "import_module"):
-                argument = node.args[0]
-                assert isinstance(argument, ast.Constant), (
-                    "an import by a computed name cannot be checked"
-                )
-                yield str(argument.value), at_load
+                argument = node.args[0] if node.args else None
+                name = str(argument.value) if isinstance(argument, ast.Constant) else ""
+                yield resolve_name(name, package), at_load
 
 
 def for_the_type_checker(node: ast.AST) -> bool:

@@ -49,8 +49,12 @@ def test_a_part_brings_the_tests_of_those_that_import_it_and_no_others() -> None
     [
         "fastload/window.py",
         "fastload/isolation/copies.py",
+        "fastload/gone/anything.py",
         "pyproject.toml",
         "tests/conftest.py",
+        "tests/data/packed/v1/raw/index.json",
+        "tests/submit/stand_ins/qsub",
+        "tests/store/gone.py",
         ".ci/run",
         "new",
     ],
@@ -59,6 +63,11 @@ def test_the_core_and_what_no_rule_knows_bring_all(path: str) -> None:
     choice = _choose.choose([path])
     assert (choice.files, choice.left_out) == (_choose.test_files(), [])
     assert path in choice.why
+
+
+def test_the_name_of_the_change_before_brings_nothing() -> None:
+    """Each change has another one, and would bring all."""
+    assert chosen(".ci/base") == chosen()
 
 
 def test_an_unknown_base_brings_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -76,13 +85,36 @@ def test_a_test_brings_itself_and_a_helper_those_that_import_it() -> None:
     running = chosen("tests/parameters/running.py") - core
     assert "tests/parameters/test_restarts.py" in running
     assert not {test for test in running if not test.startswith("tests/parameters/")}
+    started = chosen("tests/distributed/programs/restarted.py")
+    assert "tests/elastic/test_torchrun.py" in started, "it names the program, and imports nothing"
+
+
+def test_a_helper_may_import_by_a_computed_name_or_have_an_error_of_syntax(tmp_path: Path) -> None:
+    helper = tmp_path / "helper.py"
+    helper.write_text("import tests.fakes\nimport_module(name)\n")
+    assert "tests.fakes" in _choose.imports_of(helper, "tests")
+    broken = tmp_path / "broken.py"
+    broken.write_text("def (")
+    assert _choose.imports_of(broken, "tests") == frozenset()
 
 
 def test_pages_and_examples_bring_the_tests_that_read_them() -> None:
     assert "tests/docs/test_page_examples.py" in chosen("README.md")
     assert "tests/docs/test_page_examples.py" in chosen("docs/flow.md")
     assert "tests/flow/test_digits_example.py" in chosen("examples/digits.toml")
-    assert "tests/test_benchmarks.py" in chosen("benchmarks/stream.py")
+    assert "tests/test_examples.py" in chosen("docs/mnist.svg")
+    of_benchmarks = {"tests/test_benchmarks.py", "tests/docs/test_command_lines.py"}
+    assert of_benchmarks <= chosen("benchmarks/__main__.py")
+
+
+@pytest.mark.parametrize("part", sorted(_choose.sources().keys() - {"core"}))
+def test_a_part_brings_the_tests_of_its_pages(part: str) -> None:
+    pages = {test for test in _choose.test_files() if test.startswith("tests/docs/")}
+    assert pages <= chosen(f"fastload/{part}/anything.py")
+
+
+def test_any_test_brings_that_of_the_page_of_promises() -> None:
+    assert "tests/test_promises_page.py" in chosen("tests/flow/test_graph.py")
 
 
 def test_every_slow_file_has_one_turn_and_every_variant() -> None:
@@ -96,8 +128,9 @@ def test_every_slow_file_has_one_turn_and_every_variant() -> None:
 
 
 FLAKY_TEST = """
-import os, pathlib
-def test_fails_beside_others():
+import os, pathlib, pytest
+@pytest.mark.parametrize("case", ["a b"])
+def test_fails_beside_others(case):
     path = pathlib.Path(os.environ["MARK"])
     first = not path.exists()
     path.touch()
@@ -127,7 +160,7 @@ def test_one_that_fails_beside_others_only_is_named_and_fails_ci_once_it_is_list
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = "test_it.py::test_fails_beside_others"
+    name = "test_it.py::test_fails_beside_others[a b]"
     suite = suite_over(
         FLAKY_TEST, tmp_path, monkeypatch, f"{name} 2026-11-26 a race\n" if listed else ""
     )
@@ -162,3 +195,11 @@ def test_a_command_that_prints_nothing_passes() -> None:
     suite.run(_suite.Step("a command", (), command=["true"]))
     assert suite.failed == []
     assert suite.lines == ["     0 s  a command: "]
+
+
+def test_a_process_of_tests_that_is_killed_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = "import os; os.kill(os.getpid(), 9)"
+    assert suite_over(killed, tmp_path, monkeypatch).report(0.0, []) == 1
+    assert "a step: pytest ended with -9" in capsys.readouterr().out

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.children import run_python
+from tests.children import Python, run_python
 
 ROOT = Path(__file__).parent.parent
 
@@ -120,3 +121,11 @@ def test_a_leak_fails_its_test_and_what_ends_in_time_is_none(
 def test_a_leaked_thread_and_a_hang_are_told_with_stacks(output: str) -> None:
     assert re.search(r"threads left behind:\n.*fastload-worker-1\n(.*\n)+?.*in wait", output)
     assert "Stack of fastload-worker-1" in output
+
+
+def test_a_module_that_cannot_be_imported_fails_its_program_and_no_later_one() -> None:
+    """The server imports modules for all programs of a worker of the tests."""
+    options = {"modules": ["not_there"], "stderr": subprocess.PIPE, "text": True}
+    with Python(["-c", "import not_there"], **options) as child:
+        assert "No module named 'not_there'" in child.communicate()[1]
+    assert run_python("-c", "print('here')").stdout == "here\n"

@@ -177,11 +177,17 @@ def is_ground(path: Path) -> bool:
     return path.parent.name in GROUND or f"{package_of(path)}.{path.stem}." in GROUND_FILES
 
 
+@pytest.mark.parametrize("path", MODULES, ids=by_name)
+def test_no_import_has_a_name_that_is_computed(path: Path) -> None:
+    names = {name for name, _ in imported(path.read_text(), package_of(path))}
+    assert "" not in names, "it cannot be checked"
+
+
 @pytest.mark.parametrize("path", [p for p in MODULES if is_ground(p)], ids=by_name)
 def test_the_ground_imports_nothing_above_it(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
     own = (f"{package_of(path)}.",) if path.parent.name in GROUND else ()
-    names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"", "fastload"}
+    names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"fastload"}
     above = {
         name
         for name in names
@@ -241,8 +247,8 @@ def test_imports_within_a_folder_have_no_circle(folder: Path) -> None:
 @pytest.mark.parametrize("path", CORE, ids=by_name)
 def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
-    others = {name for name, _ in imported(path.read_text())} - {""}
-    others = {name for name in others if name.partition(".")[0] not in allowed}
+    names = {name for name, _ in imported(path.read_text())}
+    others = {name for name in names if name.partition(".")[0] not in allowed}
     assert not others, (
         f"{path.name} imports {others}; what needs more than torch and numpy is a folder"
     )
@@ -281,6 +287,7 @@ CIRCLES = [
     ),
     ({"a.py": "from . import b", "b.py": "from .a import f"}, ["a", "b"]),
     ({"a.py": "importlib.import_module('top.b')", "b.py": "from top import a"}, ["a", "b"]),
+    ({"a.py": "import_module('.b', __package__)", "b.py": "from top import a"}, ["a", "b"]),
     ({"a.py": "import top.b.c", "b/c.py": "from ..a import f"}, ["a", "b"]),
     (
         {"a/x.py": "from top.b import y", "a/z.py": "", "b/y.py": "from top.a.z import f"},
@@ -375,6 +382,11 @@ def test_the_core_is_all_there() -> None:
 )
 def test_an_import_of_a_folder_is_seen(source: str) -> None:
     assert any(folder_of(name) == "datasets" for name, _ in imported(source))
+
+
+def test_an_import_by_a_computed_name_is_seen() -> None:
+    for source in ("import_module(name)", "importlib.import_module(name=name)", "__import__(name)"):
+        assert {name for name, _ in imported(source)} == {""}
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,10 @@ def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Check
 
 @pytest.mark.parametrize(
     ("script", "python"),
-    [(SCRIPTS[0], "/nowhere/python3"), *((script, "false") for script in SCRIPTS[1:])],
+    [
+        (SCRIPTS[0], "/nowhere/python3"),
+        *((script, "false") for script in [*SCRIPTS[1:], ROOT / "scripts" / "promises"]),
+    ],
 )
 def test_a_missing_python_is_told_in_a_sentence(
     checkout: Checkout, script: Path, python: str

@@ -82,7 +82,8 @@ def load(modules):
     if not modules or sys.modules.keys() >= set(modules):
         return
     for module in modules:
-        __import__(module)
+        with suppress(Exception):  # the program meets the error itself, and no later one does
+            __import__(module)
     assert len(os.listdir("/proc/self/task")) == 1, f"a fork would lose the threads of {modules}"
     gc.collect()
     gc.freeze()
