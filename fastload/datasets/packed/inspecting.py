@@ -22,7 +22,7 @@ def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
     payload = sum(length for shard in index.shards for _, length in shard.payload)
     lines = [
         f"{path}: {index.rows:,} records, mode {index.mode}, {len(index.classes):,} classes",
-        f"{len(index.shards)} shards, {size_text(size)}; payloads {size_text(payload)}, "
+        f"{counted(len(index.shards), 'shard')}, {size_text(size)}; payloads {size_text(payload)}, "
         f"{size_text(payload / index.rows)} each",
         "columns: " + ", ".join(f"{name} {kind}" for name, kind in index.schema),
         "made: " + (", ".join(f"{name} {value}" for name, value in index.made.items()) or "-"),
