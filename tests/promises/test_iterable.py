@@ -462,7 +462,7 @@ class LitDatas(Shuffles):
     """Has the methods of litdata.StreamingDataset, with its arguments."""
 
     def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> Any:
-        raise AssertionError("called")
+        raise AssertionError(f"called with {num_samples_yielded}, {num_workers}, {batch_size}")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         raise AssertionError("called")
@@ -472,7 +472,7 @@ class MosaicMLs(Shuffles):
     """Has the methods of streaming.StreamingDataset, with its arguments."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError("called")
+        raise AssertionError(f"called with {num_samples}, {from_beginning}")
 
     def load_state_dict(self, obj: dict[str, Any]) -> None:
         raise AssertionError("called")
