@@ -22,7 +22,7 @@ BUDGETS = {
     "loaded beside the way": 1_771,
     "the core's other files": 586,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 3_316,
+    "fastload/isolation": 3_317,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 669,
@@ -44,7 +44,7 @@ BUDGETS = {
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 927,
+    "mixtures and token plans": 926,
 }
 
 LISTED = {

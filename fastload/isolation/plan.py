@@ -61,6 +61,7 @@ class Plan:
             same object, their copies hold the same copy.
         copy_data: copy data too, whatever its size.
         left_out: ids of objects that the plan ignores.
+        process: the memory of this process, if it was asked for already.
 
     It reads the graph once, in the caller's thread: nothing may change it meanwhile.
     """
@@ -71,6 +72,7 @@ class Plan:
         *,
         copy_data: bool = False,
         left_out: Collection[int] = (),
+        process: memory.ProcessMemory | None = None,
     ) -> None:
         self.roots: dict[str, Any] = {}
         self._left_out = left_out
@@ -78,7 +80,7 @@ class Plan:
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
-        self._process = memory.ProcessMemory()
+        self._process = process or memory.ProcessMemory()
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
@@ -260,7 +262,9 @@ class Plan:
             if self.nodes[id(x)].kind.generator:
                 found.append((self.path(x), mine))
             else:
-                found += _below_deep_copy(self.path(x), mine)
+                below = Plan({self.path(x): mine}, process=self._process)
+                own = [y.x for y in below.nodes.values() if y.kind.generator]
+                found += [(below.path(y), y) for y in own if id(y) not in below.shared]
         seen = Counter[str]()
         for k, (place, x) in enumerate(found):
             seen[place] += 1
@@ -271,13 +275,6 @@ class Plan:
         """Share an object that cannot be copied, and note why."""
         self.shared[id(x)] = why
         self.uncopyable.append(Named(self.path(x), x, why))
-
-
-def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
-    """Return the generators below an object that a user's `__deepcopy__` copies, or below its copy."""
-    plan = Plan({path: x})
-    found = [node.x for node in plan.nodes.values() if node.kind.generator]
-    return [(plan.path(y), y) for y in found if id(y) not in plan.shared]
 
 
 def _is_constant(x: Any, kind: Instance) -> bool:

@@ -200,6 +200,8 @@ def is_code(kind: type) -> bool:
     """Return whether a container with instances of a class is never data."""
     if issubclass(kind, _CODE):
         return True
+    if "torch_geometric.data.data.BaseData" in names(kind):  # it is called to iterate
+        return False
     return not issubclass(kind, torch.Tensor | type) and any(
         "__call__" in vars(k) for k in kind.__mro__[:-1] if k.__flags__ & HEAP
     )

@@ -378,6 +378,16 @@ def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
         assert mine.large.by == "__deepcopy__"
 
 
+def test_graphs_of_pyg_in_a_list_are_data_although_they_can_be_called() -> None:
+    """Simulated: a class by the name of PyG's, and with its methods."""
+    space = {"__module__": "torch_geometric.data.data", "__call__": lambda self: iter(())}
+    graph = type("BaseData", (Store,), space)
+    data = type("Data", (graph,), {"__module__": "torch_geometric.data.data"})
+    for records in [data(x=array(MIB)) for _ in range(16)], [data()] * 1_001:
+        is_shared = own(records=records).records is records
+        assert is_shared
+
+
 def test_a_list_of_what_copies_itself_is_data_by_what_is_below_it() -> None:
     for kind, make in {
         "classes": lambda: Store(x=array(MIB)),
