@@ -61,7 +61,7 @@ class Reports:
         if batch.handled and most is not None and self._handled > most:
             last = batch.handled[max(batch.handled)]
             batch.error = TooManyErrorsError(
-                f"{self._handled} failed sample{'s' * (self._handled > 1)} in epoch {batch.epoch}, but max_errors allows "
+                f"failed samples of epoch {batch.epoch}: {self._handled}, but max_errors allows "
                 f"only {most}. Fix these samples, or raise max_errors"
             )
             batch.error.__cause__ = last

@@ -134,7 +134,10 @@ def _kernels(compile_now: bool) -> list[str]:
     except ImportError as error:  # Pillow or torchvision
         return [f"image kernels: off: {error}"]
     if compile_now:
-        click.echo("fastload: loading the image kernels; if they are not compiled yet, about half a minute", err=True)
+        click.echo(
+            "fastload: loading the image kernels; if they are not compiled yet, about half a minute",
+            err=True,
+        )
         libjpeg.wait()
         if kernels.state().startswith(kernels.FAILED):
             raise click.ClickException(f"image kernels: {kernels.state()}")
