@@ -3,8 +3,9 @@
   iterator. See also `tests/contracts/workers.py`.
 - An error of an iterable dataset arrives in its place, and costs the other workers nothing.
   See also `tests/contracts/workers.py`.
-- A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy. It counts
-  for one epoch. `state_dict()` of another protocol, as LitData's, is not called.
+- A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy.
+- A state that an iterable dataset has loaded counts for one epoch: the next one begins at the front.
+- A `state_dict()` that needs arguments, as LitData's does, is not called. Such a dataset is read again, with a warning.
 - Hugging Face's iterable datasets are read and resumed. A resume without their shuffle buffer gives a warning.
 - torch's warning of an exceeded length comes with the same batch.
 

@@ -3,8 +3,8 @@
   are bit-equal, augmentation included, also after a second resume and in the two epochs after it.
 - No sample is read to resume. This holds after skipped samples, deliveries out of order and at the end of an epoch,
   and with torch's and a user's samplers.
-- A state that does not fit, or that was edited at any depth, is refused. The error names the field, both values and
-  the remedy. The loader stays as it was.
+- A state that does not fit is refused. The error names the field, both values and the remedy.
+- A state that was edited at any depth, or cut off, raises `StateError`, and the loader stays as it was.
 - Lightning's checkpoint in mid-epoch resumes.
 - A sampler is run again from torch's global state, its generators and its own `state_dict()`. One that gives other
   indices than before raises `StateError`.
