@@ -1,7 +1,6 @@
 """Promises:
-- No damage to a file ends the process: sets of columns with and without checksums, packed sets, an index, Parquet
-  files, and all that `put` reads. Each read gives a value of the right form, or an error that names the file. Five
-  thousand damaged files of each format show it. See also `tests/promises/damaged_files.py`.
+- No damage to a set, its index, a Parquet file or a file that `put` reads ends the process. Each read gives a value of
+  the right form, or an error that names the file. See also `tests/promises/damaged_files.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Promises:
 - A set of columns with damaged offsets, lengths or metadata is a `PackedDataError` when its part is opened, for a
   sample, a loader and the commands. Opening reads no text.
-- A part that a lying server or a damaged folder gives is refused in full, whatever its checksum says, and leaves
-  nothing.
+- A part from a lying server or a damaged folder is refused, even if its checksum fits, and leaves nothing.
 - `fastload verify` does not call a set without checksums valid.
 - A damaged Arrow file or table that is put is an error that names it.
 

@@ -1,9 +1,9 @@
 """Promises:
-- `stage`, `get(source=)`, `put` and packing write through no link that stands where they put temporary files. `gc`
-  deletes nothing that a link leads to.
+- `stage`, `get(source=)`, `put` and packing write their temporary files through no link. `gc` deletes nothing that a
+  link leads to.
 - `stage` does not copy a `rejected.txt` that is a link or a pipe.
-- One entry of a root that cannot be read, such as a link to itself, a pipe or a folder called index.json, is named by
-  `store ls` and `store gc`, and the other sets are listed and collected.
+- An entry of a root that cannot be read is named by `store ls` and `store gc`, and the other sets are listed and
+  collected. Such are a link to itself, a pipe or a folder called index.json.
 """
 
 from __future__ import annotations
@@ -185,15 +185,15 @@ def loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+def device(path: Path) -> None:
+    path.symlink_to("/dev/null")
 
 
 def damaged(path: Path) -> None:
     path.write_bytes(b"{}")
 
 
-@pytest.mark.parametrize("plant", [loop, os.mkfifo, Path.mkdir, endless, damaged])
+@pytest.mark.parametrize("plant", [loop, os.mkfifo, Path.mkdir, device, damaged])
 def test_a_bad_index_is_named_and_passed_over(
     plant: Callable[[Path], None], tmp_path: Path
 ) -> None:
