@@ -11,6 +11,7 @@ started when the test process ends, in whatever way. A time limit of Slurm is a 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,29 +157,41 @@ def clone(tmp_path: Path) -> Path:
     return clone
 
 
-def submitted(slurm: Slurm, clone: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a training of two ranks by `submit/generic.slurm`; what is returned ends with the job."""
+@contextmanager
+def ended(job: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Wait for a process after the block, or kill it if the block raises."""
+    try:
+        yield job
+        job.wait()
+    finally:
+        job.kill()
+        job.wait()
+
+
+def end_with_the_test() -> None:
+    """Have the kernel kill this process when the process of the tests ends, in whatever way."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+@contextmanager
+def submitted(slurm: Slurm, clone: Path, *options: str) -> Iterator[str]:
+    """Start a training of two ranks by `submit/generic.slurm`, and yield its number. After the block, wait for it."""
     settings = "WORKERS=1,BATCH_SIZE=4,NSTEPS=100000,FILE_LIST=samples/list.txt,DEVICE=cpu"
     settings += ",STEP_MS=300,ARGUMENTS=--checkpoint ckpt --image-size 16 --status-print-interval 1"
     words = ["sbatch", "--wait", "--ntasks-per-node=2", "--cpus-per-task=1", "--overcommit"]
     words += ["--output=job.out", *options, f"--export=ALL,CPU_BIND=none,{settings}"]
-    return subprocess.Popen(
+    job = subprocess.Popen(
         [*words, "submit/generic.slurm"],
         cwd=clone,
         env=slurm.environ,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        preexec_fn=end_with_the_test,
     )
-
-
-def number_of(job: subprocess.Popen[str]) -> str:
-    """Return the number of a submitted job."""
     assert job.stdout is not None
-    line = job.stdout.readline()
-    found = re.fullmatch(r"Submitted batch job (\d+)\n", line)
-    assert found, line + job.stdout.read()
-    return found[1]
+    with job.stdout as said, ended(job):
+        found = re.fullmatch(rb"Submitted batch job (\d+)\n", said.readline())
+        assert found
+        yield found[1].decode()
 
 
 def output_of(clone: Path) -> str:
@@ -198,15 +211,14 @@ def check_closing_lines(clone: Path, *, by: str = "SIGTERM") -> None:
 
 
 def test_a_time_limit_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Path) -> None:
-    with submitted(slurm, clone, "--time=1") as job:
-        number_of(job)
+    with submitted(slurm, clone, "--time=1"):
+        pass
     check_closing_lines(clone)
     assert " DUE TO TIME LIMIT " in output_of(clone)
 
 
 def test_scancel_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Path) -> None:
-    with submitted(slurm, clone) as job:
-        number = number_of(job)
+    with submitted(slurm, clone) as number:
         wait_until(lambda: "\nstep_img_rate: " in output_of(clone), "it trains", 100)
         assert slurm.run("scancel", number)[0] == 0
     check_closing_lines(clone)
@@ -217,16 +229,17 @@ def test_signals_to_submit_reach_the_ranks_of_srun(
     number: signal.Signals, slurm: Slurm, clone: Path
 ) -> None:
     """srun would kill its tasks at SIGTERM. It passes SIGINT on, so the ranks get that."""
-    train = (
-        "train --file-list-path samples/list.txt -b 4 -s 100000 -w 1 --image-size 16 --device cpu "
+    train = "train --file-list-path samples/list.txt -b 4 -s 100000 -w 1 --image-size 16 "
+    train += (
+        "--device cpu --step-ms 300 --status-print-interval 1 --checkpoint ckpt --logdir logdir"
     )
-    train += "--step-ms 300 --status-print-interval 1 --checkpoint ckpt --logdir logdir"
     words = [sys.executable, "-m", "fastload", "submit", "--launcher", "srun", "--parallelism", "2"]
     words += ["--launcher-option=--overcommit", "--launcher-option=--mpi=none"]
     words += ["--module", "fastload", "--", *train.split()]
+    options = {"cwd": clone, "env": slurm.environ, "preexec_fn": end_with_the_test}
     with (
         (clone / "job.out").open("wb") as output,
-        subprocess.Popen(words, cwd=clone, env=slurm.environ, stdout=output, stderr=output) as job,
+        ended(subprocess.Popen(words, stdout=output, stderr=output, **options)) as job,
     ):
         wait_until(lambda: "\nstep_img_rate: " in output_of(clone), "it trains", 100)
         for _ in range(2):
