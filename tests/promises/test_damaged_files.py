@@ -31,8 +31,7 @@ def read_damaged(name: str, folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_an_error_and_never_the_end(name: str, tmp_path: Path) -> None:
-    # Of damaged indices few can be read, and each takes a moment.
-    read_damaged(name, tmp_path / "files", 300 if name == "index" else 60)
+    read_damaged(name, tmp_path / "files", 60)
 
 
 @pytest.mark.slow
