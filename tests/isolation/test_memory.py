@@ -1,7 +1,7 @@
 """Promises:
-- Memory that worker processes would share, workers share too, whatever lies over it: an array, a tensor, a subclass of
-  one, or an object of ctypes. A cache that samples fill there is full in the next epoch.
-- Memory of this process alone is copied for each worker, whoever owns it. Views of it stay views of one copy.
+- Memory that worker processes would share, workers share too, under an array, a tensor, a subclass of one, or an
+  object of ctypes. A cache that samples fill there is full in the next epoch.
+- Memory of this process alone is copied for each worker. Views of it stay views of one copy.
 - Large memory below a class that copies itself exists once, if the class copies by `copy.deepcopy` or is an array or a
   tensor. With `copy_dataset=True` each worker has its own.
 """

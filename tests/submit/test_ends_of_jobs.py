@@ -1,6 +1,6 @@
 """Promises:
-- After a signal to every process of a job, also if it comes twice, the checkpoint of the last step and the closing
-  lines exist, under MPICH, Open MPI and torchrun. PBS is a stand-in.
+- After a signal to every process of a job, also a double one, the checkpoint of the last step and the closing lines
+  exist: MPICH, Open MPI, torchrun. PBS is a stand-in.
 - No process of `fastload submit` outlives it, even after SIGKILL: MPICH, Open MPI, torchrun, no launcher.
 
 The batch system is a stand-in (stand_ins/qsub, processes.py); the launchers and the training are real.

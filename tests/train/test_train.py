@@ -5,7 +5,7 @@
 - Loading beside a simulated step takes as long as the longer of the two, within 5 %. The report names the longer one.
 - Serial and parallel loading train the same parameters, bit for bit.
 - SIGTERM or Ctrl-C to one rank ends all ranks after the same step, with a checkpoint. The exit code is 128 + signal.
-  A signal that comes twice changes nothing, and Ctrl-C more than 2 s later ends at once.
+- A signal that comes twice changes nothing. Ctrl-C more than 2 s later ends at once.
 - A SIGINT that is ignored stays ignored. SIGTERM always saves.
 - The folder of a run names workers and ranks, and `stats.csv` names the folder.
 - Each rank has a device of its own, by one rule. See also `tests/distributed/test_cores.py`.
