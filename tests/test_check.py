@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import fastload
 from fastload import DataLoader as FastDataLoader
 from fastload.check import Report, check
+from fastload.check.equality import same
 from fastload.rows import Run
 from tests.children import Python, run_python
 from tests.fakes import OwnIterator
@@ -703,3 +704,11 @@ def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: P
         _, errors = command.communicate(timeout=60)
         assert (command.returncode, errors) == (143, "Terminated.\n")
         assert of_the_reader.read() == "", "the reader has ended, and its end of the pipe with it"
+
+
+def test_images_are_compared_by_their_pixels() -> None:
+    image = pytest.importorskip("PIL.Image").new("L", (2, 2))
+    other = image.copy()
+    assert same(image, other)
+    other.putpixel((1, 1), 1)
+    assert not same(image, other)
