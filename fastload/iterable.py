@@ -235,11 +235,11 @@ def _shuffles(dataset: Any) -> bool:
 
 
 _lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {}
-"""By the id of a dataset: where it holds parts of the state that it loaded for its latest pass, and what was there."""
+"""By the id of a dataset: where it holds the state that it loaded for its latest pass, and what was there."""
 
 
 def _lend(dataset: Any, state: Any) -> None:
-    """Load a copy of `state` into a dataset for one pass."""
+    """Load a copy of `state` into a dataset for one pass. What it takes out of the state stays: it may be of all passes."""
     of_hub = hasattr(dataset, "_ex_iterable") and isinstance(state, dict)
     if of_hub and state.get("epoch", dataset.epoch) != dataset.epoch:
         # Hugging Face's datasets then begin at the front, in silence.
@@ -256,7 +256,7 @@ def _lend(dataset: Any, state: Any) -> None:
         (held, name, part, originals[id(part)], {k: old[k] for k in (name,) if k in old})
         for held, old in before
         for name, part in list(held.items())
-        if id(part) in originals
+        if id(part) in originals and (part is own or "_ex_iterable" in held)
     ]
     weakref.finalize(dataset, _lent.pop, id(dataset), None).atexit = False
 

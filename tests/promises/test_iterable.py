@@ -905,6 +905,37 @@ def test_a_state_that_the_dataset_goes_on_with_stays(left: bool) -> None:
     assert given(resumed) == [[9], [10], [11], [12]]
 
 
+class KeepsItsOrder(IterableDataset[int]):
+    """Draws an order once, and counts its epochs in a dict. Both are in its state, and belong to all later epochs."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.epochs = {"begun": 0}
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.order:
+            self.order = torch.randperm(8).tolist()
+        if self.at == 0:
+            self.epochs["begun"] += 1
+        while self.at < 8:
+            self.at += 1
+            yield self.order[self.at - 1] + 10 * self.epochs["begun"]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "epochs": self.epochs, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order, self.epochs, self.at = state["order"], state["epochs"], state["at"]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+def test_parts_of_a_state_that_belong_to_all_epochs_stay(options: dict[str, Any]) -> None:
+    """They were taken back after the resumed epoch: the next one had another order."""
+    resumes_twice(lambda: fastload.DataLoader(KeepsItsOrder(), 2, seed=1, **options))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_hugging_face_s_shuffle_buffer_is_not_lost_without_a_word(
     shards: Callable[[], Any], workers: int
