@@ -239,7 +239,7 @@ _lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {
 
 
 def _lend(dataset: Any, state: Any) -> None:
-    """Load a copy of `state` into a dataset for one pass. What it takes out of the state stays: it may be of all passes."""
+    """Load a copy of `state` into a dataset for one pass. Parts that the dataset takes out of it may be for all."""
     of_hub = hasattr(dataset, "_ex_iterable") and isinstance(state, dict)
     if of_hub and state.get("epoch", dataset.epoch) != dataset.epoch:
         # Hugging Face's datasets then begin at the front, in silence.
