@@ -171,3 +171,9 @@ def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.Monkey
     assert fastload.__version__ == metadata.version("fastload")
     monkeypatch.setattr(metadata, "distributions", lambda name: iter(()))
     assert fastload.__version__ == "0+unknown", "only the source is on the path"
+
+
+@pytest.mark.parametrize("name", ["store", "image", "datasets.packed"])
+def test_completion_offers_the_public_names_of_a_lazy_package(name: str) -> None:
+    child = f"import fastload.{name} as module; assert set(module.__all__) <= set(dir(module))"
+    subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=True)

@@ -57,3 +57,7 @@ def __getattr__(name: str) -> Any:
 
     homes = (decode, encode, normalize, plans, regions)
     return next(vars(home)[name] for home in homes if name in vars(home))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

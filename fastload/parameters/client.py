@@ -154,7 +154,7 @@ class PSClient:
         self._expect_one_for_each_server(model_versions)
         self._session.connect()
         numbers = list(ps_ids)
-        calls = [(i, "pull", {"version": model_versions[i]}) for i in numbers]
+        calls = [(i, "pull", {"version": int(model_versions[i])}) for i in numbers]
         values: dict[str, Tensor] = {}
         uninitialised = []
         for i, answer in zip(numbers, self._session.ask_each(calls), strict=True):

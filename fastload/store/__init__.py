@@ -45,3 +45,7 @@ def __getattr__(name: str) -> Any:
 
     homes = (backbones, feature_sets, prediction_sets, preparing, read, write)
     return next(vars(home)[name] for home in homes if name in vars(home))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,12 @@ def test_there_is_a_version_for_each_server(versions: list[int]) -> None:
         client.pull_dense_parameters(range(2), versions)
     with pytest.raises(ValueError, match="model_versions must have 2 numbers, one for each server"):
         client.push_gradients({}, {}, None, versions)
+
+
+def test_versions_may_be_those_of_an_array() -> None:
+    client = PSClient(connect(servers(2)))
+    versions: Any = np.full(2, -1)
+    assert client.pull_dense_parameters(range(2), versions) == ({}, [0, 1])
 
 
 def local_step(

@@ -29,3 +29,7 @@ def __getattr__(name: str) -> Any:
     from fastload.datasets.packed import reader, writer
 
     return getattr(reader if name == "PackedDataset" else writer, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
