@@ -17,6 +17,7 @@ def kernels() -> Kernels:
         ready = package.kernels()
         assert ready is not None
         return ready
-    if importlib.util.find_spec("numba") and "compilation failed" in package.state():
+    faults = ("compilation failed", "rounds differently")  # a wrong kernel turns itself off
+    if importlib.util.find_spec("numba") and any(fault in package.state() for fault in faults):
         pytest.fail(package.state())
     pytest.skip(package.state())
