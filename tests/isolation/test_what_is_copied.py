@@ -1358,3 +1358,10 @@ def test_workers_begin_with_the_caller_s_context() -> None:
 
     over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
     assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
+
+
+def test_a_view_that_nobody_may_write_through_stays_one() -> None:
+    original, first, _ = copies(view=memoryview(bytearray(b"abc")).toreadonly())
+    assert first.view is not original.view
+    assert first.view.readonly
+    assert bytes(first.view) == b"abc"
