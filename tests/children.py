@@ -38,6 +38,7 @@ READ_TOO_EARLY = (
     "CUDA_VISIBLE_DEVICES",
 )
 """Variables that Python, torch and the loader of libraries read at the start: a fork would not see another value."""
+_AT_START = dict(os.environ)  # Dask's cluster sets some of them in its process
 
 PRELUDE = '''
 import gc, os, random, signal, sys, threading, time, warnings
@@ -103,7 +104,9 @@ class Python(subprocess.Popen[Any]):
             given
         )
         env = dict(os.environ if env is None else env)
-        changed = [v for v in READ_TOO_EARLY if env.get(v) != os.environ.get(v)]
+        changed = [
+            v for v in READ_TOO_EARLY if env.get(v) not in (os.environ.get(v), _AT_START.get(v))
+        ]
         assert not changed, f"{changed} must be there when Python starts: use subprocess"
         order = program(args, self._name)
         order |= {"cwd": str(cwd or os.getcwd()), "env": env, "new_session": session}
