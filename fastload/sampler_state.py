@@ -61,10 +61,13 @@ def restore_generators(sampler: Any, states: RandomStates) -> None:
 def check_draws(sampler: Any, draws: list[RandomStates]) -> None:
     """Raise `StateError` if random states cannot be restored."""
     try:
-        for states in (draws[0], *draws):
+        if not draws:
+            raise ValueError("it holds no state")
+        for states in draws:
             torch.Generator().set_state(_tensor(states["torch"]))
-            texts = list.copy(states["generators"])  # no other container
-            for generator, state in zip(generators(sampler), texts, strict=True):
+            if not isinstance(states["generators"], list):
+                raise TypeError("generators are a list")
+            for generator, state in zip(generators(sampler), states["generators"], strict=True):
                 torch.Generator(generator.device).set_state(_tensor(state))
     except Exception as exc:
         raise edited("draws", draws, f"states of generators ({type(exc).__name__}: {exc})") from exc

@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_571,
+    "the way of an index": 3_574,
     "loaded beside the way": 1_771,
     "the core's other files": 586,
     # folders, without the files and folders that have a row of their own
@@ -26,7 +26,7 @@ BUDGETS = {
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 669,
-    "fastload/cli": 2_305,
+    "fastload/cli": 2_241,
     "fastload/compat": 441,
     "fastload/datasets": 1_680,
     "fastload/datasets/packed": 1_767,
@@ -36,15 +36,15 @@ BUDGETS = {
     "fastload/image": 1_285,
     "fastload/image/kernels": 2_055,
     "fastload/measure": 773,
-    "fastload/parameters": 2_292,
-    "fastload/store": 3_228,
+    "fastload/parameters": 2_290,
+    "fastload/store": 3_247,
     "fastload/stream": 822,
     "fastload/train": 1_325,
     "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 917,
+    "mixtures and token plans": 961,
 }
 
 LISTED = {

@@ -30,8 +30,7 @@ class _Commands(EndsInOneLine, click.Group):
 
 
 @click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
 @click.version_option(fastload.__version__, prog_name="fastload")
 def main() -> None:

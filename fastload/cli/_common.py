@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastload.errors import (
-    FastloadError,
-    RankError,
-    RendezvousError,
-    UsageError,
-    in_one_line,
-)
+from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

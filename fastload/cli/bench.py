@@ -72,13 +72,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "DataLoader with worker processes. plan: fastload with threads, and a plan of fastload.image in place of "
     "torchvision's transforms.",
 )
-@click.option(
-    "-b",
-    "--nbatch",
-    default=64,
-    type=click.IntRange(min=1),
-    help="Batch size per rank.",
-)
+@click.option("-b", "--nbatch", default=64, type=click.IntRange(min=1), help="Batch size per rank.")
 @click.option(
     "-s",
     "--nsteps",
@@ -118,10 +112,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     help="Runs of each configuration, interleaved. The table shows medians.",
 )
 @click.option(
-    "--seed",
-    default=0,
-    type=click.IntRange(min=0),
-    help="Seed of the order of the samples.",
+    "--seed", default=0, type=click.IntRange(min=0), help="Seed of the order of the samples."
 )
 @click.option(
     "-q",

@@ -58,11 +58,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
     help="Side of the square that images are resized to, in pixels.",
 )
 @click.option(
-    "-b",
-    "--batch-size",
-    default=64,
-    type=click.IntRange(min=1),
-    help="Images per batch.",
+    "-b", "--batch-size", default=64, type=click.IntRange(min=1), help="Images per batch."
 )
 @click.option(
     "-w",
@@ -71,10 +67,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
     help="Number of threads that load.  [default: one per core]",
 )
 @click.option(
-    "--dtype",
-    default="float32",
-    type=click.Choice(_DTYPES),
-    help="Type of the saved features.",
+    "--dtype", default="float32", type=click.Choice(_DTYPES), help="Type of the saved features."
 )
 @click.option(
     "--root",

@@ -12,10 +12,7 @@ from fastload.cli._common import require
 @click.command()
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--count",
-    default=2048,
-    type=click.IntRange(1, 2**30),
-    help="Number of images to make.",
+    "--count", default=2048, type=click.IntRange(1, 2**30), help="Number of images to make."
 )
 @click.option(
     "--seed",

@@ -10,10 +10,7 @@ from fastload.cli._common import described_set, require
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False), metavar="SET")
 @click.option(
-    "--records",
-    default=5,
-    type=click.IntRange(min=0),
-    help="Number of records, or rows, to show.",
+    "--records", default=5, type=click.IntRange(min=0), help="Number of records, or rows, to show."
 )
 def inspect(path: str, records: int) -> None:
     """Describe SET: its columns, counts and sizes, how it was made, and its first records.

@@ -18,18 +18,8 @@ _COUNT = click.IntRange(1, 10_000_000)
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the synthetic digits. The files are written to OUT/MNIST/raw.",
 )
-@click.option(
-    "--train",
-    default=60_000,
-    type=_COUNT,
-    help="Number of training images.",
-)
-@click.option(
-    "--test",
-    default=10_000,
-    type=_COUNT,
-    help="Number of test images.",
-)
+@click.option("--train", default=60_000, type=_COUNT, help="Number of training images.")
+@click.option("--test", default=10_000, type=_COUNT, help="Number of test images.")
 @click.option(
     "--seed",
     default=0,

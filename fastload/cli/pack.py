@@ -65,9 +65,7 @@ from fastload.errors import FastloadError
     help="Column of PARQUET with the image files, as bytes or as structs of bytes and path.",
 )
 @click.option(
-    "--label-column",
-    default="label",
-    help="Column of PARQUET with class numbers or names.",
+    "--label-column", default="label", help="Column of PARQUET with class numbers or names."
 )
 @click.option(
     "--columns",

@@ -81,12 +81,7 @@ def parameters() -> None:
     default=0,
     help="Number of versions between checkpoints. 0: only when a worker asks, and at the end.",
 )
-@click.option(
-    "--keep",
-    type=click.IntRange(1),
-    default=3,
-    help="Number of checkpoints to keep.",
-)
+@click.option("--keep", type=click.IntRange(1), default=3, help="Number of checkpoints to keep.")
 @click.option("--seed", type=int, default=0, help="Seed of new rows.")
 @serving_options
 @click.option(

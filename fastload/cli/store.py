@@ -127,12 +127,7 @@ def put(
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
 @_root_option
-@click.option(
-    "--records",
-    default=5,
-    type=click.IntRange(min=0),
-    help="Number of rows to show.",
-)
+@click.option("--records", default=5, type=click.IntRange(min=0), help="Number of rows to show.")
 def info(name: str, root: str | None, records: int) -> None:
     """Describe a set: its columns, rows and parts, how it was made, and its first rows.
 

@@ -37,12 +37,7 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     show_default=False,
     help="Program that runs the script.  [default: this Python]",
 )
-@click.option(
-    "--parallelism",
-    default=1,
-    type=click.IntRange(min=1),
-    help="Number of ranks.",
-)
+@click.option("--parallelism", default=1, type=click.IntRange(min=1), help="Number of ranks.")
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -84,10 +79,7 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     "--slurm", "system", flag_value="slurm", help="Submit the run as a Slurm job (sbatch)."
 )
 @click.option(
-    "--walltime",
-    default="1:00:00",
-    callback=walltime,
-    help="Time limit of the batch job, H:MM:SS.",
+    "--walltime", default="1:00:00", callback=walltime, help="Time limit of the batch job, H:MM:SS."
 )
 @click.option(
     "--directive",

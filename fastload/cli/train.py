@@ -105,12 +105,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     help="Number of outputs of the model.  [default: number of classes in the dataset]",
 )
 @click.option("--lr", default=0.001, type=Number(min=0), help="Learning rate of SGD.")
-@click.option(
-    "--momentum",
-    default=0.9,
-    type=Number(min=0, max=1),
-    help="Momentum of SGD.",
-)
+@click.option("--momentum", default=0.9, type=Number(min=0, max=1), help="Momentum of SGD.")
 @click.option(
     "--seed",
     default=0,

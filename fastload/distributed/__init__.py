@@ -16,11 +16,12 @@
     addresses.py  the address by which other nodes reach this one
     arrow_memory.py  memory from other processes, checked before it is read
     flight_access.py  tokens and certificates of Arrow Flight servers
-    affinity.py   the share of cores of a rank, as pure functions
+    affinity.py   the share of cores of a rank
     average.py    averaging gradients without DistributedDataParallel
     windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
     launch.py     command lines and job scripts from host files, as pure functions
     execute.py    finding and running a launcher
+    guard.py      signals that ask for an end; the process that runs a launcher and kills what it leaves
 """
 
 from typing import TYPE_CHECKING, Any

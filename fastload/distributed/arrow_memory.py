@@ -10,7 +10,7 @@ import pyarrow as pa
 def checked(batch: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return a record batch of this schema whose buffers hold all its rows, without nulls. Raise ValueError for others.
 
-    Arrow believes the lengths and offsets in a message. Who reads an unchecked batch may read beyond its memory.
+    Arrow trusts the lengths and offsets in a message. Reading an unchecked batch may read beyond its memory.
     """
     if not isinstance(batch, pa.RecordBatch) or batch.schema != schema:
         raise ValueError(f"expected a record batch with the columns {schema.names}")

@@ -1,8 +1,12 @@
-"""Run a launcher in a separate session, and kill its remaining processes. It is started by path, without fastload.
+"""Signals that ask a process to end, and the guard that runs a launcher and kills its remaining processes.
 
-A batch system signals every process of the job's session. If the launcher were in it, Open MPI's launcher would get
-the signal as well as its ranks, and kill them half a second later. Here only `fastload submit` sends signals. When that
-is killed, the kernel sends a signal, and this process kills every process that the launcher has started.
+`asked_to_end` and `forwarding` serve every command. They stand beside the guard, which needs them and can import no
+other file of fastload: it is started by path.
+
+The guard runs the launcher in a separate session. A batch system signals every process of the job's session. If the
+launcher were in it, Open MPI's launcher would get the signal as well as its ranks, and kill them half a second later.
+Here only `fastload submit` sends signals. When that is killed, the kernel sends a signal, and the guard kills every
+process that the launcher has started.
 """
 
 from __future__ import annotations

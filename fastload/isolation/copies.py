@@ -124,7 +124,7 @@ class _Copier:
         if block is None:  # it has no bytes, or more than bytes
             try:
                 return copy.deepcopy(x, self.memo)
-            except NotImplementedError:  # torch's, for some layouts of tensors
+            except NotImplementedError:  # torch's `__deepcopy__` of CSR, nested and oneDNN tensors
                 return x.detach().clone().requires_grad_(x.requires_grad)
         self.memo.update(copy_block(block))
         return self.memo[id(x)]

@@ -50,8 +50,8 @@ def busy(origin: dict[str, Any]) -> str | None:
     if load <= cores(origin) / 2:
         return None
     return (
-        f"The machine is busy (load {load:.2f} on {cores(origin)} cores), so the figures will be noisy. "
-        "Stop other programs and run again."
+        f"The machine was busy in the last minute (load {load:.2f} on {cores(origin)} cores). If other programs still "
+        "run, the figures will be noisy: stop them and run again."
     )
 
 

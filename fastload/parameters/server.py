@@ -280,9 +280,7 @@ class Server:
 
     def _saved_of(self, worker: str) -> int:
         """Return the last push of a worker that a complete checkpoint has. The worker never has to send it again."""
-        with suppress(
-            OSError
-        ):  # if the folder cannot be read, the worker keeps its pushes for longer
+        with suppress(OSError):  # the worker then keeps its pushes for longer
             position = self._saves.completed()
             if position is not None:
                 self._steps.forget(position)

@@ -401,7 +401,7 @@ def test_a_list_shorter_than_a_run_and_a_busy_machine_are_said_beforehand() -> N
     for load, listed, doubtful in ((3.5, 100, True), (0.1, 5000, False)):
         origin["machine"].update(cores_usable=4, load_average_1min=load)
         lines = report.preamble(Workload(file_list="list"), origin, runs=1, listed=listed)
-        for said in ("shorter than a run", "busy (load 3.50 on 4 cores)"):
+        for said in ("shorter than a run", "busy in the last minute (load 3.50 on 4 cores)"):
             assert (said in "\n".join(lines)) == doubtful
 
 

@@ -176,10 +176,6 @@ class FilledRows:
     """The cases. The fixture `source` of a subclass opens the dataset: 6 to 100 samples, of which no two are alike."""
 
     @pytest.fixture
-    def source(self) -> Source:
-        raise NotImplementedError
-
-    @pytest.fixture
     def fills(self, monkeypatch: pytest.MonkeyPatch) -> Fills:
         return Fills(monkeypatch)
 

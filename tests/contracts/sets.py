@@ -16,6 +16,7 @@ import errno
 import os
 import shutil
 import signal
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,27 +75,27 @@ def killed(number: int, names: tuple[str, ...], function: Callable[[], Any]) -> 
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-class SetContract:
+class SetContract(ABC):
     """The cases. A set has at least three parts."""
 
     rows: int
     has_id = True
 
+    @abstractmethod
     def write(self, path: Path, *, other: bool = False) -> None:
         """Write the set, or another one with as many bytes. Both have checksums."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opened(self, path: Path) -> Any:
         """Open a set. Samples are tensors and numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample(self, row: int) -> Any:
         """Return the sample that was written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stage(self, source: Path, target: Path, **options: Any) -> Any:
         """Stage by the function, in this process."""
-        raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod

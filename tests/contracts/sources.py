@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from tests.promises.reading import wait_until
 LONG = 3_600_000.0
 
 
-class Stream:
+class Stream(ABC):
     """Where a test puts integers, for a source to read them."""
 
     opening: str
@@ -53,8 +54,9 @@ class Stream:
     inherited: Sequence[int] = ()
     """Descriptors that another process needs to open the source."""
 
+    @abstractmethod
     def put(self, values: Iterable[int]) -> None:
-        raise NotImplementedError
+        """Put values at the end of the stream."""
 
     def left(self) -> list[int] | None:
         """Return the values without an acknowledgement, or None if the source does not remember them."""
@@ -64,16 +66,16 @@ class Stream:
         return opened(self.opening)
 
 
-class Place:
+class Place(ABC):
     """Where a sink writes."""
 
     opening: str
     keeps_one = False
     """The sink keeps one answer for each key, the last."""
 
+    @abstractmethod
     def held(self) -> list[tuple[str, Any]]:
-        """Return keys, as text, and answers, as another reader finds them."""
-        raise NotImplementedError
+        """Return keys, as strings, and answers, as another reader finds them."""
 
     def holds(self, *wanted: tuple[str, Any]) -> bool:
         return sorted(self.held(), key=repr) == sorted(wanted, key=repr)

@@ -54,8 +54,7 @@ from torch.utils.data import (
 import fastload
 from fastload.errors import StateError
 from fastload.sampler_state import checksum
-from tests.contracts.workers import through_json
-from tests.resuming import edits, resumes_twice
+from tests.resuming import edits, resumes_twice, through_json
 
 SEED = 7
 Row = tuple[float, ...]

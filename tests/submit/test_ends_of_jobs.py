@@ -20,8 +20,7 @@ from uuid import uuid4
 import pytest
 
 from fastload.train.checkpoint import Checkpoint
-from tests.distributed.launching import ROOT, clean_environment
-from tests.pictures import listed_pictures
+from tests.distributed.launching import clean_environment
 from tests.submit.processes import kill_marked, left, marked, signal_session
 
 pytestmark = pytest.mark.slow
@@ -52,17 +51,6 @@ def mark() -> Iterator[str]:
     mark = uuid4().hex
     yield mark
     kill_marked(mark)
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A fresh clone, with a few pictures; beside it the home."""
-    clone = tmp_path / "the clone"
-    listed_pictures(clone / "samples", 16)
-    (tmp_path / "home").mkdir()
-    for name in ("fastload", "submit", "scripts", "pyproject.toml"):
-        (clone / name).symlink_to(ROOT / name)
-    return clone
 
 
 def path_of(launcher: str) -> str:

@@ -30,8 +30,7 @@ import pytest
 from fastload.distributed.execute import start_guarded
 from fastload.distributed.guard import PARENT_DIED
 from fastload.train.checkpoint import Checkpoint
-from tests.distributed.launching import ROOT, clean_environment, command
-from tests.pictures import listed_pictures
+from tests.distributed.launching import clean_environment, command
 from tests.promises.reading import wait_until
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
@@ -144,17 +143,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
             logs = [path.read_text(errors="replace")[-3000:] for path in folder.glob("*.log")]
             pytest.fail("\n".join(["this Slurm does not start", *logs]))
         yield found
-
-
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A fresh clone, with a few pictures."""
-    clone = tmp_path / "the clone"
-    listed_pictures(clone / "samples", 16)
-    (clone / "logdir").mkdir()
-    for name in ("fastload", "submit", "scripts", "pyproject.toml"):
-        (clone / name).symlink_to(ROOT / name)
-    return clone
 
 
 @contextmanager

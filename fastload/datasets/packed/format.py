@@ -79,6 +79,14 @@ class Table(Columns):
     batch_ends: NDArray[np.int64]
 
 
+def fault_of(payload: memoryview, columns: Columns, row: int) -> str:
+    """Return "" if a payload has the checksum of its record, and what is wrong if not."""
+    found, expected = zlib.crc32(payload), int(columns.checksums[row])
+    if found == expected:
+        return ""
+    return f"the payload has checksum {found:#010x}, expected {expected:#010x}. It is damaged"
+
+
 def columns_of(index: Index) -> Columns:
     """Return the columns of all shards, end to end. Until a shard is read, its columns cost no memory."""
     n = index.rows

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import zlib
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.datasets.packed.format import Table, preadv
+from fastload.datasets.packed.format import Table, fault_of, preadv
 from fastload.datasets.packed.shards import Shards
 
 Verify = Literal["first", "always", "never"]
@@ -42,10 +41,8 @@ class Payloads:
         table = self.shards.table(number)
         payload = self._fetch(number, row, buffer, 0, int(table.lengths[row]))
         if self._is_checked(row, table):
-            found, expected = zlib.crc32(payload), int(table.checksums[row])
-            if found != expected:
-                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}. It is damaged"
-                raise self.shards.bad(number, row, text)
+            if fault := fault_of(payload, table, row):
+                raise self.shards.bad(number, row, fault)
             table.seen[row] = True
         return payload
 

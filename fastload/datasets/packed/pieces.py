@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from fastload.datasets.manifest import Index, Shard
-from fastload.datasets.packed.format import Table, preadv, read_table
+from fastload.datasets.packed.format import Table, fault_of, preadv, read_table
 from fastload.errors import PackedDataError
 
 
@@ -41,10 +41,8 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
 
 def expect_payload(path: str, shard: Shard, table: Table, record: int, payload: memoryview) -> None:
     """Raise `PackedDataError` if a payload does not have the checksum of its record."""
-    found, expected = zlib.crc32(payload), int(table.checksums[record])
-    if found != expected:
-        reason = f"the payload has checksum {found:#010x}, expected {expected:#010x}. It is damaged"
-        raise PackedDataError(path, reason, shard=shard.name, record=record)
+    if fault := fault_of(payload, table, record):
+        raise PackedDataError(path, fault, shard=shard.name, record=record)
 
 
 @contextmanager
