@@ -19,9 +19,9 @@ from torchvision import transforms
 import fastload
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from fastload.isolation.generators import Keyed
-from fastload.randomness import MODULES, Stream, entered, routable
-from fastload.stream_keys import StreamKeys
+from fastload.random.held import Keyed
+from fastload.random.keys import StreamKeys
+from fastload.random.streams import MODULES, Stream, entered, routable
 
 TITLE = "randomness: microseconds per sample that reading in random streams costs, one thread"
 REPEATS = 5

@@ -5,41 +5,45 @@
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
 
-The way of an index, file by file:
+The way of an index, room by room, from what a user holds to the batch:
 
     loader        DataLoader, which a training loop holds      settings: its arguments, checked
-    epochs        which epoch runs, and what was delivered     state: what is saved of both
-    iterator      the loop's side: fills the window, takes     reports: counts, warnings, `on_stats`
-    sampler       RankSampler: a rank's part of an epoch       partition: which part is a rank's
-    order         the batches of an epoch, in order            sampler_state: what a sampler's indices depend on
-    batch         the ticket that carries samples
-    window        the bounded, ordered hand-off                waiting: lines of threads
-    run_length    how much a worker claims at once
-    workers       starts and ends the threads                  worker_context: what each works with
-    fetch         reads and finishes a batch                   choose_fetcher
-    filling       lets the dataset fill rows of a batch        rows: how a dataset does so
-    iterable      reads an iterable dataset                    read_ahead: in a second thread, for `max_wait_ms`
-    collate       samples become a batch                       layout: where a sample lies in it
-    slots         the memory of batches
+    order/        which samples come when
+                  sampler: RankSampler, a rank's part of an epoch; partition: which part is a rank's; batches: of an
+                  epoch, in order; lanes: those of an iterable dataset; epochs: which one runs, and what was delivered;
+                  state: what is saved of both; sampler_state: what a sampler's indices depend on
+    engine/       runs an epoch
+                  iterator: the loop's side, fills the window and takes; window: the bounded, ordered hand-off; waiting:
+                  lines of threads; workers: starts and ends the threads; worker_context: what each works with;
+                  reports: warnings and `on_stats`; epoch_counts
+    reading/      how a worker reads a batch
+                  fetch: sample by sample; filling: by the dataset itself; iterable: from an iterator; choose_fetcher;
+                  rows: who fills rows; run_length: how much a worker claims at once; notices: warnings for the loop;
+                  read_ahead: in a second thread, for `max_wait_ms`
+    memory/       where a batch lies
+                  ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
+                  layout: where a sample lies in it; slots: the memory, lent again
     prefetch      copies batches to a device ahead of the loop
 
-What all of these stand on:
+What these stand on:
 
-    randomness    a random stream for each sample              stream_keys, global_draws, hashing
+    random/       a random stream for each sample: streams, keys, and what routes torch, NumPy and `random` to them
     isolation/    what each worker owns
-    telemetry/    what threads measure, and the report         epoch_counts; notices: warnings for the loop
-    user_errors   errors of user code                          errors: fastload's own
-    torch_private torch's private names                        cores, disk, fingerprint, nested (containers of tensors)
-    evaluating    puts a model into eval mode for a block
+    telemetry/    what threads measure, and the report
+    rows          the protocol of a dataset that fills rows itself
+    errors        fastload's own                               testing: fakes for tests of training loops
+    _kit/         errors of user code, torch's private names, integers, hashing, nested containers, files, cores
 
-What they never import:
+Plug-ins, which none of these imports:
 
     datasets, image         readers of files, and plans        check         can threads read a dataset?
-    store                   sets in shared memory              distributed   ranks that meet and average
-    elastic                 leased shards                      parameters    parameters on servers
+    distributed             ranks that meet; submits jobs      elastic       leased shards
+    store                   sets in shared memory              parameters    parameters on servers
     train, bench            the commands; both use measure     flow          commands as a graph
     stream                  prediction on messages             compat        other libraries' names
-    cli                     the command `fastload`             testing       fakes
+    cli                     the command `fastload`
+
+`tests/rooms.py` has what each may import.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -47,11 +51,11 @@ from typing import TYPE_CHECKING, Any
 from fastload import errors
 
 if TYPE_CHECKING:
-    from fastload.fetch import SKIP
     from fastload.loader import DataLoader
+    from fastload.order.sampler import RankSampler
     from fastload.prefetch import prefetch_to
-    from fastload.randomness import random_stream, sample_generator, sample_rng
-    from fastload.sampler import RankSampler
+    from fastload.random.streams import random_stream, sample_generator, sample_rng
+    from fastload.reading.fetch import SKIP
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
 
@@ -86,9 +90,12 @@ def __getattr__(name: str) -> Any:
         from fastload.stream import predict
 
         return predict
-    from fastload import fetch, loader, prefetch, randomness, sampler, telemetry
+    from fastload import loader, prefetch, telemetry
+    from fastload.order import sampler
+    from fastload.random import streams
+    from fastload.reading import fetch
 
-    homes = (fetch, loader, prefetch, randomness, sampler, telemetry)
+    homes = (fetch, loader, prefetch, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

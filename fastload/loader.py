@@ -22,17 +22,18 @@ from torch.utils.data import (
     Sampler,
 )
 
-from fastload import workers
-from fastload.epoch_counts import NO_STATS, EpochCounts
-from fastload.epochs import Epochs, fresh_state
+from fastload._kit.integers import integer
+from fastload.engine import workers
+from fastload.engine.epoch_counts import NO_STATS, EpochCounts
+from fastload.engine.iterator import ThreadIterator
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.iterator import ThreadIterator
-from fastload.order import draws_nothing, fits_any_world, position_after
-from fastload.partition import partition, refuse_two_partitions
-from fastload.sampler import RankSampler, integer
-from fastload.sampler_state import check_draws, restore_generators, restore_own_state
+from fastload.order.batches import draws_nothing, fits_any_world, position_after
+from fastload.order.epochs import Epochs, fresh_state
+from fastload.order.partition import partition, refuse_two_partitions
+from fastload.order.sampler import RankSampler
+from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
+from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.settings import OnError, Settings
-from fastload.state import VERSION, SampledState, check, edited, known_length
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)

@@ -11,10 +11,10 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fastload.iterator import ThreadIterator
+from fastload._kit.integers import integer
+from fastload._kit.nested import map_tensors
+from fastload.engine.iterator import ThreadIterator
 from fastload.loader import DataLoader
-from fastload.nested import map_tensors
-from fastload.sampler import integer
 
 T = TypeVar("T")
 

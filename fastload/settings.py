@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from fastload.hashing import mix64
+from fastload._kit.hashing import mix64
+from fastload._kit.integers import integer
 from fastload.isolation import Isolation
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.randomness import chosen_modules
-from fastload.sampler import integer
+from fastload.random.streams import chosen_modules
 from fastload.telemetry import Stats
 
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]

@@ -1,6 +1,6 @@
 """Which tests a change needs, and which of the slow tests its turn brings.
 
-A *part* is a folder of fastload; the root's files, isolation/ and telemetry/ are the part `core`. A change needs
+A *part* is a plug-in's folder; the root's files and the other folders are the part `core`. A change needs
 the core's tests, the tests that it changed, and every test file that uses a part that changed, or a part that imports
 one that did. A test file uses a part if it lies in the part's folder of tests, or if it or a helper of it names the
 part. The tests of the pages use all parts. A change of the core, or of a file that no rule knows, needs all tests.
@@ -26,7 +26,16 @@ SALT = 338
 CORE = "core"
 INSTALLED_FOR = ("tests/browser/", "tests/compat/")
 """Folders whose tests are all slow, and have packages installed for them."""
-CORE_FOLDERS = ("isolation", "telemetry")
+CORE_FOLDERS = (
+    "_kit",
+    "engine",
+    "isolation",
+    "memory",
+    "order",
+    "random",
+    "reading",
+    "telemetry",
+)
 CORE_TESTS = (
     "tests/contracts/",
     "tests/isolation/",

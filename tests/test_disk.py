@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fastload.disk import lock, locked, locked_path, replace_file, sync_folder, write_all
+from fastload._kit.disk import lock, locked, locked_path, replace_file, sync_folder, write_all
 from tests.fakes import limited_files
 
 

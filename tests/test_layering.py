@@ -1,7 +1,6 @@
 """Promises:
-- Imports point one way: no files or folders of the package import one another in a circle.
-- `train` and `bench` never import each other.
-- Threads are started only in `workers.py`. Locks are made only in `window.py`, `waiting.py` and `isolation/`.
+- A room imports what its line in `tests/rooms.py` names, and no files or folders import one another in a circle.
+- Threads are started only in `engine/workers.py`. Locks are made only in `engine/`, `isolation/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
 """
@@ -18,43 +17,20 @@ import pytest
 import torch
 
 import fastload
+from tests import rooms
 from tests.imports import imported
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {"isolation", "telemetry"}
-"""Folders that every file may import, and that import nothing of fastload above them."""
-GROUND_FILES = (
-    "fastload.cores.",
-    "fastload.disk.",
-    "fastload.errors.",
-    "fastload.evaluating.",
-    "fastload.fingerprint.",
-    "fastload.user_errors.",
-    "fastload.hashing.",
-    "fastload.nested.",
-    "fastload.torch_private.",
-)
-FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
-FOLDER_IMPORTS: dict[str, set[str]] = {
-    "bench": {"datasets", "image", "measure"},
-    "check": set(),
-    "compat": {"datasets", "distributed", "elastic", "flow"},
-    "datasets": {"image"},
-    "distributed": set(),
-    "elastic": {"distributed"},
-    "flow": {"distributed"},
-    "image": set(),
-    "measure": set(),
-    "parameters": {"distributed"},
-    "store": {"datasets", "distributed", "elastic"},
-    "stream": set(),
-    "train": {"datasets", "distributed", "image", "measure"},
-}
-"""What each folder may import of the others. `train` and `bench` stand on `measure`, not on each other."""
-COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
-CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
-TELEMETRY = sorted((PACKAGE / "telemetry").glob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    """Return the room of a file: its folder in the package, or itself."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
+WORKERS, WINDOW = PACKAGE / "engine" / "workers.py", PACKAGE / "engine" / "window.py"
 FAKES = PACKAGE / "testing.py"
 KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
@@ -137,64 +113,64 @@ def package_of(path: Path) -> str:
     return ".".join(path.parent.relative_to(PACKAGE.parent).parts)
 
 
-def folder_of(name: str) -> str | None:
-    """Return the folder of fastload that a dotted name lies in, if any."""
-    head, *rest = name.split(".")
-    return rest[0] if head == "fastload" and rest and rest[0] in FOLDERS else None
-
-
 def by_name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", CORE, ids=by_name)
-def test_a_file_never_imports_a_folder(path: Path) -> None:
-    folders = {name for name, _ in imported(path.read_text()) if folder_of(name)}
-    if path.name == "__init__.py":
-        folders -= {
-            "fastload.stream",
-            "fastload.stream.predict",
-        }  # `fastload.predict`, when it is used
-    assert not folders, f"{path.name} is a stage of the pipeline and imports the plug-in {folders}"
+def imported_rooms(path: Path) -> set[tuple[str, bool]]:
+    """Return the other rooms that a file imports, each with whether loading the file does that."""
+    names = imported(path.read_text(), package_of(path))
+    found = {
+        (room_named(name), at_load) for name, at_load in names if f"{name}.".startswith("fastload.")
+    }
+    return {(room, at_load) for room, at_load in found if room != room_of(path)}
 
 
-def test_the_table_of_the_package_names_every_file_and_folder() -> None:
+def room_named(name: str) -> str:
+    """Return the room of a dotted name in the package. A public name is one of `__init__`."""
+    room = name.partition(".")[2].partition(".")[0]
+    return room if room in rooms.ROOMS else "__init__"
+
+
+def test_the_table_has_every_room() -> None:
+    assert {room_of(path) for path in MODULES} == rooms.ROOMS.keys()
+
+
+def test_a_room_of_the_core_imports_only_rooms_above_it() -> None:
+    above: set[str] = set()
+    for room in rooms.CORE:
+        assert rooms.allowed(room, at_load=True) <= above, room
+        above.add(room)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=by_name)
+def test_a_room_imports_what_the_table_says(path: Path) -> None:
+    for room, at_load in imported_rooms(path):
+        assert room in rooms.allowed(room_of(path), at_load=at_load), (
+            f"{by_name(path)} imports {room}"
+        )
+
+
+def test_the_table_allows_nothing_that_is_not_needed() -> None:
+    needed = {(room_of(path), room) for path in MODULES for room, _ in imported_rooms(path)}
+    named = {(room, other) for room in rooms.ROOMS for other in rooms.allowed(room, at_load=False)}
+    assert named == needed
+
+
+def test_the_docstring_of_the_package_names_every_room() -> None:
     assert fastload.__doc__
     named = set(re.findall(r"\w+", fastload.__doc__))
-    files = {path.stem for path in CORE} - {"__init__"}
-    assert files | FOLDERS | GROUND <= named, files | FOLDERS | GROUND - named
+    assert rooms.ROOMS.keys() - {"__init__", "__main__"} <= named
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS))
-def test_a_folder_imports_other_folders_by_the_table_alone(folder: str) -> None:
-    for path in (PACKAGE / folder).rglob("*.py"):
-        names = (name for name, _ in imported(path.read_text(), package_of(path)))
-        others = {folder_of(name) for name in names} - {None, folder}
-        assert others <= FOLDER_IMPORTS[folder], f"{by_name(path)} imports {others}"
-
-
-def is_ground(path: Path) -> bool:
-    return path.parent.name in GROUND or f"{package_of(path)}.{path.stem}." in GROUND_FILES
+def test_the_root_has_what_a_user_holds() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 
 @pytest.mark.parametrize("path", MODULES, ids=by_name)
 def test_no_import_has_a_name_that_is_computed(path: Path) -> None:
     names = {name for name, _ in imported(path.read_text(), package_of(path))}
     assert "" not in names, "it cannot be checked"
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if is_ground(p)], ids=by_name)
-def test_the_ground_imports_nothing_above_it(path: Path) -> None:
-    allowed = {*sys.stdlib_module_names, "numpy", "torch"}
-    own = (f"{package_of(path)}.",) if path.parent.name in GROUND else ()
-    names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"fastload"}
-    above = {
-        name
-        for name in names
-        if name.partition(".")[0] not in allowed
-        and not f"{name}.".startswith((*own, *GROUND_FILES))
-    }
-    assert above <= {"lmdb"}, f"{path.name} is ground and imports {above}"
 
 
 Graph = dict[str, set[str]]
@@ -247,31 +223,10 @@ def test_imports_within_a_folder_have_no_circle(folder: Path) -> None:
 @pytest.mark.parametrize("path", CORE, ids=by_name)
 def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
-    names = {name for name, _ in imported(path.read_text())}
-    others = {name for name in names if name.partition(".")[0] not in allowed}
-    assert not others, (
-        f"{path.name} imports {others}; what needs more than torch and numpy is a folder"
-    )
-
-
-@pytest.mark.parametrize("path", COMMAND_LINE, ids=by_name)
-def test_the_command_line_imports_folders_only_inside_the_command_that_needs_them(
-    path: Path,
-) -> None:
-    early = {name for name, at_load in imported(path.read_text()) if at_load and folder_of(name)}
-    assert not early, f"{path.name} imports {early} before it knows the command"
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if p not in COMMAND_LINE], ids=by_name)
-def test_nothing_imports_the_command_line(path: Path) -> None:
     names = {name for name, _ in imported(path.read_text(), package_of(path))}
-    assert not {n for n in names if f"{n}.".startswith(("fastload.cli.", "fastload.__main__."))}
-
-
-def test_no_file_of_the_core_needs_the_loader() -> None:
-    files = {path.stem for path in CORE}
-    downstream = {node for node, needs in graph_of(PACKAGE).items() if "loader" in needs} & files
-    assert downstream == {"__init__", "prefetch"}, "the loader wires the stages; no stage knows it"
+    others = {name for name in names if name.partition(".")[0] not in allowed}
+    # lmdb itself is watched: an environment opens once in a process.
+    assert others <= {"lmdb"}, f"{by_name(path)} imports {others}; what needs more is a plug-in"
 
 
 CIRCLES = [
@@ -321,7 +276,7 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | WATCHES | PUSHES],
+    [p for p in MODULES if p not in {WORKERS, FAKES} | KERNELS | WATCHES | PUSHES],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -334,19 +289,16 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         p
         for p in MODULES
         if p
-        not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES}
-        | KERNELS
-        | WATCHES
-        | PARAMETERS
-        and p.parent.name != "isolation"
+        not in {WINDOW, PACKAGE / "engine" / "waiting.py", FAKES} | KERNELS | WATCHES | PARAMETERS
+        and room_of(p) not in ("isolation", "random")
     ],
     ids=by_name,
 )
-def test_locks_are_made_in_window_waiting_and_isolation_only(path: Path) -> None:
+def test_locks_are_made_in_window_waiting_and_isolation_and_random_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 
-@pytest.mark.parametrize("path", [p for p in [*CORE, *TELEMETRY] if p != FAKES], ids=by_name)
+@pytest.mark.parametrize("path", [p for p in CORE if p != FAKES], ids=by_name)
 def test_the_core_never_sleeps(path: Path) -> None:
     assert not used(path.read_text(), SLEEP)
 
@@ -362,9 +314,8 @@ def test_the_core_is_all_there() -> None:
         "window.py",
         "workers.py",
     }
-    assert FOLDER_IMPORTS.keys() == FOLDERS
-    assert used((PACKAGE / "workers.py").read_text(), THREADS)
-    assert used((PACKAGE / "window.py").read_text(), LOCKS)
+    assert used(WORKERS.read_text(), THREADS)
+    assert used(WINDOW.read_text(), LOCKS)
 
 
 @pytest.mark.parametrize(
@@ -380,8 +331,8 @@ def test_the_core_is_all_there() -> None:
         "if TYPE_CHECKING:\n    import fastload.datasets",
     ],
 )
-def test_an_import_of_a_folder_is_seen(source: str) -> None:
-    assert any(folder_of(name) == "datasets" for name, _ in imported(source))
+def test_an_import_of_a_room_is_seen(source: str) -> None:
+    assert any(room_named(name) == "datasets" for name, _ in imported(source))
 
 
 def test_an_import_by_a_computed_name_is_seen() -> None:

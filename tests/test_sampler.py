@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import fastload
-from fastload import state
-from fastload.hashing import mix64
-from fastload.sampler import RankSampler, permuted, permuted_by_window, random_batches
+from fastload._kit.hashing import mix64
+from fastload.order import state
+from fastload.order.sampler import RankSampler, permuted, permuted_by_window, random_batches
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

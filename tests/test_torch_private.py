@@ -17,8 +17,8 @@ from torch.utils.data import default_collate
 from torch.utils.data import get_worker_info as imported_before
 from torch.utils.data._utils import collate as torch_collate
 
-from fastload import torch_private
-from fastload.isolation import torch_random
+from fastload._kit import torch_private
+from fastload.random import torch_random
 
 seed_imported_before = torch.manual_seed
 

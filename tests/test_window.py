@@ -11,8 +11,9 @@ from statistics import median
 
 import pytest
 
-from fastload.run_length import RUN_SECONDS
-from fastload.window import Ticket, Window
+from fastload.engine.window import Window
+from fastload.memory.ticket import Ticket
+from fastload.reading.run_length import RUN_SECONDS
 
 COSTS_S = [1e-3, 50e-6, 10e-6, 1e-6]  # of a unit
 OUTLIERS = {"100 times as long": 100.0, "100 times as short": 0.01}

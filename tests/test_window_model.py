@@ -22,11 +22,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import fastload.waiting as waiting_module
-import fastload.window as window_module
+import fastload.engine.waiting as waiting_module
+import fastload.engine.window as window_module
+from fastload.engine.window import Claim, Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
-from fastload.run_length import RUN_SECONDS
-from fastload.window import Claim, Ticket, Window
+from fastload.memory.ticket import Ticket
+from fastload.reading.run_length import RUN_SECONDS
 
 INTERLEAVINGS_PER_EXAMPLE = 10
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastload
+from fastload._kit.hashing import mix64
 from fastload.errors import StateError
-from fastload.hashing import mix64
-from fastload.sampler import RankSampler, permuted, permuted_by_window
+from fastload.order.sampler import RankSampler, permuted, permuted_by_window
 
 SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).map(
     lambda s: (s[0], min(s[1], s[2]), max(s[1], s[2]))
@@ -175,7 +175,7 @@ def test_a_rank_among_many_goes_through_the_network_once_for_all_windows(
         calls.append(len(arguments[0]))
         return permuted(*arguments)
 
-    monkeypatch.setattr("fastload.sampler.permuted", counted)
+    monkeypatch.setattr("fastload.order.sampler.permuted", counted)
     sampler = RankSampler(10**9, rank=3, world_size=1024, window=1024, run=64)
     assert len(set(sampler.indices(0, 8192).tolist())) == 8192
     assert sorted(calls) == [0, 8192, 8192]  # the last window's, those of the others, that of runs

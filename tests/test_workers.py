@@ -21,9 +21,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fastload import DataLoader, waiting
+from fastload import DataLoader
+from fastload.engine import waiting
+from fastload.engine.workers import deep_stacks
 from fastload.errors import SharedStateWarning
-from fastload.workers import deep_stacks
 from tests.children import ROOT
 from tests.fakes import Numbers
 

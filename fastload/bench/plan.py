@@ -11,7 +11,7 @@ import numpy as np
 
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.page_cache import CacheState
-from fastload.sampler import RankSampler
+from fastload.order.sampler import RankSampler
 
 LoaderKind = Literal["serial", "thread", "torch", "plan"]
 """serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes.

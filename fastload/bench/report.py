@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fastload._kit.disk import replace_file
 from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
 from fastload.bench.roofline import roofline
-from fastload.disk import replace_file
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.provenance import busy, caption
 from fastload.measure.tables import Spread, columns

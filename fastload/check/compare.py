@@ -29,8 +29,8 @@ from fastload.check.reading import (
 from fastload.check.report import Finding, Report
 from fastload.check.summary import Piece, Summary, summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
-from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation
+from fastload.random.global_draws import global_states, restore_global_states
 
 CROWDED = 0.15
 """Share of the cores that other processes may use, and of its time that a serial reading may be without a core. Above

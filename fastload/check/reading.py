@@ -18,15 +18,15 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
+from fastload._kit.cores import usable_cores
+from fastload._kit.user_errors import shown
 from fastload.check.equality import same
-from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError
-from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
-from fastload.rows import filler
+from fastload.random.global_draws import is_profiled
+from fastload.reading.rows import filler
 from fastload.telemetry import cores_busy_s, delayed_s
 from fastload.telemetry.snapshot import seconds_in
-from fastload.user_errors import shown
 
 LONGEST_S = 5.0
 """Longest time of the measurement of the GIL. More time would not make the result clearer."""

@@ -17,7 +17,7 @@ from typing import Any
 from fastload.datasets import ImageFolder
 from fastload.elastic import Leases
 from fastload.elastic.epoch import Epoch, Lease
-from fastload.sampler import RankSampler
+from fastload.order.sampler import RankSampler
 
 __all__ = ["ElasticImageFolder", "RecordIndexService"]
 

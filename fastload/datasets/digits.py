@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from fastload._kit.disk import replace_file
 from fastload.datasets.idx import write_idx
 from fastload.datasets.mnist import MARKER, SIDE, hold, raw_folder, split_files
-from fastload.disk import replace_file
 
 Floats = NDArray[np.float32]
 

@@ -12,12 +12,13 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from torch.utils.data import Dataset
 
+from fastload._kit.integers import as_indices
 from fastload.datasets.file_lists import read_classes, read_list
 from fastload.errors import FileListError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import empty_result, make_render
-from fastload.rows import Run, as_indices
+from fastload.rows import Run
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
@@ -103,7 +104,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.load_image(index)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.reading.rows`."""
         image = empty_result(self.transform) if self._can_fill(self.transform) else None
         return None if image is None else (image, 0)
 
@@ -111,7 +112,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.target_transform is None and not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Write the images and labels of a run into the batch; see `fastload.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.reading.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         indices = as_indices(run.indices, len(self))

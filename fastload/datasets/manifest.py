@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastload.disk import open_file
+from fastload._kit.disk import open_file
 from fastload.errors import PackedDataError
 
 FORMAT = "fastload-packed"

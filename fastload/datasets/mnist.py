@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from fastload._kit.disk import lock
+from fastload._kit.integers import as_indices
 from fastload.datasets.idx import read_idx
-from fastload.disk import lock
 from fastload.errors import IdxError, NoDatasetError
-from fastload.rows import Gatherer, Run, as_indices
+from fastload.reading.rows import Gatherer
+from fastload.rows import Run
 
 SIDE = 28  # pixels of an image of MNIST
 MARKER = "SYNTHETIC.txt"
@@ -127,14 +129,14 @@ class MNIST(Dataset[tuple[Any, Any]]):
         return image, target
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if a sample is not a plain copy; see `fastload.rows`."""
+        """Return an empty sample, or None if a sample is not a plain copy; see `fastload.reading.rows`."""
         return (self.data.new_empty((1, *self.data.shape[1:])), 0) if self._only_copies() else None
 
     def _only_copies(self) -> bool:
         return self.tensors and self.transform is None and self.target_transform is None
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Copy the images and labels of a run into the batch; see `fastload.rows`."""
+        """Copy the images and labels of a run into the batch; see `fastload.reading.rows`."""
         images, labels = run.rows
         data, targets = self.data, self.targets  # read once: they may be replaced at any time
         indices = as_indices(run.indices, len(data))

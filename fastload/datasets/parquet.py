@@ -28,11 +28,13 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from fastload._kit.integers import as_indices
 from fastload.datasets.arrow_columns import Column, fill_value, indexable, kind_of, rows_as_list
 from fastload.datasets.row_groups import Decoder, ParquetPart, RowGroup, RowGroupCache
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import FastloadError, ParquetError
-from fastload.rows import Gatherer, Run, as_indices
+from fastload.reading.rows import Gatherer
+from fastload.rows import Run
 
 
 class ParquetDataset(Dataset[Any]):
@@ -147,7 +149,7 @@ class ParquetDataset(Dataset[Any]):
         return samples
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples cannot be filled in runs; see `fastload.rows`.
+        """Return an empty sample, or None if samples cannot be filled in runs; see `fastload.reading.rows`.
 
         A list without a fixed length is assumed to be as long as the first row's. Samples with others are read singly.
         """
@@ -166,7 +168,7 @@ class ParquetDataset(Dataset[Any]):
             return None  # the error is raised when the first sample is read
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Copy the rows of a run into the batch; see `fastload.rows`."""
+        """Copy the rows of a run into the batch; see `fastload.reading.rows`."""
         found = as_indices(run.indices, len(self))
         if found is None:
             return range(len(run))

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from fastload.cores import usable_cores
-from fastload.disk import locked
+from fastload._kit.cores import usable_cores
+from fastload._kit.disk import locked
 from fastload.image.encode import encode_jpeg
 from fastload.loader import DataLoader
 

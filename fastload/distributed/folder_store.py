@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-from fastload.disk import locked_path, replace_file
+from fastload._kit.disk import locked_path, replace_file
 
 _NAP_S = 0.02  # between two checks for keys
 _kept: list[FolderStore] = []

@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 from fastload.distributed.addresses import own_address
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, check_world, mpi4py
 from fastload.errors import RendezvousError

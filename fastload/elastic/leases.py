@@ -12,12 +12,12 @@ from typing import Any, Literal, Self
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from fastload._kit.integers import integer
 from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
 from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import FastloadError, StateError, StoreLostError
-from fastload.sampler import integer
-from fastload.state import edited, read_fields
+from fastload.order.state import edited, read_fields
 
 
 class Leases:

@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 from torch.utils.data import BatchSampler
 
-from fastload.batch import Batch
+from fastload._kit.integers import integer
 from fastload.elastic.epoch import Epoch, Lease
 from fastload.elastic.leases import Leases
 from fastload.errors import StateError
-from fastload.sampler import PlacedBatch, RankSampler, integer
+from fastload.memory.batch import Batch
+from fastload.order.sampler import PlacedBatch, RankSampler
 
 
 class LeaseSampler(BatchSampler):

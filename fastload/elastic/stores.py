@@ -13,11 +13,11 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from fastload._kit.torch_private import default_store
 from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.group import store_of_ranks
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
-from fastload.torch_private import default_store
 
 T = TypeVar("T")
 

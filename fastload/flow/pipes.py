@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastload.disk import write_all
+from fastload._kit.disk import write_all
 
 
 @contextmanager

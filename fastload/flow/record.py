@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fastload.disk import locked_path, replace_file
-from fastload.fingerprint import fingerprint
+from fastload._kit.disk import locked_path, replace_file
+from fastload._kit.fingerprint import fingerprint
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.tasks import Task
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fastload.disk import locked_path, write_all
+from fastload._kit.disk import locked_path, write_all
 from fastload.distributed.execute import start_guarded
 from fastload.distributed.guard import PARENT_DIED
 from fastload.errors import FlowError

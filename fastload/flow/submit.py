@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 from fastload.distributed.launch import BatchSystem, job_script
 from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fastload._kit.fingerprint import fingerprint
 from fastload.distributed.execute import find_launcher, start_line
 from fastload.distributed.launch import LAUNCHERS, Host, Job, Launcher, parse_hosts, place
 from fastload.errors import FlowError
-from fastload.fingerprint import fingerprint
 from fastload.flow.values import (
     AnyPath,
     checked_name,

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fastload.randomness import sample_generator, sample_words
+from fastload.random.streams import sample_generator, sample_words
 
 _BITS = 0xFFFFFF  # the bits of a word from which a float32 of [0, 1) is computed
 _UNIT = 2.0**-24

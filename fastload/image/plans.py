@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastload._kit.torch_private import no_torch_function, resize_antialiased
 from fastload.errors import DecodeError
 from fastload.image.decode import (
     Encoded,
@@ -37,9 +38,8 @@ from fastload.image.drawing import Draws, GeneratorDraws, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, boxed, scaled, windowed
 from fastload.image.sizes import Size, check_share, log_ratio, pair, resized, set_size, sides
-from fastload.randomness import sample_generator
+from fastload.random.streams import sample_generator
 from fastload.telemetry import stage
-from fastload.torch_private import no_torch_function, resize_antialiased
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastload._kit.torch_private import no_torch_function
 from fastload.image import kernels, libjpeg
 from fastload.image.decode import Encoded, Pixels
 from fastload.image.drawing import KeyDraws, base_and_span, fused, uniform_of_word
@@ -32,7 +33,6 @@ from fastload.image.plans import (
 from fastload.image.regions import Box, Region
 from fastload.image.sizes import log_ratio
 from fastload.telemetry import add_to_stage
-from fastload.torch_private import no_torch_function
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload._kit.torch_private import no_torch_function
 from fastload.isolation.rules import ELEMENTS, MEMORY_BYTES, own_dict
-from fastload.torch_private import no_torch_function
 
 Buffer = bytearray | array.array  # type: ignore[type-arg]
 CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)

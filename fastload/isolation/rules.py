@@ -28,8 +28,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fastload.isolation import numpy_random
 from fastload.isolation.users import is_users_module
+from fastload.random import numpy_random
 
 MEMORY_BYTES = 16 * 2**20
 """An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 image would be shared."""
@@ -82,7 +82,7 @@ _SHARED_CLASSES = {
     "_ctypes.CFuncPtr",
     "ctypes.CDLL",
     "datasets.table.Table",
-    "fastload.iterator.ThreadIterator",
+    "fastload.engine.iterator.ThreadIterator",
     "h5py._hl.base.HLObject",
     "h5py.h5a.AttrID",
     "h5py.h5d.DatasetID",

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 from fastload.errors import FastloadError
 from fastload.measure.processes import MemoryReader, PeakMemory
 

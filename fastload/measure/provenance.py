@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fastload
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset
 
 from fastload.errors import UsageError
-from fastload.rows import Run, filler
+from fastload.reading.rows import filler
+from fastload.rows import Run
 
 
 class Source(Protocol):
@@ -43,12 +44,12 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return image, label, index
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""
+        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.reading.rows`."""
         inner = filler(self.dataset)
         return None if inner is None else (*inner.sample[:2], 0)
 
     def fill_rows(self, run: Run) -> Iterable[int]:
-        """Let the wrapped dataset fill its rows, and number them; see `fastload.rows`."""
+        """Let the wrapped dataset fill its rows, and number them; see `fastload.reading.rows`."""
         dataset: Any = self.dataset
         if not self._fills:
             return range(len(run))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 from fastload.errors import ParametersError, in_one_line
 from fastload.parameters.wire import SCHEMA, Encoded, Gathered, bytes_of, decode
 

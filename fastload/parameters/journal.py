@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from fastload.disk import replace_file, write_all
+from fastload._kit.disk import replace_file, write_all
 
 Entry = tuple[str, int]
 """A push: its worker and its number."""

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastload._kit.hashing import finalized, hash64, mix64s
 from fastload.errors import ParametersError
-from fastload.hashing import finalized, hash64, mix64s
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.row_index import RowIndex
 

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fastload._kit.integers import as_indices
 from fastload.datasets.manifest import INDEX, Index, Shard, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
-from fastload.rows import Gatherer, Run, as_indices
+from fastload.reading.rows import Gatherer
+from fastload.rows import Run
 from fastload.store.columns import MAX_ROW, MEMORY_BEGIN, copy_on_one_core, memory_rows
 from fastload.store.parts import Schema, open_part, python_value
 from fastload.store.root import in_memory
@@ -129,7 +131,7 @@ class SetDataset(Dataset[Any]):
         return self.transform is None and in_memory(self.path)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.rows`."""
+        """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.reading.rows`."""
         try:
             tensors = self._part(self._numbers[0]).tensors
         except (PackedDataError, OSError):
@@ -141,7 +143,7 @@ class SetDataset(Dataset[Any]):
         )
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Gather the rows of a run into the batch; see `fastload.rows`."""
+        """Gather the rows of a run into the batch; see `fastload.reading.rows`."""
         rows = as_indices(run.indices, self._length)
         if rows is None or self.transform is not None:
             return range(len(run))

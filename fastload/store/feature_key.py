@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from fastload._kit.fingerprint import Content, digest_of, fingerprint, of_path, reduced
 from fastload.datasets.manifest import INDEX
-from fastload.fingerprint import Content, digest_of, fingerprint, of_path, reduced
 
 TRANSFORMS = ("transform", "target_transform", "transforms")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from fastload._kit.disk import locked_path, open_file, own_folder, replace_file, write_all
 from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
-from fastload.disk import locked_path, open_file, own_folder, replace_file, write_all
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.pieces import PIECE_BYTES

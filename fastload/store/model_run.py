@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastload._kit.nested import map_tensors
 from fastload.loader import DataLoader
-from fastload.nested import map_tensors
-from fastload.sampler import PlacedBatch
+from fastload.order.sampler import PlacedBatch
 from fastload.store.room import expect_room
 
 Part = tuple[str, range]

@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 from tqdm import tqdm
 
+from fastload._kit.evaluating import evaluating
+from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import read_index
 from fastload.errors import PrepareError
-from fastload.evaluating import evaluating
-from fastload.fingerprint import fingerprint
 from fastload.store.columns import record_batch
 from fastload.store.feature_key import random_transforms
 from fastload.store.model_run import Forward, Run, batches_of

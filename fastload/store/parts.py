@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from fastload._kit.disk import open_file
 from fastload.datasets.manifest import Shard, described
 from fastload.datasets.packed.shard_file import Sink
-from fastload.disk import open_file
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for

@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from fastload._kit.disk import replace_file
+from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import REJECTED, Index, read_index
-from fastload.disk import replace_file
 from fastload.errors import PrepareError
-from fastload.fingerprint import fingerprint
 from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
 from fastload.store.work import Note, Work, shards_of
 from fastload.store.write import index_of

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
+from fastload._kit.fingerprint import fingerprint
 from fastload.distributed.detect import check_world, mpi4py
 from fastload.errors import PrepareError
-from fastload.fingerprint import fingerprint
 from fastload.store.columns import record_batch
 from fastload.store.preparation import Prepared, preparation, shown
 from fastload.store.work import Work

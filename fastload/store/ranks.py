@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from fastload import distributed
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 from fastload.distributed import Control, Rank, detect_rank
 from fastload.elastic import Leases
 from fastload.elastic.epoch import Epoch, Lease

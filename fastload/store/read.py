@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload._kit.hashing import hash64
 from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.errors import PackedDataError
-from fastload.hashing import hash64
 from fastload.store.dataset import SetDataset
 from fastload.store.fetch import Places, fetch_index, fetch_parts, open_sources
 from fastload.store.parts import is_here

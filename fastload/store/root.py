@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastload._kit.disk import lock, locked_path, open_file, own_folder, replace_file, sync_folder
 from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
-from fastload.disk import lock, locked_path, open_file, own_folder, replace_file, sync_folder
 from fastload.errors import PackedDataError, in_one_line
 from fastload.store.room import room_for
 

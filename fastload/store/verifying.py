@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 from fastload.datasets.packed.inspecting import counted
 from fastload.datasets.packed.passes import Checks, each
 from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index

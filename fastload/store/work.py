@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
+from fastload._kit.disk import open_file, replace_file
 from fastload.datasets.manifest import Shard, described, shard_name
-from fastload.disk import open_file, replace_file
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
 from fastload.store.root import this_node

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
+from fastload._kit.evaluating import evaluating
+from fastload._kit.nested import map_tensors
 from fastload.errors import LoaderClosedError, PredictError
-from fastload.evaluating import evaluating
 from fastload.loader import DataLoader
-from fastload.nested import map_tensors
 from fastload.stream.message import Message, Messages, Plain, Poison, Sink, Source
 
 OnFailed = Callable[[Message, Exception], None]

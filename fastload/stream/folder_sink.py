@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 from fastload.stream.message import Message, to_json
 
 _LONGEST_NAME = 240

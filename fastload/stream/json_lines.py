@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from fastload.disk import write_all
+from fastload._kit.disk import write_all
 from fastload.errors import StreamError
 from fastload.stream.message import Message, Poison, to_json
 

@@ -19,8 +19,8 @@ from select import select
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from fastload._kit.user_errors import shown
 from fastload.telemetry.snapshot import LOADER_STAGES, Stage
-from fastload.user_errors import shown
 
 PROBE_EVERY_S = 0.040
 """A probe takes some 350 us and little CPU, so at this interval it costs 0.9 % of a worker's time. Each worker probes

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from fastload._kit.torch_private import all_threads_profiler_config, profiler_is_on
 from fastload.telemetry.recorder import Recorder
 from fastload.telemetry.snapshot import LOADER_STAGES
-from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
 
 class _Local(threading.local):

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import torch
 
-from fastload.disk import lock, replace_file
+from fastload._kit.disk import lock, replace_file
 from fastload.errors import FastloadError
 from fastload.train.models import mismatch
 

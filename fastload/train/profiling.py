@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fastload.sampler import integer
+from fastload._kit.integers import integer
 from fastload.telemetry import profiler_config
 
 WAIT, WARMUP, ACTIVE = 5, 1, 10

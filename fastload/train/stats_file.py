@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from fastload.disk import locked, write_all
+from fastload._kit.disk import locked, write_all
 from fastload.errors import FastloadError
 
 

@@ -22,15 +22,15 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
-import fastload.fetch
-import fastload.filling
-import fastload.rows
+import fastload.reading.fetch
+import fastload.reading.filling
+import fastload.reading.rows
 from fastload import DataLoader, random_stream
+from fastload._kit.nested import map_leaves
 from fastload.errors import TooManyErrorsError
-from fastload.nested import map_leaves
+from fastload.memory.slots import SlotPool
+from fastload.reading.run_length import RunLength
 from fastload.rows import Run
-from fastload.run_length import RunLength
-from fastload.slots import SlotPool
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice
 
@@ -135,8 +135,8 @@ class Fills(list[list[Any]]):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.left_out: set[Any] = set()  # read by `__getitem__`, as if they could not be filled
-        self._filler = fastload.rows.filler
-        monkeypatch.setattr(fastload.filling, "filler", self._spied)
+        self._filler = fastload.reading.rows.filler
+        monkeypatch.setattr(fastload.reading.filling, "filler", self._spied)
 
     def _spied(self, dataset: Any) -> Any:
         found = self._filler(dataset)
@@ -196,9 +196,9 @@ class FilledRows:
 
     def test_an_empty_sample_is_like_a_sample(self, source: Source) -> None:
         dataset = source()
-        found = fastload.rows.filler(dataset)
+        found = fastload.reading.rows.filler(dataset)
         assert found is not None
-        assert fastload.rows.alike(found.sample, dataset[0])
+        assert fastload.reading.rows.alike(found.sample, dataset[0])
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_subsets_and_concatenations(self, source: Source, workers: int, fills: Fills) -> None:
@@ -249,7 +249,7 @@ class FilledRows:
         self, source: Source, fills: Fills, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dataset = source()
-        monkeypatch.setattr(fastload.fetch, "RETRY_SECONDS", 0.001)
+        monkeypatch.setattr(fastload.reading.fetch, "RETRY_SECONDS", 0.001)
         expected, fills.left_out, failures = alone(dataset, range(len(dataset))), {4}, [2]
         kind = next(base for base in type(dataset).__mro__ if "__getitem__" in vars(base))
         read = kind.__getitem__

@@ -19,6 +19,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from fastload._kit.torch_private import resize_antialiased
 from fastload.errors import DecodeError
 from fastload.image import kernels as compiled
 from fastload.image.kernels import tables
@@ -27,7 +28,6 @@ from fastload.image.libjpeg_check import Trial
 from fastload.image.plans import Plan, RandomResizedCrop
 from fastload.image.regions import Box, Region, boxed, scaled
 from fastload.image.render import result_size
-from fastload.torch_private import resize_antialiased
 from tests.image.kernel_runs import GuardedMemory
 from tests.image.photographs import encoded, photographs
 

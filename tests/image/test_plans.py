@@ -48,7 +48,7 @@ from fastload.image import (
 )
 from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
 from fastload.image.sizes import log_ratio
-from fastload.randomness import sample_words
+from fastload.random.streams import sample_words
 from tests.image.photographs import Pixels, encoded, photographs
 
 # What the module's docstring states, of 255.

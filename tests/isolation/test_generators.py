@@ -14,8 +14,8 @@ import pytest
 import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, BitGenerator, Philox, RandomState
 
-from fastload.hashing import mix64
-from fastload.isolation.generators import Keyed
+from fastload._kit.hashing import mix64
+from fastload.random.held import Keyed
 
 HOOKED = [MT19937, PCG64, PCG64DXSM, Philox, SFC64]
 PLACE = "dataset.transform.R"

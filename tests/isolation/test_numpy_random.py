@@ -33,8 +33,8 @@ from numpy.random import seed as early_seed
 from numpy.random import set_state as early_set_state
 from numpy.random import shuffle as early_shuffle
 
-from fastload.isolation import numpy_memory, numpy_random
-from fastload.isolation.numpy_random import State
+from fastload.random import numpy_memory, numpy_random
+from fastload.random.numpy_random import State
 from tests.fakes import hasty
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from fastload.isolation import python_random
+from fastload.random import python_random
 from tests.fakes import hasty
 
 T = TypeVar("T")

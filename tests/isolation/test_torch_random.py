@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional
 
 import fastload
-from fastload.isolation import torch_random
+from fastload.random import torch_random
 
 
 def generator(seed: int = 1) -> torch.Generator:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fastload.slots import SlotPool
+from fastload.memory.slots import SlotPool
 from tests.contracts.filled_rows import cut_runs, noted_pools
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import fastload
 from fastload import DataLoader, RankSampler
-from fastload.randomness import chosen_modules
+from fastload.random.streams import chosen_modules
 
 OURS = {
     "seed": None,

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import fastload
-import fastload.reports
+import fastload.engine.reports
 from fastload import DataLoader, RankSampler, Stats
 from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import Watched, in_batches, wait_until
@@ -202,7 +202,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
 def test_an_error_that_does_not_pass_is_not_read_again(
     workers: int, code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.fetch.RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("fastload.reading.fetch.RETRY_SECONDS", 60.0)
     error = ValueError("no") if code is None else OSError(code, "no")
     kind, dataset = type(error), Flaky(4, {1: [error]})
     del error  # raised, it holds the frames that it came through
@@ -249,7 +249,7 @@ def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
 def test_close_wakes_a_worker_that_waits_to_read_again(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.fetch.RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("fastload.reading.fetch.RETRY_SECONDS", 60.0)
     dataset = Flaky(4, {0: [OSError(errno.EIO, "simulated")] * 99})
     loader = DataLoader(dataset, 1, num_workers=1, retries=20)
     iterator = iter(loader)
@@ -445,9 +445,9 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
 
 
 def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastload.reports.TELL_SECONDS == 10
+    assert fastload.engine.reports.TELL_SECONDS == 10
     now_s = 100.0
-    monkeypatch.setattr(fastload.reports, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(fastload.engine.reports, "perf_counter", lambda: now_s)
     told: list[Stats] = []
     with DataLoader(Watched(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)

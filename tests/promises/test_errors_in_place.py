@@ -29,13 +29,13 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import fastload
-import fastload.iterator
+import fastload.engine.iterator
 from fastload import DataLoader
-from fastload import workers as workers_module
+from fastload.engine import workers as workers_module
+from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
-from fastload.fetch import Fetcher, SampleFetcher
+from fastload.reading.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
-from fastload.window import Window
 from tests.contracts.workers import Unreadable, only_error, unreadable
 from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
@@ -307,7 +307,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
 @pytest.fixture
 def pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate the collector's work: here may be nothing to pin for."""
-    monkeypatch.setattr(fastload.iterator, "can_pin", lambda device, stacklevel: True)
+    monkeypatch.setattr(fastload.engine.iterator, "can_pin", lambda device, stacklevel: True)
     monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
 
 

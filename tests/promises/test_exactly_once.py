@@ -28,8 +28,8 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.batch import Batch
-from fastload.order import SampledOrder
+from fastload.memory.batch import Batch
+from fastload.order.batches import SampledOrder
 from tests.contracts.workers import plain
 from tests.fakes import Numbers, hasty
 

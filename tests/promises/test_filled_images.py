@@ -22,10 +22,10 @@ from torch.utils.data import Subset
 pytest.importorskip("PIL")
 from PIL import Image
 
-import fastload.fetch
-import fastload.filling
 import fastload.image.kernels
-import fastload.rows
+import fastload.reading.fetch
+import fastload.reading.filling
+import fastload.reading.rows
 from fastload import DataLoader
 from fastload.check.equality import same
 from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
@@ -41,7 +41,7 @@ from fastload.image import (
     render,
 )
 from fastload.measure.samples import Numbered
-from fastload.slots import SlotPool
+from fastload.memory.slots import SlotPool
 from tests.children import run_python
 from tests.contracts.filled_rows import (
     BATCH,

@@ -7,7 +7,7 @@
   rows stand for are read sample by sample.
 - Rows of a TensorDataset are the same on busy cores, and come in time there: they are gathered on one core.
 
-See `fastload.rows`. If several workers matter, the tests cut the runs and gate the calls: no test sleeps.
+See `fastload.reading.rows`. If several workers matter, the tests cut the runs and gate the calls: no test sleeps.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 
-import fastload.fetch
-import fastload.filling
 import fastload.image.kernels
-import fastload.rows
-from fastload import DataLoader, RankSampler, random_stream, rows, sample_rng
+import fastload.reading.fetch
+import fastload.reading.filling
+import fastload.reading.rows
+from fastload import DataLoader, RankSampler, random_stream, sample_rng
 from fastload.check.equality import same
 from fastload.errors import LoaderClosedError
+from fastload.memory.slots import SlotPool
+from fastload.reading import rows
 from fastload.rows import Run
-from fastload.slots import SlotPool
 from tests.contracts.filled_rows import (
     NOWHERE,
     FilledRows,
@@ -515,7 +516,7 @@ def test_of_several_errors_the_first_in_order_is_raised(
 def test_an_error_that_stays_is_raised_after_the_last_retry(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastload.fetch, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(fastload.reading.fetch, "RETRY_SECONDS", 0.001)
 
     class Flaky(Filled):
         failures = 2

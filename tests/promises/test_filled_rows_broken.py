@@ -14,11 +14,14 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from fastload import DataLoader, iterator, randomness
-from fastload.collate import SlotBuilder
-from fastload.isolation import python_random
-from fastload.randomness import current_stream
-from fastload.rows import Run, positions
+from fastload import DataLoader
+from fastload.engine import iterator
+from fastload.memory.collate import SlotBuilder
+from fastload.random import python_random
+from fastload.random import streams as randomness
+from fastload.random.streams import current_stream
+from fastload.reading.rows import positions
+from fastload.rows import Run
 from tests.children import run_python
 
 

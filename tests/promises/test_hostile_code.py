@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Sampler
 
 from fastload import DataLoader
-from fastload.collate import data_bytes
+from fastload.memory.collate import data_bytes
 from tests.fakes import Numbers
 from tests.promises.reading import drain
 

@@ -50,8 +50,8 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.isolation import torch_random
-from fastload.torch_private import overload
+from fastload._kit.torch_private import overload
+from fastload.random import torch_random
 
 WORKERS = [0, 1, 2, 8]
 SEED = 7

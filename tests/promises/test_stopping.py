@@ -36,10 +36,10 @@ from torch.utils.data import Sampler
 
 import fastload
 from fastload import DataLoader
+from fastload.engine.iterator import ThreadIterator
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
-from fastload.isolation import numpy_random, python_random
-from fastload.iterator import ThreadIterator
-from fastload.randomness import current_stream
+from fastload.random import numpy_random, python_random
+from fastload.random.streams import current_stream
 from tests.children import Ended, run_script, start_script
 from tests.fakes import fastload_threads
 from tests.promises.reading import Reads, fill, wait_until

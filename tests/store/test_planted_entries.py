@@ -19,11 +19,11 @@ import torch
 from click.testing import CliRunner
 
 from fastload import store
+from fastload._kit.disk import locked_path
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, read_index
 from fastload.datasets.packed.staging import stage as stage_packed
-from fastload.disk import locked_path
 from fastload.errors import PackedDataError
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage

@@ -25,8 +25,8 @@ import pytest
 import torch
 
 from fastload import store
+from fastload._kit.fingerprint import fingerprint
 from fastload.errors import PrepareError, StoreFullError
-from fastload.fingerprint import fingerprint
 from fastload.store.root import collect, sets
 from tests.children import Python
 
@@ -398,7 +398,7 @@ def test_a_fingerprint_tells_texts_from_numbers_and_one_thing_met_again_from_ano
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     given = "({'b', 'a', 'c'}, ('a.jpg', 3), {'k': 1.5}, range(3), None, b'x')"
-    program = f"from fastload.fingerprint import fingerprint; print(fingerprint({given}))"
+    program = f"from fastload._kit.fingerprint import fingerprint; print(fingerprint({given}))"
     found = {
         subprocess.check_output(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fastload
 from fastload.errors import WorkerCrashError
-from fastload.read_ahead import DeadlineFetcher
+from fastload.reading.read_ahead import DeadlineFetcher
 from fastload.stream import Message
 from tests.contracts.sources import LONG, double
 from tests.stream.test_predict import Queue, to_tensor

@@ -24,7 +24,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 from fastload.telemetry import Place, Recorder, merge, recording, span, stage
 from fastload.telemetry import recorder as recorder_module
 from fastload.telemetry import stages as stages_module
@@ -254,7 +254,7 @@ def test_the_loader_s_own_spans_are_there_while_a_profile_is() -> None:
         ):
             pass
         names = sorted(e.name for e in profile.events() if e.name.startswith("fastload."))
-        assert names == ["fastload.collate", "fastload.sample"]
+        assert names == ["fastload.memory.collate", "fastload.sample"]
         with span("sample"):  # no profile: no harm
             pass
     recorder = Recorder()

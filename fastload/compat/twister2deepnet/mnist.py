@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload import datasets
-from fastload.sampler import RankSampler
+from fastload.order.sampler import RankSampler
 
 Rows = tuple[NDArray[np.uint8], NDArray[np.int64], int]
 """Images uint8[n, 784], labels int64[n], and the number of rows in a batch on this rank."""

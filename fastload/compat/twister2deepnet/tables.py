@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from fastload.disk import replace_file
+from fastload._kit.disk import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 import fastload
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
 from fastload.datasets.packed.inspecting import counted, size_text

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from fastload._kit.integers import as_indices
 from fastload.datasets.packed.format import Table, read_packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads, Verify
 from fastload.datasets.packed.shards import OpenFile, Shards
 from fastload.errors import DecodeError, PackedDataError
-from fastload.rows import Run, as_indices
+from fastload.rows import Run
 from fastload.telemetry import stage
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return sample, target, *_extras(table, row)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.reading.rows`."""
         plan: Any = self.transform
         if not self._can_fill(plan):
             return None
@@ -206,7 +207,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self.mode == "raw" or not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Write the images and labels of a run into the batch; see `fastload.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.reading.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         records, payloads = self._records(run.indices), self._payloads()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from fastload._kit.disk import create, write_all
 from fastload.datasets.manifest import Shard
 from fastload.datasets.packed.format import payload_extents
-from fastload.disk import create, write_all
 
 
 class ShardFile:

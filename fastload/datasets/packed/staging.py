@@ -19,12 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
+from fastload._kit.disk import (
+    locked_path,
+    open_file,
+    own_folder,
+    replace_file,
+    sync_folder,
+    write_all,
+)
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, dump_index
 from fastload.datasets.packed.format import read_packed_index
 from fastload.datasets.packed.passes import Checks, Pieces, each
 from fastload.datasets.packed.pieces import pieces
-from fastload.disk import locked_path, open_file, own_folder, replace_file, sync_folder, write_all
 from fastload.errors import in_one_line
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from fastload.cores import usable_cores
+from fastload._kit.cores import usable_cores
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.reader import PackedDataset
 from fastload.errors import PackedDataError

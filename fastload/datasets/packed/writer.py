@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastload._kit.disk import lock, replace_file, sync_folder, write_all
 from fastload.datasets.manifest import (
     INDEX,
     REJECTED,
@@ -26,7 +27,6 @@ from fastload.datasets.manifest import (
 )
 from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
-from fastload.disk import lock, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError
 
 _WORK = ".packing"

@@ -1,0 +1,38 @@
+"""Integers that users give: an argument, or the indices of a sampler."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BOOLS = {bool, np.bool_}
+"""Integers for Python and NumPy, but not for torch, to which a bool is no index of a sample."""
+
+
+def integer(name: str, value: object) -> int:
+    """Return `value` as an int. Raise TypeError with the argument's name if it is not an integer."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:
+    """Return indices as int64[n], or None if NumPy does not make int64 of them.
+
+    With `length`, also return None if one is not from 0 to `length - 1`.
+    """
+    try:
+        found = np.array(indices)
+    except ValueError:  # some are sequences
+        return None
+    # NumPy makes integers of bools among integers. For torch a bool is no index of a sample.
+    if found.dtype != np.int64 or found.ndim != 1 or not BOOLS.isdisjoint(map(type, indices)):
+        return None
+    # As uint64 a negative index is huge, so the largest one shows both ends.
+    inside = length is None or not len(found) or int(np.max(found.view(np.uint64))) < length
+    return found if inside else None

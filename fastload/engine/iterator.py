@@ -1,0 +1,400 @@
+"""The loop's side of the pipeline: fills the window from the order, takes batches, begins and ends epochs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fastload._kit.user_errors import annotate
+from fastload.engine import workers
+from fastload.engine.epoch_counts import EpochCounts
+from fastload.engine.reports import Reports
+from fastload.engine.window import Window
+from fastload.engine.worker_context import (
+    LOOP,
+    WorkerContext,
+    can_pin,
+    finish,
+    loop_context,
+    neutral_modes,
+    pin_batch,
+    read_run,
+)
+from fastload.errors import LoaderClosedError, LoaderTimeoutError
+from fastload.isolation import Isolation
+from fastload.memory.batch import Batch
+from fastload.memory.slots import SlotPool
+from fastload.order.batches import Order, SampledOrder, has_pure_order
+from fastload.order.epochs import Epochs
+from fastload.order.sampler import RankSampler
+from fastload.order.sampler_state import single_sampler
+from fastload.random.streams import (
+    Streams,
+    chosen_modules,
+    current_stream,
+    entered,
+    leave,
+    routable,
+)
+from fastload.reading.choose_fetcher import make_fetcher
+from fastload.reading.fetch import Fetcher, IndexFetcher
+from fastload.reading.notices import Notices
+from fastload.settings import Settings
+from fastload.telemetry import Recorder, span, waiting_span
+
+
+class ThreadIterator(Iterator[Any]):
+    """One epoch of a loader; with persistent workers, one epoch after another. `iter(loader)` makes it.
+
+    Args:
+        settings: the loader's arguments.
+        epochs: says which epoch begins, and after which batch.
+        warned: the warnings that the loader has given already.
+    """
+
+    def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
+        settings.check_loadable()
+        self._pid = os.getpid()
+        self._settings, self._epochs = settings, epochs
+        self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
+        self._pins = settings.pin_memory and can_pin(settings.pin_memory_device, stacklevel=4)
+        pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
+        self._notices = Notices()
+        self._fetcher = make_fetcher(settings, pool, self._notices)
+        self._make_batch = self._fetcher.batch if isinstance(self._fetcher, IndexFetcher) else None
+        light = not self._pins and _is_light(settings, self._fetcher)
+        num_workers = 0 if light else settings.num_workers
+        self._inline = num_workers == 0
+        # Before the sampler draws: if this raises, no random state has changed.
+        streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
+        self._window: Window[Batch] = Window(
+            settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
+            in_order=settings.batches_in_order,
+            lanes_apart=settings.lanes_apart,
+            collected=self._pins and not self._inline,
+            lanes=settings.lanes,
+            max_bytes=settings.prefetch_bytes,
+            run_seconds=self._fetcher.run_seconds,
+        )
+        pool.limit = self._window.depth + 1
+        self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
+        if self._inline:
+            self._loop_context = loop_context(
+                settings, self._fetcher, streams, isolation, self._window.changes.wait
+            )
+        self.counts = EpochCounts(num_workers, pool, asked=settings.num_workers)
+        self._reports = Reports(self._notices, self.counts, warned)
+        # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
+        # to it, closes the window, and does not wait for the threads.
+        weakref.finalize(self, _retire, self.counts, self._window).atexit = False
+        base_seed = self._begin_first()
+        if settings.worker_init_fn is None:
+            self._issue()  # before the threads start: each finds work at once
+        self.threads: list[threading.Thread] = []
+        if isolation is not None and not self._inline:
+            self.threads = workers.start(
+                self._window,
+                self._fetcher,
+                isolation,
+                streams,
+                num_workers=num_workers,
+                base_seed=base_seed,
+            )
+        self._issue()
+
+    # ---- epochs ----
+
+    def _begin_first(self) -> int:
+        """Begin the first epoch and return the base seed. Draw what torch draws, in the same order."""
+        settings = self._settings
+        base_seed = self._epochs.drawn_seed(settings)
+        twice = settings.num_workers and settings.seed is None and not settings.iterable
+        if base_seed is None and twice:
+            iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
+            base_seed = settings.base_seed(self._epochs.number)
+        order = self._epochs.make_order(settings, self._make_batch)
+        if base_seed is None:
+            base_seed = settings.base_seed(self._epochs.number)
+        self._begin(order, self._epochs.stream_seed(settings, base_seed))
+        return base_seed
+
+    def _reset(self, loader: Any) -> None:
+        """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
+        with self._epochs.beginning():
+            settings = self._settings.followed(loader)
+            settings.check_loadable()
+            self._begin_another(settings)
+
+    def _begin_another(self, settings: Settings) -> None:
+        self._settings = settings
+        ahead = self._ahead
+        if (
+            ahead is not None
+            and self._ended
+            and self._epochs.resume is None
+            and ahead.initial == self._epochs.fresh_state(settings)
+        ):
+            self._begin(ahead, None)
+        else:
+            self._window.discard()
+            order = self._epochs.make_order(settings, self._make_batch)
+            self._begin(order, self._epochs.stream_seed(settings, self._order.seed))
+        self._issue()
+
+    def _begin(self, order: Order, seed: int | None) -> None:
+        """Begin an epoch. `seed` is None if the workers have begun it already."""
+        if seed is not None:
+            order.begin(seed, _recorders(self.counts.workers))
+        self._order = order
+        self._epochs.began(order)
+        self._ahead: SampledOrder | None = None  # of the next epoch, if the workers have begun it
+        self._runs_ahead = (
+            self._settings.persistent_workers
+            and self._settings.in_order
+            and not self._inline
+            and isinstance(order, SampledOrder)
+            and has_pure_order(self._settings.sampler)
+        )
+        self._begun = False  # whether the loop has asked for a batch
+        self._ended = False  # whether the loop has seen the end
+        self._reports.begin(self._settings)
+        self._window.recount()
+        self.counts.begin(order.epoch, self._window, order.recorders)
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._order.end()
+        self.counts.end()
+        if not self._settings.persistent_workers:
+            self._window.close()
+            workers.join(self.threads)
+        self._reports.tell()
+
+    # ---- the loop's side ----
+
+    def __iter__(self) -> ThreadIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._settings.sampler)
+
+    def __next__(self) -> Any:
+        if self._notices:
+            self._reports.warn()
+        if not self._begun:
+            self._follow_set_epoch()
+        counted: list[Any] = []  # the order, and its progress before and after the batch
+        try:
+            while (batch := self._next_batch(counted)) is not None:
+                if batch.error is not None:
+                    # The traceback of the error holds this frame, and the frame that caught it, which holds the batch.
+                    # If neither holds the error, there is no reference cycle, and an error that is kept keeps neither
+                    # this iterator nor its threads.
+                    error, batch.error = batch.error, None
+                    annotate(error, batch.where, batch.hint)
+                    counted = []
+                    try:
+                        raise error
+                    finally:
+                        del error, self
+                if not batch.left_out:
+                    # A user may keep an error that `on_error` got, and with it the batch (and without workers this
+                    # frame). The data must not stay alive with it.
+                    try:
+                        return batch.data
+                    finally:
+                        batch.data = None
+        except BaseException:
+            if counted:  # Ctrl-C struck, and the loop does not get the batch
+                order, before, after = counted
+                if order.progress is after:  # no other thread has taken a batch since
+                    order.progress = before
+                self.close()
+            raise
+        raise StopIteration
+
+    def _next_batch(self, counted: list[Any]) -> Batch | None:
+        """Return the next batch and count it as delivered, or return None at the end of the epoch.
+
+        If anything but a time-out is raised here, such as Ctrl-C, close the iterator. The state does not count a batch
+        that the loop did not get, and the next `next()` raises `LoaderClosedError` rather than skip that batch.
+        Fill `counted`, so that `__next__` can uncount the batch.
+        """
+        if self._window.is_taking():
+            raise RuntimeError(
+                "fastload: next() was called on an iterator by its own sampler, dataset or callback. The iterator "
+                "would wait for itself. Read from another iterator there, or return first."
+            )
+        del counted[:]
+        with self._window.taking:
+            if self._ended:
+                return None
+            self._reports.tell_if_due()
+            try:
+                batch = self._take()
+                if batch is not None:
+                    self._reports.count(batch)
+                    before = self._order.progress
+                    self._order.delivered(batch)
+                    counted[:] = self._order, before, self._order.progress
+            except LoaderTimeoutError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            if batch is None:
+                self._end()
+        return batch
+
+    def _follow_set_epoch(self) -> None:
+        """Begin another epoch if the sampler's `set_epoch` was called after `iter()` and before the first batch.
+
+        Lightning calls them in this order.
+        """
+        self._begun = True
+        sampler = single_sampler(self._settings.sampler)
+        if self._epochs.is_set or self._epochs.resume or not isinstance(sampler, RankSampler):
+            return  # `set_epoch` and `load_state_dict` of the loader are for the next `iter()`
+        if sampler.is_set and sampler.epoch == self._order.epoch:
+            sampler.begin_epoch()  # the epoch that has begun
+        elif sampler.is_set:
+            with self._epochs.beginning():
+                self._begin_another(self._settings)
+            self._begun = True
+
+    def _take(self) -> Batch | None:
+        if self._pid != os.getpid():
+            raise LoaderClosedError(
+                f"this iterator belongs to process {self._pid}, and this process is a fork of it. "
+                "Begin an epoch here with iter(loader)"
+            )
+        self._window.check()
+        if self._inline:
+            return self._read_here()
+        self._issue(waits=True)
+        if self._ahead is not None:
+            oldest = self._window.oldest()
+            if oldest is None or oldest.epoch == self._ahead.epoch:
+                return None
+        try:
+            with waiting_span():
+                batch = self._window.take(self._timeout)
+        except LoaderTimeoutError as exc:
+            raise LoaderTimeoutError(
+                f"{exc}. No batch is lost: next() can be called again. The workers were "
+                f"here:\n{workers.whereabouts(self.threads)}"
+            ) from None
+        self._issue()
+        return batch
+
+    def _issue(self, *, waits: bool = False) -> None:
+        """Fill the window, if there are workers. `waits`: if no batch is in flight, wait for the order."""
+        if self._inline:
+            return
+        order = self._ahead or self._order
+        while not order.exhausted and self._window.has_room():
+            if not (order.is_ready() or (waits and self._window.oldest() is None)):
+                return
+            started = perf_counter()
+            with span("sampler"):
+                batch = next(order, None)
+            if batch is None:
+                if self._ahead is not None or not self._runs_ahead:
+                    return
+                # The workers begin the next epoch while the loop works on the end of this one.
+                assert isinstance(self._order, SampledOrder)
+                order = self._ahead = self._order.following()
+                continue
+            batch.recorders[LOOP].add("sampler", perf_counter() - started)
+            self._window.issue(batch)
+
+    def _read_here(self) -> Batch | None:
+        """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
+        assert self._loop_context is not None
+        started = perf_counter()
+        with span("sampler"):
+            batch = next(self._order, None)
+        if batch is None:
+            return None
+        batch.recorders[LOOP].add("sampler", perf_counter() - started)
+        if batch.error is None:
+            stream, outer = self._loop_context.stream, current_stream()
+            drawing = nullcontext() if self._fetcher.copies else entered(stream)
+            try:
+                with neutral_modes(), drawing:
+                    read_run(batch, 0, batch.units, self._fetcher, self._loop_context)
+                    finish(batch, self._fetcher, self._loop_context)
+            finally:
+                leave(stream, outer)  # again: Ctrl-C may have struck before
+            if self._pins:
+                pin_batch(batch)
+        self._window.check()
+        self.counts.served_s += perf_counter() - started
+        return batch
+
+    # ---- anyone's ----
+
+    def is_ready(self) -> bool:
+        """Return whether `next()` would give a batch of this epoch, or its error, without waiting or reading."""
+        batch = None if self._ended or self._inline else self._window.ready()
+        return batch is not None and batch.epoch == self._order.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state after the last batch that `next()` gave; see `DataLoader.state_dict`."""
+        return self._order.state()
+
+    @property
+    def alive(self) -> bool:
+        """Whether these threads can run another epoch."""
+        return not self._window.closed
+
+    def close(self) -> None:
+        """Let the threads end after their current calls. From now on `next()` raises `LoaderClosedError`."""
+        _retire(self.counts, self._window)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an iterator with threads cannot be pickled or copied. Pickle its loader")
+
+
+def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
+    window.close()
+    counts.end()
+
+
+def _recorders(workers: int) -> list[Recorder]:
+    """Return a recorder for each worker (one if the loop itself reads), for the collector and for the loop."""
+    return [Recorder() for _ in range(max(1, workers) + 2)]
+
+
+def _is_light(settings: Settings, fetcher: Fetcher) -> bool:
+    """Return whether the loop copies a batch faster than a worker could hand it over."""
+    return settings.worker_init_fn is None and fetcher.is_light(settings.samples_per_batch)
+
+
+def _streams_and_isolation(
+    settings: Settings, fetcher: Fetcher, *, inline: bool
+) -> tuple[Streams, Isolation | None]:
+    """Return the `Streams`, and the `Isolation` that gives each worker its dataset, or None if the loop needs none.
+
+    Raises what `Isolation.check` raises.
+    """
+    # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
+    draws = not fetcher.copies and (settings.seed is not None or not inline)
+    streams = Streams(
+        routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
+        keyed=draws and (not settings.iterable or settings.decodes),
+        seeded=settings.seed is not None,
+    )
+    isolation = settings.isolation() if draws or not inline else None
+    if isolation is not None and not inline:
+        isolation.check()
+    return streams, isolation

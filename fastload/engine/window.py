@@ -1,0 +1,363 @@
+"""The bounded, ordered hand-off between threads. It has the locks of the pipeline; `waiting` has its lines.
+
+    loop             workers                      collector               loop
+    issue(t)   ->    claim(), deliver(t)    ->    collect(), publish(t)   ->   take()
+                     complete(t)
+
+A *ticket* is a place in the order, one for each batch. The workers share its *units*: the samples, or 1 if one call
+reads the batch. The only bound is on places, not on the lengths of queues:
+
+    issued - oldest ticket not yet taken <= depth
+
+So late tickets cannot fill the window while an early one is missing. The data ends if nothing is in flight and nothing
+more is issued. There are no sentinels, and no time-out controls the flow. `close()` wakes every waiting thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fastload.engine.waiting import Changes, Line
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
+from fastload.memory.ticket import COMPLETE, OPEN, READY, TAKEN, Ticket
+from fastload.reading.run_length import RUN_SECONDS, RunLength
+from fastload.telemetry import WaitClock
+
+T = TypeVar("T", bound=Ticket)
+
+
+class Claim(NamedTuple, Generic[T]):
+    """Units `start` to `stop` of a ticket. Only the worker that claimed them works on them."""
+
+    ticket: T
+    start: int
+    stop: int
+
+
+class WindowCounts(NamedTuple):
+    """The counts of a window since the last `recount()`. Seconds include current waits."""
+
+    consumer_wait_s: float
+    worker_wait_s: float
+    occupancy: float
+
+
+class Window(Generic[T]):
+    """A bounded window on an ordered stream of tickets, `depth` places wide.
+
+    Args:
+        depth: places in the window.
+        in_order: if False, `take()` gives any ticket that is ready. The bound still counts from the oldest ticket.
+        collected: put a collector thread between the workers and the loop.
+        lanes: lines from which workers claim: one for all workers, or one for each if a ticket belongs to a worker.
+        max_bytes: bound of the bytes in flight. An incomplete ticket counts as the mean so far. One ticket is always
+            let in, and only one until the first is complete.
+        run_seconds: how long a run should last.
+        lanes_apart: count the tickets in flight, not the places from the oldest on, so that a lane whose ticket is
+            never ready does not stop the others.
+
+    Only the thread that holds `taking` may take and issue, only one may collect, any may claim and deliver.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        *,
+        in_order: bool = True,
+        collected: bool = False,
+        lanes: int = 1,
+        max_bytes: int | None = None,
+        run_seconds: float = RUN_SECONDS,
+        lanes_apart: bool = False,
+    ) -> None:
+        self.depth = depth
+        self.max_bytes = max_bytes
+        self.lanes = lanes
+        self.in_order = in_order
+        self.collected = collected
+        self.lanes_apart = lanes_apart
+        self._make_locks()
+        _windows.add(self)
+        self._issued = 0
+        self._flight: deque[T] = deque()  # issued, not taken; in order
+        self._open = [deque[T]() for _ in range(lanes)]  # with units to claim; in order
+        self._complete_bytes = 0  # of those in flight that are complete
+        self._complete_count = 0
+        self._measured = self._measured_bytes = 0  # of all that were ever complete
+        self._ready_tickets: deque[T] = deque()  # those that can be taken; as they became ready
+        self._run_length = RunLength(run_seconds)
+        self.closed = False
+        """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
+        self._fault: BaseException | None = None
+        self.idle = WaitClock(self._lock)  # workers that wait for work
+        self._consumer_wait_s = 0.0
+        self._occupancy_sum = 0.0
+        self._takes = 0
+
+    def _make_locks(self) -> None:
+        # Owns every field of the window and of its tickets. Re-entrant: a garbage collection can start in any thread at
+        # any allocation, also under this lock, and its finalizer may close this very window. `close()` only sets flags,
+        # wakes threads and reads the clock, so the section that it interrupts finds its own state unchanged.
+        self._lock = threading.RLock()
+        # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
+        self.taking = threading.RLock()
+        # Owns the taking end of a reader's line, see `read_ahead`. The worker that waits for its next sample holds it.
+        self.next_sample = threading.Lock()
+        # Threads that wait until ...
+        self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
+        self._collector = Line()  # ... a ticket is complete
+        self._loop = Line()  # ... a ticket can be taken
+        self.changes = Changes(self._lock)  # ... tickets are dropped, or a reader has a sample
+
+    # ---- the loop ----
+
+    def recount(self) -> None:
+        """Restart the counts at 0."""
+        with self._lock:
+            self.idle.restart()
+            self._consumer_wait_s = self._occupancy_sum = 0.0
+            self._takes = 0
+
+    def discard(self) -> None:
+        """Forget every ticket in flight. Discard what workers still deliver of them."""
+        with self._lock:
+            dropped = tuple(self._flight)
+            for ticket in dropped:
+                ticket.dropped = True
+            self._flight.clear()
+            self._ready_tickets.clear()
+            self._complete_bytes = self._complete_count = 0
+            for line in self._open:
+                line.clear()
+        self.changes.tell()
+        for ticket in dropped:
+            ticket.release()
+
+    def is_taking(self) -> bool:
+        """Return whether this thread holds `taking`."""
+        return self.taking._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def has_room(self) -> bool:
+        """Return whether one more ticket may be issued."""
+        with self._lock:
+            if not self._flight:
+                return True
+            places = len(self._flight)
+            if not self.lanes_apart:
+                places = self._issued - self._flight[0].number
+            if places >= self.depth:
+                return False
+            if self.max_bytes is None:
+                return True
+            if not self._measured:
+                return False  # their size is not known yet
+            unknown = len(self._flight) - self._complete_count + 1
+            mean = self._measured_bytes / self._measured
+            return self._complete_bytes + unknown * mean <= self.max_bytes
+
+    def oldest(self) -> T | None:
+        """Return the ticket that has been in flight for longest, or None."""
+        with self._lock:
+            return self._flight[0] if self._flight else None
+
+    def issue(self, ticket: T) -> None:
+        """Put `ticket` into the next place, after `has_room()` returned True. No other thread issues.
+
+        A ticket without units failed before it could be read, and is complete at once. The caller reads nothing of a
+        ticket that it has issued: workers change it.
+        """
+        with self._lock:
+            ticket.number = self._issued
+            self._issued += 1
+            self._flight.append(ticket)
+            if ticket.units:
+                self._open[ticket.lane].append(ticket)
+                self._workers[ticket.lane].wake(
+                    -(-ticket.units // self._run_length.of(ticket.units))
+                )
+            else:
+                self.complete(ticket)
+
+    def take(self, timeout: float | None = None) -> T | None:
+        """Wait for the next ticket and take it out of the window. Return None if nothing is in flight.
+
+        Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError` after `close()`, and
+        `WorkerCrashError` if a thread of the pipeline failed.
+        """
+        started = turn = None
+        try:
+            while True:
+                with self._lock:
+                    if turn:
+                        self._loop.leave(turn)
+                    self.check()
+                    if not self._flight:
+                        return None
+                    if started is None:
+                        self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
+                        self._takes += 1
+                    if (ticket := self._next()) is not None:
+                        ticket.stage = TAKEN
+                        self._complete_bytes -= ticket.nbytes
+                        self._complete_count -= 1
+                        self._flight.remove(ticket)
+                        self._ready_tickets.remove(ticket)
+                        return ticket
+                    turn = self._loop.join()
+                now = perf_counter()
+                if started is None:
+                    started = now
+                if timeout is not None and now >= started + timeout:
+                    raise LoaderTimeoutError(f"DataLoader timed out after {timeout:g} seconds")
+                turn.acquire(timeout=-1 if timeout is None else started + timeout - now)
+        finally:
+            if started is not None:
+                with self._lock:
+                    self._consumer_wait_s += perf_counter() - started
+
+    def check(self) -> None:
+        """Raise `WorkerCrashError` or `LoaderClosedError` if no more tickets will come."""
+        if self._fault is not None:
+            raise WorkerCrashError("a fault of fastload ended a loader thread") from self._fault
+        if self.closed:
+            raise LoaderClosedError("the loader was closed. Begin another epoch with iter(loader)")
+
+    def ready(self) -> T | None:
+        """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
+        with self._lock:
+            return None if self.closed else self._next()
+
+    def _next(self) -> T | None:
+        if self.in_order:
+            return self._flight[0] if self._flight and self._flight[0].stage == READY else None
+        return self._ready_tickets[0] if self._ready_tickets else None
+
+    # ---- the workers ----
+
+    def claim(self, lane: int = 0) -> Claim[T] | None:
+        """Wait for units to work on in a lane, and claim some. Return None once the window is closed."""
+        workers, open_tickets = self._workers[lane], self._open[lane]
+        turn = None
+        while True:
+            with self._lock:
+                if turn:
+                    workers.leave(turn)
+                    self.idle.stop()
+                if self.closed:
+                    return None
+                if open_tickets:
+                    ticket = open_tickets[0]
+                    start = ticket.claimed
+                    stop = ticket.claimed = min(
+                        start + self._run_length.of(ticket.units), ticket.units
+                    )
+                    if stop == ticket.units:
+                        open_tickets.popleft()
+                    if open_tickets:
+                        # There may be more runs than `issue` expected. No worker sleeps while units are open.
+                        workers.wake(1)
+                    return Claim(ticket, start, stop)
+                self.idle.start()
+                turn = workers.join()
+            turn.acquire()
+
+    def cut(self, ticket: T) -> None:
+        """Let no further unit of `ticket` be claimed. The caller has claimed one, and delivers it afterwards."""
+        with self._lock:
+            if ticket.claimed < ticket.units and not ticket.dropped:
+                ticket.units = ticket.claimed
+                self._open[ticket.lane].remove(ticket)
+
+    def deliver(self, ticket: T, units: int, seconds: float) -> bool:
+        """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.
+
+        The worker that gets True finishes the batch and calls `complete()`.
+        """
+        with self._lock:
+            self._run_length.learn(seconds / units)
+            ticket.delivered += units
+            return ticket.delivered == ticket.units and not ticket.dropped
+
+    def complete(self, ticket: T) -> None:
+        """Hand `ticket`, whose batch is finished, to the collector or to the loop."""
+        with self._lock:
+            if ticket.dropped:
+                return
+            self._complete_count += 1
+            self._complete_bytes += ticket.nbytes
+            self._measured += 1
+            self._measured_bytes += ticket.nbytes
+            if self.collected:
+                ticket.stage = COMPLETE
+                self._collector.wake()
+            else:
+                self.publish(ticket)
+
+    # ---- the collector ----
+
+    def collect(self) -> T | None:
+        """Wait for the next complete ticket, in order if the window is. Return None once the window is closed."""
+        turn = None
+        while True:
+            with self._lock:
+                if turn:
+                    self._collector.leave(turn)
+                if self.closed:
+                    return None
+                for ticket in self._flight:
+                    if ticket.stage == COMPLETE:
+                        return ticket
+                    if self.in_order and ticket.stage == OPEN:
+                        break
+                turn = self._collector.join()
+            turn.acquire()
+
+    def publish(self, ticket: T) -> None:
+        """Hand `ticket` to the loop."""
+        with self._lock:
+            if ticket.dropped:
+                return
+            ticket.stage = READY
+            self._ready_tickets.append(ticket)
+            if not self.in_order or ticket is self._flight[0]:
+                self._loop.wake()
+
+    # ---- anyone ----
+
+    def close(self, fault: BaseException | None = None) -> None:
+        """Wake every thread that waits, and let none wait again. Any thread may call this, any number of times.
+
+        If a `fault` ended a thread of the pipeline, `take()` raises `WorkerCrashError` with it as the cause.
+        """
+        with self._lock:
+            self._fault = fault or self._fault
+            self.closed = True
+            for ticket in tuple(self._flight):
+                ticket.dropped = True
+            for line in (*self._workers, self._collector, self._loop):
+                line.close()
+            self.changes.close()
+
+    def counts(self) -> WindowCounts:
+        """Return a snapshot of the waits since `recount()`."""
+        with self._lock:
+            occupancy = self._occupancy_sum / self._takes if self._takes else 0.0
+            return WindowCounts(self._consumer_wait_s, self.idle.seconds(), occupancy)
+
+
+_windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # A thread that held one of these locks does not exist here. The forking thread held none: no section forks.
+    for window in list(_windows):
+        window._make_locks()
+        window.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

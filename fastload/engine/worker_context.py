@@ -1,0 +1,239 @@
+"""How a thread reads the samples that it claimed, in their random streams, and finishes the batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+
+from fastload._kit.torch_private import current_worker_info, pin, set_worker_info
+from fastload._kit.user_errors import file_of
+from fastload.errors import ModuleStateWarning, SharedStateWarning
+from fastload.isolation import Isolation, Watch, WorkerCopies
+from fastload.memory.batch import Batch
+from fastload.random.global_draws import GlobalDraws
+from fastload.random.held import NewGenerators
+from fastload.random.streams import Stream, Streams
+from fastload.reading.fetch import Fetcher
+from fastload.reading.rows import Filler
+from fastload.settings import Settings
+from fastload.telemetry import Place, Recorder, recording, span
+
+COLLECTOR, LOOP = -2, -1
+"""The indices of a batch's recorders that belong to no worker."""
+
+
+class WorkerContext:
+    """What one worker, or the loop without workers, reads with: dataset, collate function and random stream.
+
+    Args:
+        worker: the worker's id, which selects its recorder.
+        own: the worker's copies of dataset and functions.
+        info: what `get_worker_info()` returns in the dataset. None, for the loop, changes nothing: if the loop runs
+            inside a sample, the dataset sees the outer worker's info.
+        stream: the random stream.
+        wait: waits until a condition holds, see `Changes.wait`.
+        lane: the window's lane from which the worker claims.
+
+    The attribute `filler` fills rows from the worker's dataset. It is None if the dataset cannot do that.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        own: WorkerCopies,
+        info: Any,
+        stream: Stream,
+        wait: Callable[[Callable[[], bool], float | None], None],
+        *,
+        lane: int = 0,
+    ) -> None:
+        self.worker = worker
+        self.dataset = own.dataset
+        self.collate_fn = own.collate_fn
+        self.info = info
+        self.lane = lane
+        self.stream = stream
+        self.wait = wait
+        self.filler: Filler | None = None
+        # Warnings for the loop by category, as ends of "the dataset seems to ...".
+        self.noticed: dict[type[Warning], set[str]] = {
+            UserWarning: self.stream.noticed,
+            SharedStateWarning: set(),
+            ModuleStateWarning: set(),
+        }
+        self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
+        self._blocks = {"sample": 0, "collate": 0}
+        if worker == 0:  # one worker looks for all, because a look costs some 100 us
+            for stage in self._blocks:
+                looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
+                self._looks[stage] = [looked]
+                if stream.keyed:
+                    self._looks[stage].append(
+                        NewGenerators(own.generators, own.current_generators, stream.noticed)
+                    )
+            for category, watched in (
+                (SharedStateWarning, own.watched),
+                (ModuleStateWarning, own.watched_modules),
+            ):
+                if watched:
+                    self._looks["sample"].append(Watch(watched, self.noticed[category]))
+
+    @contextmanager
+    def looking(self, stage: str) -> Iterator[None]:
+        """Notice, in the block, whatever makes samples depend on other threads.
+
+        Look in the first four blocks of a stage, and then in each whose number is a power of two.
+        """
+        self._blocks[stage] = number = self._blocks[stage] + 1
+        looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
+        try:  # Ctrl-C may strike while they begin
+            for look in looks:
+                look.begin()
+            yield
+        finally:
+            for look in looks:
+                look.end()
+
+
+def neutral_modes() -> AbstractContextManager[None]:
+    """Return a context in the modes of a fresh thread: grad mode, no inference mode, no autocast."""
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    autocast = [device for device in devices if torch.is_autocast_enabled(device)]
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
+        return nullcontext()
+    return _neutral(autocast)
+
+
+def loop_context(
+    settings: Settings,
+    fetcher: Fetcher,
+    streams: Streams,
+    isolation: Isolation | None,
+    wait: Callable[[Callable[[], bool], float | None], None],
+) -> WorkerContext:
+    """Return what the loop reads with if there are no workers."""
+    plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
+    own = plain if isolation is None else isolation.originals()
+    context = WorkerContext(
+        0, own, None, streams.make(own.generators, initialised=own.init_fn is not None), wait
+    )
+    context.filler = fetcher.filler_of(own.dataset)
+    return context
+
+
+@contextmanager
+def _neutral(autocast: list[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        for device in autocast:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def read_run(
+    batch: Batch, start: int, stop: int, fetcher: Fetcher, context: WorkerContext
+) -> float:
+    """Read units `start` to `stop` of a batch, and return the seconds that it took."""
+    recorder = batch.recorders[context.worker]
+    started = perf_counter()
+    if fetcher.copies:  # skip the preparations for user code: a batch may take only 30 us
+        samples = fetcher.read(batch, start, stop, context)
+        cpu_s = perf_counter() - started
+    else:
+        samples, cpu_s = _read(batch, start, stop, fetcher, context, recorder)
+    seconds = perf_counter() - started
+    if samples:  # 0 if the lane had ended, or the batch was dropped
+
+        def place() -> Place:
+            index = batch.first_index(start)
+            return Place(batch.epoch, batch.ordinal, index, file_of(context.dataset, index))
+
+        recorder.run(samples, seconds, cpu_s, place)
+    # Before the loop can take the batch, so that it warns at its next `next()` at the latest.
+    _tell(context, fetcher)
+    return seconds
+
+
+def _tell(context: WorkerContext, fetcher: Fetcher) -> None:
+    for category, sentences in context.noticed.items():
+        while sentences:
+            fetcher.notices.notice(category, sentences.pop())
+
+
+def _read(
+    batch: Batch,
+    start: int,
+    stop: int,
+    fetcher: Fetcher,
+    context: WorkerContext,
+    recorder: Recorder,
+) -> tuple[int, float]:
+    """Read the claimed samples with worker info and recorder in place. Return their number, and the CPU seconds."""
+    outer = current_worker_info()
+    set_worker_info(context.info or outer)
+    cpu_started = thread_time()
+    try:
+        with recording(recorder), span("sample"), context.looking("sample"):
+            samples = fetcher.read(batch, start, stop, context)
+    finally:
+        # Not while collating: if torch's collate finds a worker info, it uses shared memory.
+        set_worker_info(outer)
+    return samples, thread_time() - cpu_started
+
+
+def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:
+    """Make a batch, all of whose samples are read."""
+    started = perf_counter()
+    with span("collate"), context.looking("collate") if fetcher.collates else nullcontext():
+        fetcher.finish(batch, context.collate_fn, context.stream)
+    batch.recorders[context.worker].add("collate", perf_counter() - started)
+    if batch.dropped:
+        batch.release()  # `discard` may have done so before the data was made
+    _tell(context, fetcher)
+
+
+def can_pin(device: str, *, stacklevel: int) -> bool:
+    """Return whether an accelerator needs pinned memory; if not, warn in torch's words."""
+    if device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{device}'.",
+            stacklevel=stacklevel + 1,
+        )
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    elif accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    return accelerator is not None and accelerator.type != "mps"
+
+
+def pin_batch(batch: Batch) -> None:
+    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised. Skip a failed batch."""
+    if batch.error is not None:
+        return
+    started = perf_counter()
+    try:
+        with span("pin"):
+            batch.data = pin(batch.data)
+    except Exception as exc:
+        batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
+    batch.recorders[COLLECTOR].add("pin", perf_counter() - started)

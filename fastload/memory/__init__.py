@@ -1,0 +1,1 @@
+"""The memory of batches: tickets, layouts, slots, collating."""

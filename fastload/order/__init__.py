@@ -1,0 +1,1 @@
+"""Which samples come when: samplers, epochs, their batches in order, and the state to resume from."""

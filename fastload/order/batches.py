@@ -1,0 +1,392 @@
+"""Which batch is read next, and which batches the loop has received: the loop's side of an epoch.
+
+A state describes what was *delivered*. If the order is a function of seed and epoch, a loader resumes by slicing it.
+Otherwise it runs the sampler again. It reads no sample for either.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from fastload._kit.user_errors import contained
+from fastload.errors import StateError
+from fastload.memory.batch import Batch
+from fastload.order import sampler_state
+from fastload.order.partition import partition
+from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
+from fastload.order.sampler_state import RandomStates, generators, single_sampler
+from fastload.order.state import SampledState, State, as_int, known_length
+from fastload.random.keys import StreamKeys
+from fastload.settings import Settings
+from fastload.telemetry import Recorder
+
+
+class Order(ABC):
+    """The batches of one epoch, and which of them the loop has received.
+
+    Args:
+        initial: the loader's state at the beginning of the epoch.
+        rank: the rank whose part of the epoch this is.
+
+    Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
+    user code, never races.
+    """
+
+    progress: Any
+    """What was delivered. A delivery replaces it, and changes nothing in it."""
+
+    def __init__(self, initial: State, *, rank: int) -> None:
+        self.initial = initial
+        self.epoch = initial.epoch
+        self.recorders: list[Recorder] = []  # of this epoch, by worker
+        self.exhausted = False  # whether the sampler has ended
+        self._rank = rank
+
+    def begin(self, seed: int, recorders: list[Recorder]) -> None:
+        """Set the seed of the random streams. From now on `next()` may be called."""
+        self.seed = seed
+        self.recorders = recorders
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
+
+    def is_ready(self) -> bool:
+        """Return False if `next()` would have to wait, for example for the next message of a stream."""
+        return True
+
+    @abstractmethod
+    def delivered(self, batch: Batch) -> None:
+        """Record that the loop received `batch`: its data, its error, or nothing if it was left out."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Record that the loop has seen the end of the epoch."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what was delivered, as JSON values; see `DataLoader.state_dict`. Any thread may call this.
+
+        It needs no lock: a delivery replaces one tuple.
+        """
+
+
+class _Delivered(NamedTuple):
+    """What was delivered in an epoch of a map-style dataset, and what its sampler draws from; see `SampledState`."""
+
+    batches: int
+    position: int
+    """The end of the last of them, in the order of this rank."""
+    checksum: int | None
+    """None after the state of another rank was loaded, until the sampler has run again."""
+    ahead: dict[int, tuple[int, int] | None]
+    """Batches delivered before earlier ones (in_order=False). By ordinal: the end of each, and the checksum there.
+    None for a batch of a loaded state that has not come up again."""
+    draws: list[RandomStates] | None = None
+    own: Any = None
+    ended: bool = False
+
+
+class SampledOrder(Order):
+    """The batches of one epoch of a map-style dataset, in its sampler's order.
+
+    Args:
+        sampler: torch's "index sampler": of batches, or of indices without batching.
+        make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
+        initial, rank: see `Order`.
+        resume: a state that passed `state.check`. The order begins after the last batch that it counts.
+
+    Raises StateError if the sampler gives other indices than when the state was saved.
+    """
+
+    initial: SampledState
+    progress: _Delivered
+
+    def __init__(
+        self,
+        sampler: Any,
+        make_batch: Callable[..., Batch],
+        initial: SampledState,
+        *,
+        rank: int,
+        resume: SampledState | None = None,
+    ) -> None:
+        super().__init__(initial, rank=rank)
+        self._make_batch = make_batch
+        self._sampler = sampler
+        start = resume or initial
+        self._ordinal = start.batches
+        # Rounded up: it is not a multiple only at the end of an epoch, and nothing follows there.
+        self._position = -(-start.position // initial.world_size)
+        self._checksum = 0  # of all batches before the next one
+        self.progress = _Delivered(
+            start.batches,
+            self._position,
+            start.checksum if start.checksum_on_rank == rank else None,
+            dict.fromkeys(start.ahead),
+            start.draws,
+            start.sampler_state,
+        )
+        self._unasked = start.draws is None and not draws_nothing(sampler)
+        if self._unasked:
+            own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
+            self.progress = self.progress._replace(draws=[before], own=own)
+            self._indices: Iterator[Any] = _drawn(sampler)
+        else:
+            self._indices = self._rest()
+        self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
+        self._tell: Callable[[Batch], None] | None = getattr(self._indices, "delivered", None)
+
+    def begin(self, seed: int, recorders: list[Recorder]) -> None:
+        """See `Order`."""
+        super().begin(seed, recorders)
+        self._placed_keys = StreamKeys(seed, self.epoch)
+        self._keys = StreamKeys(
+            seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
+        )
+        if self._unasked:
+            self._keep_draws()
+
+    def is_ready(self) -> bool:
+        """See `Order`. The sampler's iterator may have a method of this name."""
+        return self._ready is None or self._ready()
+
+    def following(self) -> SampledOrder:
+        """Return the order of the next epoch, begun."""
+        initial = replace(self.initial, epoch=self.epoch + 1)
+        order = SampledOrder(self._sampler, self._make_batch, initial, rank=self._rank)
+        order.begin(self.seed, [Recorder() for _ in self.recorders])
+        return order
+
+    def _keep_draws(self) -> None:
+        """Store the random states before the first index, beside those before `iter(sampler)`."""
+        had = self.progress
+        assert had.draws is not None
+        self.progress = had._replace(
+            draws=[had.draws[0], sampler_state.random_states(self._sampler)]
+        )
+
+    def _rest(self) -> Iterator[Any]:
+        """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
+        had = self.progress
+        if had.draws is None:
+            return _sliced(self._sampler, self.epoch, self._position)
+        with torch.random.fork_rng(devices=[]):
+            sampler_state.restore_own_state(self._sampler, had.own)
+            sampler_state.restore_random_states(self._sampler, had.draws[0])
+            indices = _drawn(self._sampler)
+            sampler_state.restore_random_states(self._sampler, had.draws[-1])
+            found = sampler_state.checksum_of_next(indices, had.batches, 0)
+            if had.checksum not in (None, found):
+                raise StateError(
+                    f"checksum: the state has {had.checksum}, this loader {found}: {self.initial.sampler} gave other "
+                    "indices than when the state was saved. Let the sampler draw from its own torch.Generator, in "
+                    "its attribute `generator`, or give it state_dict() and load_state_dict()"
+                )
+            self.progress = had._replace(checksum=found)
+            self._checksum = sampler_state.checksum_of_next(
+                indices, self._ordinal - had.batches, found
+            )
+            # Ask for the first index within this block: the sampler may draw for it.
+            return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
+
+    def __next__(self) -> Batch:
+        while True:
+            try:
+                batch = self._next()
+            except StopIteration:
+                self.exhausted = True
+                raise
+            self._ordinal += 1
+            self._position += batch.size
+            if batch.ordinal not in self.progress.ahead:
+                return batch
+            self.delivered(batch)
+
+    def _next(self) -> Batch:
+        if self._unasked:
+            self._keep_draws()
+            self._unasked = False
+        place: dict[str, Any] = {
+            "keys": self._keys,
+            "recorders": self.recorders,
+            "epoch": self.epoch,
+            "ordinal": self._ordinal,
+            "position": self._position,
+        }
+        try:
+            given = next(self._indices)
+            if isinstance(given, PlacedBatch):
+                place |= {"position": given.position, "keys": self._placed_keys}
+            if self.progress.draws is not None:
+                self._checksum = sampler_state.checksum(given, self._checksum)
+            return self._make_batch(given, **place, checksum=self._checksum)
+        except StopIteration:
+            raise
+        except BaseException as exc:
+            batch = Batch(0, [], size=0, **place, checksum=self._checksum)
+            batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
+            return batch
+
+    def delivered(self, batch: Batch) -> None:
+        """See `Order`. The sampler's iterator may have a method of this name."""
+        if self._tell is not None:
+            self._tell(batch)
+        had = self.progress
+        ahead = {**had.ahead, batch.ordinal: (batch.position + batch.size, batch.checksum)}
+        batches, position, checksum = had.batches, had.position, had.checksum
+        while (end := ahead.get(batches)) is not None:
+            del ahead[batches]
+            batches, (position, checksum) = batches + 1, end
+        self.progress = had._replace(
+            batches=batches, position=position, checksum=checksum, ahead=ahead
+        )
+
+    def end(self) -> None:
+        """See `Order`."""
+        had = self.progress
+        if had.draws is not None:
+            had = had._replace(
+                draws=[sampler_state.random_states(self._sampler)],
+                own=sampler_state.own_state(self._sampler),
+            )
+        self.progress = had._replace(ended=True)
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`. Raise StateError if JSON cannot hold the sampler's own state."""
+        had = self.progress
+        if isinstance(had.own, StateError):
+            raise had.own
+        position = position_after(self._sampler, self.initial.world_size, had.batches)
+        if position is None:
+            position = had.position * self.initial.world_size
+        drawn = had.draws is not None
+        return replace(
+            self.initial,
+            stream_seed=self.seed,
+            ended=had.ended,
+            batches=had.batches,
+            position=position,
+            ahead=sorted(had.ahead),
+            ahead_on_rank=self._rank if had.ahead else None,
+            draws=had.draws,
+            sampler_state=copy.deepcopy(had.own),
+            checksum=had.checksum if drawn else None,
+            checksum_on_rank=self._rank if drawn else None,
+        ).to_json()
+
+
+def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> SampledState:
+    """Return the state of a loader of a map-style dataset at the beginning of an epoch."""
+    sampler = settings.sampler
+    single = single_sampler(sampler)
+    size = as_int(getattr(sampler, "batch_size", None))
+    batch = 1 if sampler is single and not settings.batched else size
+    _, world_size = partition(sampler, settings.dataset)
+    ours = isinstance(single, RankSampler)
+    by_rank = isinstance(single, RankSampler | DistributedSampler)
+    length = None if by_rank else known_length(single)
+    return SampledState(
+        seed=settings.seed,
+        world_size=world_size,
+        global_batch=None if batch is None else batch * world_size,
+        drop_last=bool(getattr(sampler, "drop_last", False)),
+        epoch=epoch,
+        sampler_epoch=sampler_epoch,
+        samples=known_length(settings.dataset),
+        sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
+        sampler_length=single.length if ours else length,
+        generators=len(generators(sampler)),
+        sampler_seed=as_int(single.seed) if by_rank else None,
+        shuffle=bool(single.shuffle) if by_rank else None,
+        ends=single.ends if ours else None,
+        window=single.window if ours else None,
+        run=single.run if ours else None,
+        set_id=_set_id(settings.dataset),
+        ahead=[],
+    )
+
+
+def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
+    """Return the global position after `batches` batches, or None if their number does not determine it.
+
+    It is the same on all ranks, even if some of them had fewer samples in the last batch.
+    """
+    if not has_pure_order(sampler):
+        return None
+    single = single_sampler(sampler)
+    step = world_size * (1 if sampler is single else sampler.batch_size)
+    length = single.length if isinstance(single, RankSampler) else len(single) * world_size
+    return int(min(batches * step, length))
+
+
+def _is_plain(sampler: Any, *kinds: type) -> bool:
+    """Return whether `sampler`, or the sampler in torch's BatchSampler, is exactly of one of these classes."""
+    single = single_sampler(sampler)
+    return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
+
+
+def has_pure_order(sampler: Any) -> bool:
+    """Return whether the order is a function of the sampler's attributes and the epoch, and can be sliced."""
+    return _is_plain(sampler, RankSampler, SequentialSampler)
+
+
+def draws_nothing(sampler: Any) -> bool:
+    """Return whether the sampler draws from no generator, so that the order depends on its attributes alone."""
+    return _is_plain(sampler, RankSampler, SequentialSampler, DistributedSampler)
+
+
+def fits_any_world(sampler: Any) -> bool:
+    """Return whether another number of ranks can resume the epoch: batches have a fixed size, and ranks stride."""
+    return _is_plain(sampler, RankSampler, DistributedSampler)
+
+
+def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
+    """Return an epoch's indices after the first `samples`, if the sampler draws nothing."""
+    single = single_sampler(sampler)
+    rest: Iterator[int]
+    if type(single) is RankSampler:
+        rest = single.ordered(epoch, samples)
+    elif type(single) is SequentialSampler:
+        rest = iter(range(samples, len(single)))
+    elif not samples:
+        return iter(sampler)  # it may read the sampler's epoch only at its first index
+    else:
+        rest = islice(iter(single), samples, None)
+    if sampler is single:
+        return rest
+    return iter(BatchSampler(rest, sampler.batch_size, sampler.drop_last))
+
+
+def _drawn(sampler: Any) -> Iterator[Any]:
+    """Return an epoch's indices, if the sampler draws."""
+    single = single_sampler(sampler)
+    if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
+        return random_batches(sampler)
+    return iter(sampler)
+
+
+def _set_id(dataset: Any) -> str | None:
+    """Return the id of the set that a dataset reads, even through torch's wrappers, or None if it reads no set."""
+    if isinstance(dataset, Subset):
+        return _set_id(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        ids = [_set_id(part) for part in dataset.datasets]
+        return repr(ids) if any(ids) else None
+    found = getattr(dataset, "set_id", None)
+    return found if isinstance(found, str) else None

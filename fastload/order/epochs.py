@@ -1,0 +1,182 @@
+"""Which epoch a loader runs, and how much of it was delivered. A loader and its iterators share this."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastload.memory.batch import Batch
+from fastload.order.batches import Order, SampledOrder, sampled_state
+from fastload.order.lanes import LaneOrder, iterable_state
+from fastload.order.partition import partition
+from fastload.order.sampler import RankSampler, epoch_number
+from fastload.order.state import State, as_int
+from fastload.settings import Settings
+
+
+class Epochs:
+    """The numbers of a loader's epochs, and the position in the latest one.
+
+    Args:
+        samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
+    """
+
+    def __init__(self, samplers: list[Any]) -> None:
+        self._samplers = samplers
+        self._next = 0
+        self.number = -1
+        """The epoch of the latest `iter()`."""
+        self.is_set = False
+        """Whether `set` chose the epoch of the next `iter()`."""
+        self._sampler_epoch: int | None = None
+        self._order: Order | None = None
+        self.resume: State | None = None
+        """The state that the next epoch resumes from."""
+        self._seed_of_workers: int | None = None  # of a loaded epoch that had ended
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy. A copy continues to count, but does not own the running epoch."""
+        return {**self.__dict__, "_order": None}
+
+    def set(self, number: int) -> None:
+        """Set the epoch of the next `iter()`, also in the samplers."""
+        self._next = epoch_number(number)
+        self.is_set = True
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self._next)
+        self._sampler_epoch = self._own_of_sampler()
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Advance to the next epoch, which the block begins. If the block raises, go back."""
+        with self.restoring():
+            self._begin()
+            yield
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """If the block raises, go back to the epoch, and the loaded state, of before."""
+        ours = [s for s in self._samplers if isinstance(s, RankSampler)]
+        before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
+        try:
+            yield
+        except BaseException:
+            vars(self).update(before)
+            for sampler, epoch, is_set in epochs:
+                sampler.epoch, sampler.is_set = epoch, is_set
+            raise
+
+    def _begin(self) -> None:
+        """Advance to the next epoch. Drop a loaded state of another epoch."""
+        self.number = self._to_come()
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                sampler.begin_epoch()
+        self._sampler_epoch = self._own_of_sampler()
+        self._next = self.number + 1
+        self.is_set = False
+        self._seed_of_workers = None
+        resume = self.resume
+        if resume is not None and resume.ended:
+            self.resume, self._seed_of_workers = None, resume.stream_seed
+        elif resume is not None and resume.epoch != self.number:
+            warnings.warn(
+                f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The loaded "
+                f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
+                stacklevel=7,  # the caller of `iter(loader)`
+            )
+            self.resume = None
+
+    def make_order(self, settings: Settings, make_batch: Callable[..., Batch] | None) -> Order:
+        """Return the order of the latest epoch. It resumes after the loaded state, if there is one.
+
+        `make_batch` makes a batch of what a sampler gave. It is None for an iterable dataset.
+
+        Raises StateError if the sampler gives other indices than when the state was saved.
+        """
+        initial: Any = self.fresh_state(settings)
+        rank, _ = partition(settings.sampler, settings.dataset)
+        how: dict[str, Any] = {"rank": rank, "resume": self.resume}
+        if make_batch is not None:
+            return SampledOrder(settings.sampler, make_batch, initial, **how)
+        size = settings.batch_size or 1
+        units = size if settings.decodes else 1
+        return LaneOrder(initial, batch_size=size, units=units, apart=settings.lanes_apart, **how)
+
+    def stream_seed(self, settings: Settings, base_seed: int) -> int:
+        """Return the seed of the random streams: the loader's, the loaded state's, or `base_seed`."""
+        if settings.seed is not None:
+            return settings.seed
+        drawn = self.drawn_seed(settings)
+        return base_seed if drawn is None else drawn
+
+    def drawn_seed(self, settings: Settings) -> int | None:
+        """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
+
+        Torch draws it when it starts workers. Persistent workers keep it from epoch to epoch.
+        """
+        if self.resume is not None:
+            return self.resume.stream_seed
+        return self._seed_of_workers if settings.persistent_workers else None
+
+    def began(self, order: Order) -> None:
+        """Record that `order` reads the epoch from now on."""
+        self._order = order
+        self.resume = None  # only now: another thread's `state_dict()` needs `_order` or `resume`
+
+    def fresh_state(self, settings: Settings) -> State:
+        """Return the loader's state as the latest epoch begins."""
+        return fresh_state(settings, self.number, self._sampler_epoch)
+
+    def state_dict(self, settings: Callable[[], Settings]) -> dict[str, Any]:
+        """See `DataLoader.state_dict`. Call `settings` only if no epoch has begun."""
+        if (resume := self.resume) is not None:  # read once: another thread may call this
+            return copy.deepcopy(resume.to_json())
+        if self._order is None:
+            return fresh_state(settings(), self._to_come(), self._own_of_sampler()).to_json()
+        return self._order.state()
+
+    def load(self, state: State) -> None:
+        """Let the next `iter()` resume after `state`."""
+        self._next = state.epoch + state.ended
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                sampler.set_epoch(self._next)
+            elif hasattr(sampler, "set_epoch"):
+                own = state.sampler_epoch
+                sampler.set_epoch(state.epoch if own is None else own)
+        self._sampler_epoch = self._own_of_sampler()
+        self.resume = state
+        self._order = None
+
+    def _to_come(self) -> int:
+        """Return the epoch of the next `iter()`.
+
+        A RankSampler counts epochs itself. For another sampler, return its own epoch if that has
+        changed since the loader last read it. Otherwise return the loader's next number.
+        """
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                return sampler.next_epoch
+        own = self._own_of_sampler()
+        return self._next if own is None or own == self._sampler_epoch else own
+
+    def _own_of_sampler(self) -> int | None:
+        """Return the attribute `epoch` of the first sampler that has one and is not a RankSampler, or None."""
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                continue
+            own = as_int(getattr(sampler, "epoch", None))
+            if own is not None and own >= 0:
+                return own
+        return None
+
+
+def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
+    """Return the state of a loader as an epoch begins."""
+    make = iterable_state if settings.iterable else sampled_state
+    return make(settings, number, sampler_epoch)

@@ -1,0 +1,160 @@
+"""The order of an iterable dataset. Each worker reads its own copy in its own *lane*; batches come from them in turn.
+
+The order is torch's: the lanes take turns, and a lane that has ended is skipped. So the order depends on the number of
+workers. So may the samples, if the dataset calls `get_worker_info()`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fastload._kit.hashing import mix64
+from fastload._kit.user_errors import annotate
+from fastload.memory.batch import Batch
+from fastload.order.batches import Order
+from fastload.order.state import IterableState, as_int
+from fastload.random.keys import StreamKeys
+from fastload.settings import Settings
+from fastload.telemetry import Recorder
+
+
+class LaneBatch(Batch):
+    """A batch from one lane. Its position, size and indices are known only once it is read.
+
+    The "index" of a sample, which errors name, is its number in the worker's copy.
+    """
+
+    __slots__ = ("closed", "ended", "saved", "state", "taken")
+
+    def __init__(
+        self, lane: int, size: int, saved: dict[str, Any], *, units: int = 1, **place: Any
+    ) -> None:
+        super().__init__(units, [], size=size, position=0, lane=lane, **place)
+        self.saved = saved  # the lane's state at the beginning of this epoch
+        self.closed = False  # whether it has all of its samples, see `read_ahead`
+        self.taken: dict[int, Any] = {}  # samples that are to be decoded, by position
+        self.ended = False  # whether the lane had ended before this batch
+        self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
+
+    def __str__(self) -> str:
+        return f"batch {self.ordinal} of epoch {self.epoch}, from worker {self.lane}"
+
+    def first_index(self, start: int) -> None:
+        """Return None: a sample cannot be read again by its number."""
+
+
+class _Delivered(NamedTuple):
+    """What was delivered in an epoch of an iterable dataset."""
+
+    turn: int
+    """The lane of the next batch."""
+    lanes: tuple[dict[str, Any] | Exception, ...]
+    ended: bool = False
+
+
+class LaneOrder(Order):
+    """The batches of one epoch of an iterable dataset, from its lanes in turn.
+
+    With `apart`, a lane that waits for its samples does not hold the others up: the lane with the fewest batches in
+    flight gets the next one.
+    """
+
+    initial: IterableState
+    progress: _Delivered
+
+    def __init__(
+        self,
+        initial: IterableState,
+        *,
+        rank: int,
+        batch_size: int,
+        units: int = 1,
+        resume: IterableState | None = None,
+        apart: bool = False,
+    ) -> None:
+        super().__init__(initial, rank=rank)
+        start = resume or initial
+        self._batch_size = batch_size
+        self._units = units
+        self._ordinal = 0
+        self._began = tuple(start.lanes)
+        self._active = [not lane["ended"] for lane in self._began]
+        self._turn = start.turn  # of the next batch to be read
+        self._apart = apart
+        self._in_flight = [0] * len(self._began)  # batches of each lane
+        self.progress = _Delivered(self._turn, self._began)
+
+    def begin(self, seed: int, recorders: list[Recorder]) -> None:
+        """See `Order`. Each lane has its own streams."""
+        super().begin(seed, recorders)
+        n = len(self._began)
+        mine = mix64(seed) ^ self._rank
+        self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
+
+    def __next__(self) -> Batch:
+        if not any(self._active):
+            self.exhausted = True
+            raise StopIteration
+        n = len(self._began)
+        lanes = [lane % n for lane in range(self._turn, self._turn + n) if self._active[lane % n]]
+        lane = min(lanes, key=self._in_flight.__getitem__) if self._apart else lanes[0]
+        self._turn = (lane + 1) % n
+        self._in_flight[lane] += 1
+        self._ordinal += 1
+        return LaneBatch(
+            lane,
+            self._batch_size,
+            self._began[lane],
+            units=self._units,
+            keys=self._keys[lane],
+            recorders=self.recorders,
+            epoch=self.epoch,
+            ordinal=self._ordinal - 1,
+        )
+
+    def delivered(self, batch: Batch) -> None:
+        """See `Order`. A batch that is left out may report that its lane had ended."""
+        assert isinstance(batch, LaneBatch)
+        self._in_flight[batch.lane] -= 1
+        turn, lanes, _ = self.progress
+        lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
+        if batch.ended:
+            self._active[batch.lane] = False
+        else:
+            turn = (batch.lane + 1) % len(lanes)
+        self.progress = _Delivered(turn, lanes)
+
+    def end(self) -> None:
+        """See `Order`."""
+        self.progress = self.progress._replace(ended=True)
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        turn, lanes, ended = self.progress
+        for k, lane in enumerate(lanes):
+            if isinstance(lane, Exception):
+                annotate(lane, f"no state: state_dict() of the dataset raised in worker {k}")
+                raise lane
+        return replace(
+            self.initial,
+            stream_seed=self.seed,
+            ended=ended,
+            turn=turn,
+            lanes=copy.deepcopy(list[Any](lanes)),
+        ).to_json()
+
+
+def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
+    """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
+    return IterableState(
+        seed=settings.seed,
+        world_size=1,
+        global_batch=as_int(settings.batch_size),
+        drop_last=bool(settings.drop_last),
+        epoch=epoch,
+        sampler_epoch=sampler_epoch,
+        workers=1 if settings.decodes else int(settings.num_workers),  # that read the dataset
+        lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
+    )

@@ -1,0 +1,137 @@
+"""The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
+
+A sampler can repeat its indices if it draws from torch's global generator or from a `torch.Generator` in its attribute
+`generator`, or if it has a `state_dict()`. The checksum tells if it gives others.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Sized
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from fastload._kit.user_errors import shown
+from fastload.errors import StateError
+from fastload.order.state import edited, keeps_state, load_into
+
+RandomStates = dict[str, Any]
+_END = object()
+
+
+def single_sampler(sampler: Any) -> Any:
+    """Return the sampler of single indices under a batch sampler of torch's."""
+    return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+
+
+def generators(sampler: Any) -> list[torch.Generator]:
+    """Return the torch.Generators that the sampler holds."""
+    found = [getattr(s, "generator", None) for s in (sampler, single_sampler(sampler))]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def random_states(sampler: Any) -> RandomStates:
+    """Return the states of torch's global generator and of the sampler's generators."""
+    return {
+        "torch": _text(torch.get_rng_state()),
+        "generators": [_text(g.get_state()) for g in generators(sampler)],
+    }
+
+
+def restore_random_states(sampler: Any, states: RandomStates) -> None:
+    """Set torch's global generator and the sampler's to what `random_states` returned."""
+    torch.set_rng_state(_tensor(states["torch"]))
+    restore_generators(sampler, states)
+
+
+def restore_generators(sampler: Any, states: RandomStates) -> None:
+    """Set the generators that the sampler holds to what `random_states` returned."""
+    for generator, state in zip(generators(sampler), states["generators"], strict=True):
+        generator.set_state(_tensor(state))
+
+
+def check_draws(sampler: Any, draws: list[RandomStates]) -> None:
+    """Raise `StateError` if random states cannot be restored."""
+    try:
+        if not draws:
+            raise ValueError("it holds no state")
+        for states in draws:
+            torch.Generator().set_state(_tensor(states["torch"]))
+            if not isinstance(states["generators"], list):
+                raise TypeError("generators are a list")
+            for generator, state in zip(generators(sampler), states["generators"], strict=True):
+                torch.Generator(generator.device).set_state(_tensor(state))
+    except Exception as exc:
+        raise edited("draws", draws, f"states of generators ({type(exc).__name__}: {exc})") from exc
+
+
+def _keeper(sampler: Any) -> Any:
+    """Return the sampler with a `state_dict()`, or None: `sampler` itself, or the one that it batches."""
+    # Not torchdata's StatefulDistributedSampler: after a load it continues by itself, and its state after an epoch is
+    # empty. It needs no state, because it draws from its seed and its epoch, like torch's.
+    both = (sampler, single_sampler(sampler))
+    return next((s for s in both if keeps_state(s) and not isinstance(s, DistributedSampler)), None)
+
+
+def own_state(sampler: Any) -> Any:
+    """Return the sampler's `state_dict()` as JSON values, None if it has none, or the StateError to be raised."""
+    if (keeper := _keeper(sampler)) is None:
+        return None
+    try:
+        return json.loads(json.dumps(keeper.state_dict()))
+    except StateError as exc:
+        return exc
+    except Exception as exc:
+        error = StateError(
+            f"sampler_state: JSON cannot hold what state_dict() of {type(keeper).__name__} returned "
+            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, strings, lists and dicts from it"
+        )
+        error.__cause__ = exc
+        return error
+
+
+def restore_own_state(sampler: Any, state: Any) -> None:
+    """Load a copy of what `own_state` returned."""
+    keeper = _keeper(sampler)
+    if not (keeper is None or state is None or isinstance(state, StateError)):
+        load_into(keeper, copy.deepcopy(state), "sampler_state")
+
+
+def checksum(given: Any, before: int) -> int:
+    """Return the CRC-32 of an index or a batch of indices from a sampler, continued from `before`."""
+    indices: Any = given if isinstance(given, Sized) else [given]
+    try:
+        raw = struct.pack(f"<{len(indices)}q", *indices)  # four times as fast as array and NumPy
+    except (TypeError, struct.error):
+        # Without addresses in memory: they differ in another process.
+        raw = re.sub(r" at 0x[0-9a-fA-F]+", "", shown(given)).encode(errors="replace")
+    return zlib.crc32(raw, before)
+
+
+def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
+    """Return the checksum of the next `count` elements of `indices`, continued from `before`.
+
+    Skip an element that raises: its error counted as a batch too. At the end, count the end.
+    """
+    for _ in range(count):
+        with suppress(Exception):
+            if (given := next(indices, _END)) is _END:
+                return checksum(None, before)
+            before = checksum(given, before)
+    return before
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _tensor(state: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)

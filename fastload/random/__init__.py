@@ -1,0 +1,1 @@
+"""Random numbers that belong to the sample, whatever draws them."""

@@ -1,0 +1,400 @@
+"""NumPy's global random functions, routed to a state of the calling thread.
+
+`np.random.rand` and its kin are methods of one RandomState, `np.random.mtrand._rand`, and many modules hold them by
+names of their own. Every draw takes the lock of the bit generator. `install` gives that RandomState another bit
+generator, by the public `np.random.set_bit_generator`. It has the original's memory and a lock of ours. In a thread
+that called `enter`, taking the lock puts the thread's state into the memory, and releasing it puts the main state back.
+Outside of draws the memory always holds the main state. All other threads take the original's lock, in C.
+
+Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the first
+`install` replaces them for good by methods that take it, even in modules that have imported them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from operator import attrgetter, methodcaller
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fastload.random import numpy_memory
+
+_USED_UP = np.int32(624).tobytes()  # the position from which the next draw computes 624 new words
+
+_random: Any = np.random  # Any: the stubs know less of it
+_MT19937: Any = np.random.MT19937
+_RandomState: Any = np.random.RandomState
+_rand: Any = np.random.mtrand._rand
+_original: Any = _random.get_bit_generator()
+# NumPy made the lock reentrant when these methods began to take it.
+_REENTRANT = isinstance(_original.lock, type(threading.RLock()))
+_UNLOCKED = () if _REENTRANT else ("seed", "get_state", "set_state")
+_plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
+
+_installed: list[Any] = []  # those that route; the lock of `_original` owns it
+
+
+class State:
+    """The state of one thread: that of MT19937, and the cached normal. It is random until it is seeded."""
+
+    __slots__ = ("gauss", "key", "words")
+
+    def __init__(self) -> None:
+        self.key: int | None = int.from_bytes(os.urandom(8), "little")  # None: not seeded since
+        self.words = b""
+        self.gauss = numpy_memory.NO_GAUSS
+
+    def seed(self, key: int) -> None:
+        """Start the stream of `key` at the next draw. Only 64 bits of `key` count.
+
+        Only the thread that draws from the state may call this, and never during a draw.
+        """
+        self.key = key
+
+
+def unusable() -> str | None:
+    """Return why `install` must not be called, as one clause, or None if it may."""
+    if _unknown is not None:
+        return _unknown
+    if _random.get_bit_generator() in (_original, _route.bit_generator):
+        return None
+    return "np.random.set_bit_generator has replaced the global bit generator"
+
+
+def install(owner: Any = None) -> None:
+    """Route the global functions by thread, until `remove` has been called as often. An owner counts once."""
+    _route.holding(_install, owner)
+
+
+def _install(owner: Any) -> None:
+    if owner is None or owner not in _installed:
+        _installed.append(owner)
+    if _random.get_bit_generator() is _original:  # even after a call that Ctrl-C ended
+        if _UNLOCKED and _RandomState.seed is _plain["seed"]:
+            _replace_methods()
+        _put(_route.bit_generator)
+
+
+def remove(owner: Any = None) -> None:
+    """Undo one `install`, unless it is undone. The last one puts the original bit generator back, with its state."""
+    _route.holding(_remove, owner)
+
+
+def _remove(owner: Any) -> None:
+    if owner in _installed:
+        # A bit generator that the user has set meanwhile stays.
+        if len(_installed) == 1 and _random.get_bit_generator() is _route.bit_generator:
+            _put(_original)
+        _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
+
+
+def enter(own: Callable[[], State] | None) -> None:
+    """From now on, let the global functions act on the state that `own()` returns, in this thread.
+
+    `own` is called at every draw. If it is None, they act on the global state again.
+    """
+    _route.enter(own)
+
+
+class _Hook(threading.local):
+    """The lock of the routed bit generator. Each thread has an `enter` and an `exit` of its own.
+
+    Finding them runs no Python code. So in a thread without a state of its own, no signal handler can raise between
+    taking and releasing the lock.
+    """
+
+    __enter__ = property(attrgetter("enter"))
+    __exit__ = property(attrgetter("exit"))
+
+    def __init__(self, lock: Any) -> None:
+        self.enter: Callable[[], object] = lock.__enter__
+        self.exit: Callable[..., object] = lock.__exit__
+        self.swap: _Swap | None = None
+        self.held = False
+
+
+class _Swap:
+    """Exchanges the main state for the state of one thread while that thread draws."""
+
+    own: Callable[[], State]
+    state: State
+    main_words: bytes
+    main_gauss: bytes
+
+    # After a call, signal handlers and finalizers may run and draw. After reading an attribute, none runs.
+    acquired = property(methodcaller("acquire"))
+
+    def __init__(self, route: _Route) -> None:
+        self.route, self.words, self.gauss = route, route.words, route.gauss
+        self.acquire, self.release = route.lock.acquire, route.lock.release
+        self.depth = 0  # 2 if a draw calls code that draws: `shuffle` calls `__setitem__`
+
+    def enter(self) -> None:
+        """Take the lock and put the thread's state in."""
+        if self.depth:
+            self.depth += 1
+            return
+        state = self.own()
+        key = state.key
+        words, gauss = self.words, self.gauss
+        self.acquired  # noqa: B018
+        self.main_words = words.raw
+        self.main_gauss = gauss.raw
+        self.state = state
+        self.depth = 1
+        if key is not None:
+            state.words = self.route.first_words(key)
+            state.gauss = numpy_memory.NO_GAUSS
+            state.key = None
+        words.raw = state.words
+        gauss.raw = state.gauss
+
+    def exit(self, *_: object) -> None:
+        """Take the thread's state out, put the main state back and release the lock."""
+        if self.depth == 1:
+            state, words, gauss = self.state, self.words, self.gauss
+            state.words = words.raw
+            state.gauss = gauss.raw
+            words.raw = self.main_words
+            gauss.raw = self.main_gauss
+            self.depth = 0
+            self.release()
+        else:
+            self.depth -= 1
+
+
+class _Route:
+    """The link between a RandomState and its bit generator, whose memory and lock it uses."""
+
+    def __init__(self, original: Any, random_state: Any = None) -> None:
+        self.original = original
+        # Owns the state in `words`, the cached normal in `gauss`, and the two scratch generators.
+        self.lock = original.lock
+        self.hook = _Hook(self.lock)
+        self.bit_generator = _Routed(self)
+        self.random_state = random_state or _RandomState(self.bit_generator)
+        self.words = numpy_memory.words_of(original)
+        self.gauss = numpy_memory.gauss_of(self.random_state)
+        self.scratch = _MT19937(0)
+        self.scratch._legacy_seeding(0)  # drops its SeedSequence
+        self.scratch_words = numpy_memory.words_of(self.scratch)
+        self.mixer = np.random.SFC64(0)
+        self.mixer_words = np.ones(4, np.uint64)
+        self.mixer_state: Any = {
+            **self.mixer.state,
+            "state": {"state": self.mixer_words},
+        }
+
+    def first_words(self, key: int) -> bytes:
+        """Return 624 words that depend on all 64 bits of `key`, in less time than `RandomState.seed` takes."""
+        self.mixer_words[:3] = key & 0xFFFFFFFFFFFFFFFF
+        self.mixer.state = self.mixer_state
+        return self.mixer.random_raw(12 + 312)[12:].tobytes() + _USED_UP  # 12: as SFC64 asks for
+
+    def enter(self, own: Callable[[], State] | None) -> None:
+        """See the function `enter`."""
+        hook = self.hook
+        swap = hook.swap
+        if swap is None:
+            swap = hook.swap = _Swap(self)
+        while swap.depth:  # KeyboardInterrupt can keep `exit` from running
+            swap.exit()
+        if own is None:
+            hook.enter, hook.exit, hook.swap = self.lock.__enter__, self.lock.__exit__, None
+        else:
+            hook.enter, hook.exit, swap.own = swap.enter, swap.exit, own
+
+    def holding(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call `act` while this thread holds the hook. Before NumPy 2.4 a thread cannot take the lock twice.
+
+        It is not a context manager: Ctrl-C at the beginning of its `__exit__` would leave the lock taken.
+        """
+        hook = self.hook
+        if hook.held:
+            return act(*args)
+        with hook:
+            hook.held = True
+            try:
+                return act(*args)
+            finally:
+                hook.held = False
+
+    def on_current(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call `act` with a bit generator that has this thread's state, and store the state afterwards."""
+        return self.holding(self._on_current, act, *args)
+
+    def _on_current(self, act: Callable[..., Any], *args: Any) -> Any:
+        if self.hook.swap is None:
+            return act(self.original, *args)
+        # The methods of the original would take its lock again, and forget its SeedSequence.
+        self.scratch_words.raw = self.words.raw
+        result = act(self.scratch, *args)
+        self.words.raw = self.scratch_words.raw
+        return result
+
+
+class _Routed(_MT19937):  # type: ignore[misc]
+    """Stands for the original bit generator. Its copies and pickles are plain MT19937 objects."""
+
+    def __init__(self, route: _Route) -> None:
+        super().__init__(0)
+        self._route = route
+
+    lock = property(lambda self: self._route.hook)
+    capsule = property(lambda self: self._route.original.capsule)
+    cffi = property(lambda self: self._route.original.cffi)
+    ctypes = property(lambda self: self._route.original.ctypes)
+    seed_seq = property(lambda self: self._route.original.seed_seq)
+    _seed_seq = property(lambda self: self._route.original._seed_seq)
+
+    @property
+    def state(self) -> Any:
+        return self._route.on_current(attrgetter("state"))
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._route.on_current(setattr, "state", value)
+
+    def _legacy_seeding(self, seed: Any) -> None:
+        self._call("_legacy_seeding", seed)
+
+    def random_raw(self, size: Any = None, output: Any = True) -> Any:
+        return self._call("random_raw", size, output)
+
+    def jumped(self, jumps: Any = 1) -> Any:
+        return self._route.on_current(methodcaller("jumped", jumps))
+
+    def spawn(self, n_children: int) -> Any:
+        return self._route.original.spawn(n_children)
+
+    def __reduce__(self) -> Any:
+        return self._route.on_current(methodcaller("__reduce__"))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call a method that itself takes the lock of its bit generator."""
+        route = self._route
+        if route.hook.swap is not None:
+            return route.on_current(methodcaller(name, *args))
+        if not route.hook.held:
+            return getattr(route.original, name)(*args)
+        route.lock.release()
+        try:
+            return getattr(route.original, name)(*args)
+        finally:
+            route.lock.acquire()
+
+
+_Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._rand)` names it
+
+
+def _replace_methods() -> None:
+    """Give RandomState the locking methods. Put `_rand`'s wherever modules hold the plain ones."""
+    held = {name: getattr(np.random, name) for name in _UNLOCKED}  # some are bound methods
+    numpy_memory.attributes_of_random_state().update({name: _locking(name) for name in _UNLOCKED})
+    ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))(_RandomState)
+    new = {
+        id(value): getattr(_rand, name)
+        for name, value in held.items()
+        if getattr(value, "__self__", None) is _rand
+    }
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), ModuleType):
+            # Not `module.__dict__`, which loads a lazy one.
+            names = object.__getattribute__(module, "__dict__")
+            for name, value in list(names.items()):
+                if id(value) in new:
+                    names[name] = new[id(value)]
+
+
+def _locking(name: str) -> Callable[..., Any]:
+    """Return a method of RandomState that takes the lock if it is called on the routed instance."""
+    plain = _plain[name]
+
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(plain, self, *args, **kwargs)
+        if self is _rand:
+            # While the hook is held, no `install` or `remove` is halfway.
+            routed, result = _route.holding(
+                lambda: (
+                    is_routed := self._bit_generator is _route.bit_generator,
+                    is_routed and call(),
+                )
+            )
+            if routed:
+                return result
+        return call()
+
+    method.__module__ = _RandomState.__module__
+    return method
+
+
+def _put(bit_generator: Any) -> None:
+    """Give the global functions a bit generator, without losing the cached normal."""
+    gauss = _route.gauss.raw
+    _random.set_bit_generator(bit_generator)
+    _route.gauss.raw = gauss
+
+
+def _probe() -> str | None:
+    """Return a clause that says how NumPy or Python differs from what this module expects, or None."""
+    if (unknown := numpy_memory.unknown_version()) is not None:
+        return unknown
+    if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
+        return "the global functions do not use NumPy's MT19937"
+    try:
+        if any(
+            numpy_memory.attributes_of_random_state()[name] is not _plain[name]
+            for name in _UNLOCKED
+        ):
+            return "the attributes of RandomState cannot be replaced"
+        right = numpy_memory.words_are_as_expected() and _test_swap()
+    except Exception as error:
+        return f"NumPy's random state is not laid out as expected ({error!r})"
+    return None if right else "NumPy's random state is not laid out as expected"
+
+
+def _test_swap() -> bool:
+    """Return whether a thread's draws act on its own state only. All objects are our own."""
+    route = _Route(_MT19937(0))
+    routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
+    state = State()
+
+    def locked(act: Callable[..., Any], *args: Any) -> None:
+        if _UNLOCKED:
+            route.holding(act, *args)
+        else:
+            act(*args)
+
+    locked(routed.seed, 1)
+    right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
+    route.enter(lambda: state)
+    locked(routed.seed, 2)
+    right += [routed.standard_normal() == own.standard_normal()]
+    locked(lambda: routed.set_state(routed.get_state()))
+    right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
+    route.enter(None)
+    right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]
+    return all(right)
+
+
+GLOBAL = [_original]
+"""The bit generators of NumPy's global functions: the original, and the one that stands for it while installed."""
+
+_unknown = _probe()
+if _unknown is None:
+    _route = _Route(_original, _rand)
+    GLOBAL.append(_route.bit_generator)
+    # If another thread held the lock during a fork, the child could never take it.
+    os.register_at_fork(
+        before=_route.lock.acquire,
+        after_in_parent=_route.lock.release,
+        after_in_child=_route.lock.release,
+    )

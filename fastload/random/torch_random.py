@@ -1,0 +1,246 @@
+"""Torch's random functions on the CPU, routed to a generator of the calling thread, whatever calls them.
+
+All of them, from `torch.rand` to dropout and compiled code, call a few dozen operators of torch's dispatcher. These
+operators take a generator. `install` registers a kernel of ours for each of them, under a
+dispatch key that nothing else uses. All other operators skip the key. Only a thread that has called `enter` looks at
+the key. There our kernel calls the operator again, without the key and with the thread's own generator.
+
+So this replaces no function of torch. Operators that do not draw cost nothing more, and other threads run none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fastload._kit.torch_private import (
+    dispatch_modes,
+    is_default_generator,
+    is_faking,
+    no_torch_function,
+    overload,
+    register_kernels,
+    takes_generator,
+)
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+IN_PLACE = _names("""
+bernoulli_.Tensor bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ random_.from random_.to
+uniform_
+""")
+"""Torch's operators that draw into their first argument on the CPU: those that take a generator and have a kernel."""
+
+OTHERS = _names("""
+_sample_dirichlet _standard_gamma bernoulli.out binomial multinomial multinomial.out normal.Tensor_Tensor
+normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out poisson
+randperm.generator_out rrelu_with_noise rrelu_with_noise.out rrelu_with_noise_
+""")
+"""Torch's operators that draw in another way."""
+
+FACTORIES = _names("""
+rand rand.generator rand.out randn randn.generator randint randint.generator randint.generator_out randint.low
+randint.low_generator randint.low_generator_out randint.low_out randint.out randperm randperm.generator randperm.out
+""")
+"""Torch's operators that create a tensor, or fill `out`, by one of the above.
+
+A `TorchDispatchMode`, or a tensor class with `__torch_dispatch__`, sees operators without our key. So a call must have
+its generator before it gets there. That is why these operators, and the next ones, have kernels too.
+"""
+
+COMPOSED = _names("""
+bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal normal.float_float normal.float_float_out
+normal_functional rand_like randn_like randint_like randint_like.Tensor randint_like.low_dtype random random.from
+random.to rrelu_with_noise_functional uniform
+""")
+"""Operators that create a tensor from another by one of the above, and those that replace them in a traced graph."""
+
+_CPU = torch.device("cpu")
+
+Own = Callable[[], torch.Generator | None]
+
+
+class _Thread(threading.local):
+    own: Own | None = None
+
+
+_thread = _Thread()
+_lock = threading.Lock()  # owns `_show` and `_failure` until they are decided
+_show: Callable[[bool], None] | None = None  # see `register_kernels`
+_failure: str | None = None
+
+
+def install() -> None:
+    """Route the operators, for good. If they cannot be routed here, `unusable` says why."""
+    global _show, _failure
+    with _lock:
+        if _show is not None or _failure is not None:
+            return
+        try:
+            _show = register_kernels(kernels())
+            if not _works():
+                _show = None
+                _failure = "a test at the start drew other numbers than torch"
+        except Exception as error:
+            _failure = f"torch {torch.__version__} has no place for it ({error!r})"
+
+
+def unusable() -> str | None:
+    """Return a clause that says why torch's functions are not routed after `install`, or None if they are."""
+    return _failure
+
+
+def enter(own: Own | None) -> None:
+    """From now on, let torch draw from the generator that `own()` returns, in this thread.
+
+    `own` is called for every draw. If it is None or returns None, torch draws from its global generator.
+    """
+    _thread.own = own
+    if _show is not None:
+        _show(own is not None)
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """Return a kernel for each of the operators above that this version of torch has, by name."""
+    draws = {}
+    for name in (*IN_PLACE, *OTHERS, *FACTORIES, *COMPOSED):
+        operator = overload(name)
+        base = name.partition(".")[0]
+        if operator is None:
+            continue
+        if name in IN_PLACE:
+            draws[name] = _in_place(getattr(torch.Tensor, base))  # in half the operator's own time
+        elif name in FACTORIES:
+            draws[name] = _factory(getattr(torch, base))
+        elif takes_generator(operator):
+            draws[name] = _other(operator)
+        elif overload(f"{base}.generator") is not None:  # in older versions `rand_like` has none
+            draws[name] = _other(getattr(torch, base))
+    draws["native_dropout"] = _dropout(overload("native_dropout"))
+    return {name: _kernel(draw) for name, draw in draws.items()}
+
+
+def _kernel(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that calls `draw` without our key. Torch-function modes and subclasses do not see its calls."""
+
+    @functools.wraps(draw)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        show = _show
+        assert show is not None
+        show(False)
+        try:
+            with no_torch_function():
+                return draw(*args, **kwargs)
+        finally:
+            show(True)
+
+    return kernel
+
+
+def _in_place(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> Any:
+        if tensor.is_cpu:
+            generator = _chosen(generator)
+        return operator(tensor, *args, generator=generator)
+
+    return draw
+
+
+def _other(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if type(args[-1]) is torch.Generator:  # some operators take it by position
+            *args, generator = args  # type: ignore[assignment]
+        if _on_cpu(args, kwargs):
+            generator = _chosen(generator)
+        if generator is not None:  # this operator may be missing on other devices
+            kwargs["generator"] = generator
+        return operator(*args, **kwargs)
+
+    return draw
+
+
+def _factory(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a faster `_other`, for an operator without tensor arguments. It takes half the time."""
+
+    def draw(
+        *args: Any,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        generator: torch.Generator | None = None,
+        out: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if out is not None:
+            kwargs["out"] = out
+            if out.is_cpu:
+                generator = _chosen(generator)
+        elif device is None or device == _CPU:
+            generator = _chosen(generator)
+        else:
+            kwargs["device"] = device
+        if generator is not None:
+            kwargs["generator"] = generator
+        if pin_memory:
+            kwargs["pin_memory"] = True
+        return operator(*args, **kwargs)
+
+    return draw
+
+
+def _dropout(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does what `native_dropout` does, but with a generator."""
+
+    def draw(tensor: torch.Tensor, p: float, train: bool | None) -> Any:
+        draws = tensor.is_cpu and tensor.numel() > 0 and train is not False
+        generator = _chosen(None) if draws else None
+        if generator is None:
+            return operator(tensor, p, train)
+        kept = 1.0 - p
+        mask = torch.empty_like(tensor, dtype=torch.bool).bernoulli_(kept, generator=generator)
+        return tensor.mul(mask).mul_(1.0 / kept if kept else 0.0), mask
+
+    return draw
+
+
+def _on_cpu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    if device is not None:
+        return bool(device.type == "cpu")
+    tensors = (*args, kwargs.get("out"))
+    return all(a.is_cpu for a in tensors if isinstance(a, torch.Tensor))
+
+
+def _chosen(given: torch.Generator | None) -> torch.Generator | None:
+    """Return the thread's generator, unless the call has its own, or torch traces it without values."""
+    own = _thread.own
+    if own is None or not (given is None or is_default_generator(given)):
+        return given
+    if dispatch_modes() and is_faking():
+        return given
+    return own() or given
+
+
+def _works() -> bool:
+    """Return whether the routing works, tested on generators of our own."""
+    was, seeded = _thread.own, torch.Generator().manual_seed(1)
+    with no_torch_function():
+        enter(lambda: seeded)
+        try:
+            drawn = torch.rand(9)
+        finally:
+            enter(was)
+        expected = torch.rand(9, generator=torch.Generator().manual_seed(1))
+        return bool(dispatch_modes()) or torch.equal(drawn, expected)
+
+
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)

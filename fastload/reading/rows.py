@@ -1,0 +1,302 @@
+"""Finds what fills the rows of a batch: a class with `fill_rows`, or torch's own datasets. See docs/rows.md."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from inspect import getattr_static
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from fastload._kit.integers import BOOLS, as_indices
+from fastload._kit.nested import map_leaves
+from fastload.rows import Run
+
+
+@dataclass(slots=True)
+class Filler:
+    """Fills runs of one dataset."""
+
+    sample: Any
+    """What `empty_sample()` returned."""
+    fill: Callable[[Run], Iterable[int]]
+    """Takes a run, and returns the positions that it could not fill."""
+    copies: bool = False
+    """Whether it only copies memory: no user code runs, and nothing is drawn."""
+
+
+def filler(dataset: Any) -> Filler | None:
+    """Return the filler of `dataset`, or None to read its samples one by one."""
+    kind: Any = type(dataset)
+    own = getattr(dataset, "__dict__", {})
+    if not own.keys().isdisjoint(_READS):
+        return None
+    if kind is TensorDataset:
+        return _tensors(dataset)
+    if kind is Subset:
+        return _subset(dataset)
+    if kind is ConcatDataset:
+        return _concatenated(dataset)
+    methods = _methods(kind)
+    if methods is None or not methods.isdisjoint(own):
+        return None
+
+    def fill(run: Run) -> Iterable[int]:
+        if methods.isdisjoint(own):
+            found: Iterable[int] = dataset.fill_rows(run)
+            return found
+        return range(len(run))  # overridden since the loader began
+
+    sample = dataset.empty_sample()
+    only_copies = getattr(dataset, "fill_rows_only_copies", False) is True
+    return None if sample is None else Filler(sample, fill, copies=only_copies)
+
+
+_READS = ("__getitem__", "__getitems__", "__getattr__", "__getattribute__")
+
+
+def _methods(kind: type) -> set[str] | None:
+    """Return the names that an instance must not override. None: `kind` has no `fill_rows`, or overrides its code."""
+    ways = kind.__mro__
+    owner = next((base for base in ways if "fill_rows" in vars(base)), None)
+    if owner is None or not hasattr(kind, "empty_sample"):
+        return None
+    # Subclasses of `owner` may add methods and attributes, but not override code that `fill_rows` replaces.
+    own = {name for name in dir(owner) if not name.startswith("__")}
+    code = {name for name in own if _is_code(getattr_static(owner, name))} | {*_READS}
+    nearer = ways[: ways.index(owner)]
+    return None if any(not code.isdisjoint(vars(base)) for base in nearer) else code
+
+
+def _is_code(attribute: Any) -> bool:
+    return callable(attribute) or hasattr(attribute, "__get__")
+
+
+class NotPositions(ValueError):
+    """`fill_rows` returned something other than positions, such as a mask or None."""
+
+
+def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
+    """Return the positions that `fill_rows` returned for `n` samples, each once. Raises NotPositions."""
+    found = set()
+    if isinstance(missing, Iterable):
+        for k in missing:  # a generator may fill rows as it is iterated, and raise
+            if type(k) in BOOLS or not hasattr(k, "__index__") or not 0 <= operator.index(k) < n:
+                break
+            found.add(operator.index(k))
+        else:
+            return sorted(found)
+    raise NotPositions(
+        f"returned {reprlib.repr(missing)}, expected positions in the run from 0 to {n - 1}, or ()"
+    )
+
+
+# ---- torch's datasets ----
+
+
+def _tensors(dataset: TensorDataset) -> Filler | None:
+    tensors = dataset.tensors
+    plain = all(
+        type(t) is torch.Tensor
+        and t.is_cpu
+        and t.layout is torch.strided
+        and not t.requires_grad
+        and not (t.is_quantized or t.is_conj() or t.is_neg() or t._is_zerotensor())
+        # torch.stack keeps the strides of samples of four dimensions and more.
+        and 1 <= t.dim() <= 4
+        for t in tensors
+    )
+    if not plain:
+        return None
+
+    gatherer = Gatherer()
+
+    def fill(run: Run) -> Iterable[int]:
+        places = as_indices(run.indices)
+        # Replaced or changed since the loader began? `index_select` would resize the rows.
+        if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
+            return range(len(run))
+        try:
+            for tensor, row in zip(tensors, run.rows, strict=True):
+                gatherer.gather(tensor, places, row)
+        # Torch's own indexing accepts negative indices, and says what is out of range.
+        except (IndexError, RuntimeError):
+            return range(len(run))
+        return ()
+
+    return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
+
+
+class Gatherer:
+    """Gathers rows of tensors on the CPU: on all cores, or on one while other processes use some.
+
+    `torch.index_select` waits for the slowest core. With two busy processes on two cores, batches of 0.1 ms took 5 ms.
+    """
+
+    def __init__(self) -> None:
+        self._on_one_core = 0  # number of further calls that use one core
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        rows: NDArray[np.int64],
+        out: torch.Tensor,
+        on_one_core: Callable[[torch.Tensor, NDArray[np.int64], torch.Tensor], bool] | None = None,
+    ) -> None:
+        """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range.
+
+        Args:
+            on_one_core: copies on one core and returns True, or does nothing and returns False. By default a function
+                that takes any tensor.
+        """
+        if self._on_one_core:
+            self._on_one_core -= 1
+            if (on_one_core or _take)(tensor, rows, out):
+                return
+        began = perf_counter()
+        torch.index_select(tensor, 0, torch.from_numpy(rows), out=out)
+        if perf_counter() - began > _LATE_S:
+            self._on_one_core = 100
+
+
+def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
+    """Copy rows on one core; if that is not possible, do nothing and return False."""
+    kind = _OF_SIZE.get(tensor.element_size())  # NumPy lacks some of torch's dtypes
+    # The negative bit, which makes the values differ from those in memory, may be set at any time.
+    if kind is None or tensor.is_complex() or tensor.is_neg() or tensor.requires_grad:
+        return False
+    # NumPy would first copy the whole of a tensor that is not contiguous.
+    if not tensor.is_contiguous() or not out.is_contiguous():
+        return False
+    # Its storage may have been resized.
+    if (
+        tensor.untyped_storage().nbytes()
+        < (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    ):
+        return False
+    # As uint64 a negative row is huge.
+    if not out.numel() or bool((rows.view(np.uint64) >= len(tensor)).any()):
+        return False
+    # Not `tensor.numpy()`, after which torch refuses to resize the tensor for good.
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    items: NDArray[Any] = np.ndarray(tensor.shape, f"i{tensor.element_size()}", memory)
+    # "raise" would fill a copy of `out` first.
+    items.take(rows, 0, out.view(kind).numpy(), "clip")
+    return True
+
+
+_LATE_S = 1e-3
+"""A longer call waited for a core: the loop's thread gathers at most 1 MB, in 0.2 ms. In a worker, `index_select` has
+one core anyway."""
+_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _are_rows(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    return all(
+        row.shape[1:] == tensor.shape[1:] and row.dtype is tensor.dtype
+        for row, tensor in zip(rows, tensors, strict=True)
+    )
+
+
+def _empty_like(leaf: Any) -> Any:
+    return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else np.empty_like(leaf)
+
+
+def _leaves(rows: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(rows, found.append)
+    return found
+
+
+def _subset(dataset: Subset[Any]) -> Filler | None:
+    whole = dataset.dataset
+    inner = filler(whole)
+    if inner is None:
+        return None
+    fill = inner.fill
+
+    def fill_subset(run: Run) -> Iterable[int]:
+        if dataset.dataset is not whole:  # replaced since the loader began
+            return range(len(run))
+        try:
+            indices = [dataset.indices[index] for index in run.indices]
+        except (IndexError, TypeError):
+            return range(len(run))
+        return fill(run.renamed(indices))
+
+    return Filler(inner.sample, fill_subset, copies=inner.copies)
+
+
+def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
+    datasets = list(dataset.datasets)
+    parts = [filler(part) for part in datasets]
+    first = parts[0]
+    if first is None:
+        return None
+    same = [part for part in parts if part is not None and alike(part.sample, first.sample)]
+    if len(same) < len(parts):
+        return None
+    ends = np.array(dataset.cumulative_sizes)
+    copies = all(part.copies for part in same)
+
+    def fill(run: Run) -> Iterable[int]:
+        indices = as_indices(run.indices)
+        replaced = len(dataset.datasets) != len(datasets) or not all(
+            map(operator.is_, dataset.datasets, datasets)
+        )
+        if indices is None or replaced:
+            return range(len(run))
+        numbers = np.searchsorted(ends, indices, side="right")
+        numbers[indices < 0] = len(ends)
+        present = np.unique(numbers).tolist()
+        if copies and 4 * len(present) > len(run):  # a call for each part would cost more
+            return range(len(run))
+        missing: list[int] = []
+        for number in present:
+            places = np.flatnonzero(numbers == number)
+            if number == len(ends):  # negative or out of range: torch reads it or raises
+                missing += places.tolist()
+                continue
+            begin = ends[number - 1] if number else 0
+            missing += _fill_some(same[number], run, places, (indices[places] - begin).tolist())
+        return missing
+
+    return Filler(first.sample, fill, copies=copies)
+
+
+def _fill_some(
+    found: Filler, run: Run, places: NDArray[np.intp], indices: list[int]
+) -> Iterable[int]:
+    """Fill the samples at positions `places` of a run, and return the positions that could not be filled."""
+    start, stop = int(places[0]), int(places[-1]) + 1
+    if stop - start == len(places):
+        rows = map_leaves(run.rows, lambda leaf: leaf[start:stop])
+    else:  # fill neighbouring rows, and copy them
+        rows = map_leaves(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
+    part = Run(indices, rows, lambda: run.keys[places])
+    missing = [int(places[k]) for k in positions(found.fill(part), len(part))]
+    if stop - start > len(places):
+        for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
+            leaf[places] = made
+    return missing
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Return whether two samples have the same containers, types, dtypes and shapes."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(alike, a, b))
+    if isinstance(a, torch.Tensor | np.ndarray):
+        return bool(a.dtype == b.dtype and a.shape == b.shape)
+    return True

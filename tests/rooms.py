@@ -1,0 +1,55 @@
+"""What each room of the package may import: the one table of the layering, which `tests/test_layering.py` reads.
+
+A room is a folder, or a file beside them. Imports inside functions and for the type checker count too. The rooms of the
+core stand in their order: each imports only rooms above it. Plug-ins may import what their line names, and the core
+imports none of them. What stands in brackets may be imported inside functions only.
+"""
+
+from __future__ import annotations
+
+CORE = {
+    "errors": "",
+    "_kit": "errors",
+    "telemetry": "_kit",
+    "random": "_kit",
+    "isolation": "errors _kit random",
+    "rows": "",
+    "settings": "_kit telemetry random isolation",
+    "memory": "_kit telemetry random",
+    "order": "errors _kit telemetry random settings memory",
+    "reading": "errors _kit random isolation rows settings memory order",
+    "engine": "errors _kit telemetry random isolation settings memory order reading",
+    "loader": "_kit telemetry isolation settings order engine",
+    "prefetch": "_kit engine loader",
+    "testing": "",
+    "__init__": "errors telemetry random order reading loader prefetch (stream)",
+}
+
+PLUG_INS = {
+    "bench": "__init__ errors _kit telemetry order datasets image measure",
+    "check": "errors _kit telemetry random isolation reading loader",
+    "compat": "errors _kit order loader datasets distributed elastic flow",
+    "datasets": "__init__ errors _kit telemetry rows reading loader image",
+    "distributed": "errors _kit",
+    "elastic": "errors _kit memory order distributed",
+    "flow": "errors _kit distributed",
+    "image": "errors _kit telemetry random",
+    "measure": "__init__ errors _kit telemetry rows reading",
+    "parameters": "errors _kit distributed",
+    "store": "errors _kit rows order reading loader datasets distributed elastic",
+    "stream": "errors _kit loader",
+    "train": "__init__ errors _kit telemetry datasets distributed image measure",
+}
+
+COMMANDS = {
+    "cli": "__init__ errors (bench check datasets distributed flow image measure parameters store stream train)",
+    "__main__": "cli",
+}
+
+ROOMS = {**CORE, **PLUG_INS, **COMMANDS}
+
+
+def allowed(room: str, *, at_load: bool) -> set[str]:
+    """Return the rooms that a room may import, as it is loaded or later."""
+    early, _, late = ROOMS[room].partition("(")
+    return {*early.split(), *(() if at_load else late.strip(")").split())}
