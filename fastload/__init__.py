@@ -13,13 +13,13 @@ The way of an index, room by room, from what a user holds to the batch:
                   epoch, in order; lanes: those of an iterable dataset; epochs: which one runs, and what was delivered;
                   state: what is saved of both; sampler_state: what a sampler's indices depend on
     engine/       runs an epoch
-                  iterator: the loop's side, fills the window and takes; window: the bounded, ordered hand-off; waiting:
-                  lines of threads; workers: starts and ends the threads; worker_context: what each works with;
-                  reports: warnings and `on_stats`; epoch_counts
+                  iterator: the loop's side, fills the window and takes; readers: who reads, and what each owns;
+                  workers: starts and ends the threads; worker_context: what each works with; window: the bounded,
+                  ordered hand-off; waiting: lines of threads; reports: warnings and `on_stats`; epoch_counts
     reading/      how a worker reads a batch
-                  fetch: sample by sample; filling: by the dataset itself; iterable: from an iterator; choose_fetcher;
-                  rows: who fills rows; run_length: how much a worker claims at once; notices: warnings for the loop;
-                  read_ahead: in a second thread, for `max_wait_ms`
+                  fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: `__getitem__`
+                  and `__getitems__`; filling: `fill_rows`; iterable: an iterator; rows: who fills rows; failures: what
+                  an error becomes; run_length: how much a worker claims at once; notices: warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from fastload.order.sampler import RankSampler
     from fastload.prefetch import prefetch_to
     from fastload.random.streams import random_stream, sample_generator, sample_rng
-    from fastload.reading.fetch import SKIP
+    from fastload.reading.failures import SKIP
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
 
@@ -93,9 +93,9 @@ def __getattr__(name: str) -> Any:
     from fastload import loader, prefetch, telemetry
     from fastload.order import sampler
     from fastload.random import streams
-    from fastload.reading import fetch
+    from fastload.reading import failures
 
-    homes = (fetch, loader, prefetch, sampler, streams, telemetry)
+    homes = (failures, loader, prefetch, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

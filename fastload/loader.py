@@ -87,18 +87,15 @@ class DataLoader(TorchDataLoader[T]):
         retries: how often a sample is read again after a transient error of the operating system (EIO,
             ESTALE, a time-out of a network file system ...), after waits of 0.1 s, 0.2 s, 0.4 s ... A retry
             draws the same random numbers. Not for an iterable dataset.
-        max_wait_ms: for an iterable dataset that waits for its samples, as a stream of messages does: the longest
-            that the first sample of a batch waits for the others. A batch comes as soon as it has `batch_size`
-            samples or this time is over, then with those that are there. It is never empty. Each worker gets a
-            second thread, which reads its dataset at most `batch_size` samples ahead, beside `collate_fn`. Batches
-            come from any worker that has one. Random numbers of samples do not depend on the time, batches do.
-            If the dataset has a method `fastload_decode(sample)`, one thread reads it, as worker 0 of 1, at most
-            `2 * batch_size` samples ahead. All workers decode its samples as they arrive, each with its own copy.
         memory_format: the memory format of 4-dimensional tensors, N samples [C, H, W], from the default collate.
             Pass `torch.channels_last` if the model uses it. Samples that are channels-last already
             (from a plan or a PIL image) then need no transposing.
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
             ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
+        begin_early: let persistent workers begin the next epoch while the loop works on the end of this one, if its
+            order is known (a RankSampler or a sequential one). They never do if the loop could change samples in
+            between: if the dataset holds a `multiprocessing.Value`, a shared tensor or a manager's proxy, or an object
+            with `set_epoch()`, or if workers share it. Pass False if your loop changes data that workers share.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
             each batch.
         worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
@@ -133,9 +130,9 @@ class DataLoader(TorchDataLoader[T]):
         prefetch_batches: int | None = None,
         prefetch_bytes: int | None = None,
         retries: int = 0,
-        max_wait_ms: float | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_stats: Callable[[Stats], None] | None = None,
+        begin_early: bool = True,
         snapshot_every_n_steps: int | None = 1,
         worker_method: Literal["thread", "process"] = "thread",
     ) -> None:
@@ -148,9 +145,9 @@ class DataLoader(TorchDataLoader[T]):
         self.prefetch_batches = prefetch_batches
         self.prefetch_bytes = prefetch_bytes
         self.retries = retries
-        self.max_wait_ms = max_wait_ms
         self.memory_format = memory_format
         self.on_stats = on_stats
+        self.begin_early = begin_early
         self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()

@@ -40,8 +40,8 @@ class Settings:
     pin_memory: bool
     pin_memory_device: str
     timeout: float
-    max_wait_ms: float | None
     in_order: bool
+    begin_early: bool
     persistent_workers: bool
     prefetch_factor: int | None
     prefetch_batches: int | None
@@ -110,31 +110,6 @@ class Settings:
             )
         if self.worker_method == "process":
             self._refuse_for_processes()
-        if self.max_wait_ms is not None:
-            self._check_deadline()
-        elif self.iterable and hasattr(self.dataset, "fastload_decode"):
-            raise ValueError(
-                f"{type(self.dataset).__name__} has fastload_decode, which needs max_wait_ms. Give it, or decode in "
-                "__iter__"
-            )
-
-    def _check_deadline(self) -> None:
-        wait = self.max_wait_ms
-        if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait < math.inf:
-            raise ValueError(
-                f"max_wait_ms must be a number of milliseconds, 0 or more, got {wait!r}"
-            )
-        if not self.iterable:
-            raise ValueError(
-                "max_wait_ms is for iterable datasets: a map-style dataset has all its samples from the start"
-            )
-        others = {
-            "batch_size=None": not self.batched,
-            "drop_last=True": self.drop_last,
-            "prefetch_bytes": self.prefetch_bytes is not None,
-        }
-        if names := [name for name, given in others.items() if given]:
-            raise ValueError(f"max_wait_ms cannot be combined with {' and '.join(names)}")
 
     def _check_memory_format(self) -> None:
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
@@ -159,7 +134,6 @@ class Settings:
             "retries": self.retries,
             "memory_format": self.memory_format is not torch.contiguous_format,
             "on_stats": self.on_stats is not None,
-            "max_wait_ms": self.max_wait_ms is not None,
         }
         if names := [name for name, value in given.items() if value]:
             raise ValueError(f'{", ".join(names)}: only for worker_method="thread", got "process"')
@@ -174,10 +148,6 @@ class Settings:
             raise ValueError(
                 "timeout needs num_workers > 0: without workers the loop itself reads, and cannot interrupt a sample"
             )
-        if self.num_workers == 0 and self.max_wait_ms is not None:
-            raise ValueError(
-                "max_wait_ms needs num_workers > 0: without workers the loop itself waits for each sample"
-            )
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
             raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
@@ -188,29 +158,19 @@ class Settings:
         return isinstance(self.dataset, IterableDataset)
 
     @property
-    def decodes(self) -> bool:
-        """Whether one thread reads a stream, and all workers decode its samples; see `read_ahead`."""
-        return self.max_wait_ms is not None and hasattr(self.dataset, "fastload_decode")
-
-    @property
     def lanes(self) -> int:
         """Number of lanes: one for each worker that reads an iterable dataset, otherwise one."""
-        return max(1, self.num_workers) if self.iterable and not self.decodes else 1
-
-    @property
-    def lanes_apart(self) -> bool:
-        """Whether a lane that waits for its samples does not hold the others up."""
-        return self.max_wait_ms is not None and self.lanes > 1
-
-    @property
-    def batches_in_order(self) -> bool:
-        """Whether the loop gets batches in order. A decoded stream always does: its state is one position."""
-        return (self.in_order or self.decodes) and not self.lanes_apart
+        return max(1, self.num_workers) if self.iterable else 1
 
     @property
     def keyed(self) -> bool:
         """Whether each sample has its own random numbers. Without workers and seed it draws the loop's, as in torch."""
         return self.seed is not None or self.num_workers > 0
+
+    @property
+    def draws_twice(self) -> bool:
+        """Whether torch calls the sampler's `__iter__` twice: before it draws the workers' seed, and after."""
+        return bool(self.num_workers) and self.seed is None and not self.iterable
 
     @property
     def samples_per_batch(self) -> int | None:
@@ -223,8 +183,7 @@ class Settings:
         if num_workers == 0:
             return 1
         if self.prefetch_batches is not None:
-            # Each lane of a stream needs room of its own: one that gets no samples must not hold the others up.
-            return max(self.prefetch_batches, self.lanes if self.lanes_apart else 0)
+            return self.prefetch_batches
         if self.prefetch_factor is not None:
             return self.prefetch_factor * num_workers
         if batches_in_parallel:

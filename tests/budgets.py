@@ -52,8 +52,8 @@ LISTED = {
     "the way of an index": """
         loader settings rows
         order/sampler order/sampler_state order/partition order/batches order/epochs order/state
-        engine/iterator engine/reports engine/window engine/waiting engine/workers engine/worker_context
-        reading/fetch reading/choose_fetcher reading/filling reading/rows reading/run_length
+        engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/worker_context
+        reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length
         memory/ticket memory/batch memory/collate memory/layout memory/slots
     """,
     # What else `fastload.DataLoader` loads, without isolation/.
@@ -65,7 +65,7 @@ LISTED = {
         _kit/__init__ _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private _kit/user_errors
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
-    "the core's other files": "__main__ testing _kit/disk _kit/evaluating _kit/fingerprint reading/read_ahead",
+    "the core's other files": "__main__ testing _kit/disk _kit/evaluating _kit/fingerprint",
 }
 """The files of rows that are no folders, by their paths in fastload/."""
 

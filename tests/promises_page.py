@@ -34,7 +34,7 @@ AREAS = {
     "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings}",
     "Memory": "tests/promises/test_kept_batches tests/test_window{_model,} benchmarks/memory",
     "Beside the training loop": "tests/promises/test_{beside_the_loop,prefetch,memory_format} benchmarks/beside",
-    "Iterable datasets": "tests/promises/test_{iterable,max_wait}",
+    "Iterable datasets": "tests/promises/test_iterable",
     "Reports and checks": "tests/telemetry/* tests/promises/test_telemetry_scenarios tests/test_check",
     "Datasets that fill rows": "tests/promises/test_filled_{rows,rows_broken,images}",
     "Images": """tests/image/test_{plans,pixels,decode,region_decoder} tests/promises/test_plans_in_the_loader

@@ -10,41 +10,20 @@ from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from fastload._kit.user_errors import annotate
 from fastload.engine import workers
 from fastload.engine.epoch_counts import EpochCounts
+from fastload.engine.readers import Readers
 from fastload.engine.reports import Reports
 from fastload.engine.window import Window
-from fastload.engine.worker_context import (
-    LOOP,
-    WorkerContext,
-    can_pin,
-    finish,
-    loop_context,
-    neutral_modes,
-    pin_batch,
-    read_run,
-)
+from fastload.engine.worker_context import LOOP, finish, neutral_modes, pin_batch, read_run
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
-from fastload.isolation import Isolation
 from fastload.memory.batch import Batch
-from fastload.memory.slots import SlotPool
-from fastload.order.batches import Order, SampledOrder, has_pure_order
+from fastload.order.batches import Order, has_pure_order
 from fastload.order.epochs import Epochs
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
-from fastload.random.streams import (
-    Streams,
-    chosen_modules,
-    current_stream,
-    entered,
-    leave,
-    routable,
-)
-from fastload.reading.choose_fetcher import make_fetcher
-from fastload.reading.fetch import Fetcher, IndexFetcher
+from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
@@ -62,111 +41,89 @@ class ThreadIterator(Iterator[Any]):
     def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
         settings.check_loadable()
         self._pid = os.getpid()
-        self._settings, self._epochs = settings, epochs
+        self._epochs = epochs
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._pins = settings.pin_memory and can_pin(settings.pin_memory_device, stacklevel=4)
-        pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
         self._notices = Notices()
-        self._fetcher = make_fetcher(settings, pool, self._notices)
-        self._make_batch = self._fetcher.batch if isinstance(self._fetcher, IndexFetcher) else None
-        light = not self._pins and _is_light(settings, self._fetcher)
-        num_workers = 0 if light else settings.num_workers
-        self._inline = num_workers == 0
-        # Before the sampler draws: if this raises, no random state has changed.
-        streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
-        self._window: Window[Batch] = Window(
-            settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
-            in_order=settings.batches_in_order,
-            lanes_apart=settings.lanes_apart,
-            collected=self._pins and not self._inline,
-            lanes=settings.lanes,
-            max_bytes=settings.prefetch_bytes,
-            run_seconds=self._fetcher.run_seconds,
+        # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
+        self._readers = Readers(settings, self._notices, stacklevel=4)
+        self._inline = self._readers.workers == 0
+        self._window = self._readers.window()
+        self._loop_context = self._readers.of_loop(self._window) if self._inline else None
+        self.counts = EpochCounts(
+            self._readers.workers, self._readers.pool, asked=settings.num_workers
         )
-        pool.limit = self._window.depth + 1
-        self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
-        if self._inline:
-            self._loop_context = loop_context(
-                settings, self._fetcher, streams, isolation, self._window.changes.wait
-            )
-        self.counts = EpochCounts(num_workers, pool, asked=settings.num_workers)
         self._reports = Reports(self._notices, self.counts, warned)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
-        base_seed = self._begin_first()
+        self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
+        base_seed = self._begin(settings)
         if settings.worker_init_fn is None:
             self._issue()  # before the threads start: each finds work at once
-        self.threads: list[threading.Thread] = []
-        if isolation is not None and not self._inline:
-            self.threads = workers.start(
-                self._window,
-                self._fetcher,
-                isolation,
-                streams,
-                num_workers=num_workers,
-                base_seed=base_seed,
-            )
+        self.threads = self._readers.start(self._window, base_seed)
         self._issue()
 
     # ---- epochs ----
 
-    def _begin_first(self) -> int:
-        """Begin the first epoch and return the base seed. Draw what torch draws, in the same order."""
-        settings = self._settings
-        base_seed = self._epochs.drawn_seed(settings)
-        twice = settings.num_workers and settings.seed is None and not settings.iterable
-        if base_seed is None and twice:
-            iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
-            base_seed = settings.base_seed(self._epochs.number)
-        order = self._epochs.make_order(settings, self._make_batch)
-        if base_seed is None:
-            base_seed = settings.base_seed(self._epochs.number)
-        self._begin(order, self._epochs.stream_seed(settings, base_seed))
+    def _begin(self, settings: Settings, base_seed: int | None = None) -> int:
+        """Begin an epoch, or adopt the one that the workers have begun. Return the base seed.
+
+        `base_seed` is that of workers that run already.
+        """
+        self._settings = settings
+        order = self._ahead
+        if (
+            order is None
+            or not self._ended
+            or self._epochs.resume is not None
+            or order.initial != self._epochs.fresh_state(settings)
+        ):
+            self._window.discard()
+            order, base_seed = self._new_order(base_seed)
+        self._order = order
+        self._epochs.began(order)
+        self._ahead = None
+        self._begun = False  # whether the loop has asked for a batch
+        self._ended = False  # whether the loop has seen the end
+        self._reports.begin(settings)
+        self._window.recount()
+        self.counts.begin(order.epoch, self._window, order.recorders)
+        assert base_seed is not None
         return base_seed
+
+    def _new_order(self, base_seed: int | None, *, early: bool = False) -> tuple[Order, int]:
+        # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
+        recorders = [Recorder() for _ in range(max(1, self.counts.workers) + 2)]
+        return self._epochs.begin_order(
+            self._settings, self._readers.fetcher.source.batch, recorders, base_seed, early=early
+        )
+
+    def _begin_early(self) -> Order | None:
+        """Let the workers begin the next epoch while the loop works on the end of this one, if it can be known now.
+
+        It cannot if the loop may change its order or its samples first, or if another number of workers reads it.
+        """
+        settings = self._settings
+        if (
+            self._ahead is None
+            and settings.begin_early
+            and settings.persistent_workers
+            and settings.in_order
+            and not settings.iterable
+            and has_pure_order(settings.sampler)
+            and not self._readers.hear_of_the_loop
+        ):
+            self._ahead, _ = self._new_order(self._order.seed, early=True)
+            return self._ahead
+        return None
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
         with self._epochs.beginning():
             settings = self._settings.followed(loader)
             settings.check_loadable()
-            self._begin_another(settings)
-
-    def _begin_another(self, settings: Settings) -> None:
-        self._settings = settings
-        ahead = self._ahead
-        if (
-            ahead is not None
-            and self._ended
-            and self._epochs.resume is None
-            and ahead.initial == self._epochs.fresh_state(settings)
-        ):
-            self._begin(ahead, None)
-        else:
-            self._window.discard()
-            order = self._epochs.make_order(settings, self._make_batch)
-            self._begin(order, self._epochs.stream_seed(settings, self._order.seed))
-        self._issue()
-
-    def _begin(self, order: Order, seed: int | None) -> None:
-        """Begin an epoch. `seed` is None if the workers have begun it already."""
-        if seed is not None:
-            order.begin(seed, _recorders(self.counts.workers))
-        self._order = order
-        self._epochs.began(order)
-        self._ahead: SampledOrder | None = None  # of the next epoch, if the workers have begun it
-        self._runs_ahead = (
-            self._settings.persistent_workers
-            and self._settings.in_order
-            and not self._inline
-            and isinstance(order, SampledOrder)
-            and has_pure_order(self._settings.sampler)
-        )
-        self._begun = False  # whether the loop has asked for a batch
-        self._ended = False  # whether the loop has seen the end
-        self._reports.begin(self._settings)
-        self._window.recount()
-        self.counts.begin(order.epoch, self._window, order.recorders)
+            self._begin(settings, self._order.seed)
+            self._issue()
 
     def _end(self) -> None:
         if self._ended:
@@ -268,7 +225,8 @@ class ThreadIterator(Iterator[Any]):
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
             with self._epochs.beginning():
-                self._begin_another(self._settings)
+                self._begin(self._settings, self._order.seed)
+                self._issue()
             self._begun = True
 
     def _take(self) -> Batch | None:
@@ -308,11 +266,9 @@ class ThreadIterator(Iterator[Any]):
             with span("sampler"):
                 batch = next(order, None)
             if batch is None:
-                if self._ahead is not None or not self._runs_ahead:
+                if (following := self._begin_early()) is None:
                     return
-                # The workers begin the next epoch while the loop works on the end of this one.
-                assert isinstance(self._order, SampledOrder)
-                order = self._ahead = self._order.following()
+                order = following
                 continue
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             self._window.issue(batch)
@@ -328,14 +284,14 @@ class ThreadIterator(Iterator[Any]):
         batch.recorders[LOOP].add("sampler", perf_counter() - started)
         if batch.error is None:
             stream, outer = self._loop_context.stream, current_stream()
-            drawing = nullcontext() if self._fetcher.copies else entered(stream)
+            drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
             try:
                 with neutral_modes(), drawing:
-                    read_run(batch, 0, batch.units, self._fetcher, self._loop_context)
-                    finish(batch, self._fetcher, self._loop_context)
+                    read_run(batch, 0, batch.units, self._readers.fetcher, self._loop_context)
+                    finish(batch, self._readers.fetcher, self._loop_context)
             finally:
                 leave(stream, outer)  # again: Ctrl-C may have struck before
-            if self._pins:
+            if self._readers.pins:
                 pin_batch(batch)
         self._window.check()
         self.counts.served_s += perf_counter() - started
@@ -368,33 +324,3 @@ class ThreadIterator(Iterator[Any]):
 def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
     window.close()
     counts.end()
-
-
-def _recorders(workers: int) -> list[Recorder]:
-    """Return a recorder for each worker (one if the loop itself reads), for the collector and for the loop."""
-    return [Recorder() for _ in range(max(1, workers) + 2)]
-
-
-def _is_light(settings: Settings, fetcher: Fetcher) -> bool:
-    """Return whether the loop copies a batch faster than a worker could hand it over."""
-    return settings.worker_init_fn is None and fetcher.is_light(settings.samples_per_batch)
-
-
-def _streams_and_isolation(
-    settings: Settings, fetcher: Fetcher, *, inline: bool
-) -> tuple[Streams, Isolation | None]:
-    """Return the `Streams`, and the `Isolation` that gives each worker its dataset, or None if the loop needs none.
-
-    Raises what `Isolation.check` raises.
-    """
-    # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-    draws = not fetcher.copies and (settings.seed is not None or not inline)
-    streams = Streams(
-        routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-        keyed=draws and (not settings.iterable or settings.decodes),
-        seeded=settings.seed is not None,
-    )
-    isolation = settings.isolation() if draws or not inline else None
-    if isolation is not None and not inline:
-        isolation.check()
-    return streams, isolation

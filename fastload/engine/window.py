@@ -58,8 +58,6 @@ class Window(Generic[T]):
         max_bytes: bound of the bytes in flight. An incomplete ticket counts as the mean so far. One ticket is always
             let in, and only one until the first is complete.
         run_seconds: how long a run should last.
-        lanes_apart: count the tickets in flight, not the places from the oldest on, so that a lane whose ticket is
-            never ready does not stop the others.
 
     Only the thread that holds `taking` may take and issue, only one may collect, any may claim and deliver.
     """
@@ -73,14 +71,12 @@ class Window(Generic[T]):
         lanes: int = 1,
         max_bytes: int | None = None,
         run_seconds: float = RUN_SECONDS,
-        lanes_apart: bool = False,
     ) -> None:
         self.depth = depth
         self.max_bytes = max_bytes
         self.lanes = lanes
         self.in_order = in_order
         self.collected = collected
-        self.lanes_apart = lanes_apart
         self._make_locks()
         _windows.add(self)
         self._issued = 0
@@ -106,13 +102,11 @@ class Window(Generic[T]):
         self._lock = threading.RLock()
         # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
         self.taking = threading.RLock()
-        # Owns the taking end of a reader's line, see `read_ahead`. The worker that waits for its next sample holds it.
-        self.next_sample = threading.Lock()
         # Threads that wait until ...
         self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete
         self._loop = Line()  # ... a ticket can be taken
-        self.changes = Changes(self._lock)  # ... tickets are dropped, or a reader has a sample
+        self.changes = Changes(self._lock)  # ... tickets are dropped
 
     # ---- the loop ----
 
@@ -147,10 +141,7 @@ class Window(Generic[T]):
         with self._lock:
             if not self._flight:
                 return True
-            places = len(self._flight)
-            if not self.lanes_apart:
-                places = self._issued - self._flight[0].number
-            if places >= self.depth:
+            if self._issued - self._flight[0].number >= self.depth:
                 return False
             if self.max_bytes is None:
                 return True
@@ -265,13 +256,6 @@ class Window(Generic[T]):
                 self.idle.start()
                 turn = workers.join()
             turn.acquire()
-
-    def cut(self, ticket: T) -> None:
-        """Let no further unit of `ticket` be claimed. The caller has claimed one, and delivers it afterwards."""
-        with self._lock:
-            if ticket.claimed < ticket.units and not ticket.dropped:
-                ticket.units = ticket.claimed
-                self._open[ticket.lane].remove(ticket)
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.

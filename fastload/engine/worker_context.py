@@ -13,14 +13,12 @@ import torch
 from fastload._kit.torch_private import current_worker_info, pin, set_worker_info
 from fastload._kit.user_errors import file_of
 from fastload.errors import ModuleStateWarning, SharedStateWarning
-from fastload.isolation import Isolation, Watch, WorkerCopies
+from fastload.isolation import Watch, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import Stream, Streams
+from fastload.random.streams import Stream
 from fastload.reading.fetch import Fetcher
-from fastload.reading.rows import Filler
-from fastload.settings import Settings
 from fastload.telemetry import Place, Recorder, recording, span
 
 COLLECTOR, LOOP = -2, -1
@@ -36,10 +34,9 @@ class WorkerContext:
         info: what `get_worker_info()` returns in the dataset. None, for the loop, changes nothing: if the loop runs
             inside a sample, the dataset sees the outer worker's info.
         stream: the random stream.
+        fetcher: reads the batches.
         wait: waits until a condition holds, see `Changes.wait`.
         lane: the window's lane from which the worker claims.
-
-    The attribute `filler` fills rows from the worker's dataset. It is None if the dataset cannot do that.
     """
 
     def __init__(
@@ -48,6 +45,7 @@ class WorkerContext:
         own: WorkerCopies,
         info: Any,
         stream: Stream,
+        fetcher: Fetcher,
         wait: Callable[[Callable[[], bool], float | None], None],
         *,
         lane: int = 0,
@@ -59,7 +57,7 @@ class WorkerContext:
         self.lane = lane
         self.stream = stream
         self.wait = wait
-        self.filler: Filler | None = None
+        self.filler = fetcher.source.filler_of(own.dataset)
         # Warnings for the loop by category, as ends of "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {
             UserWarning: self.stream.noticed,
@@ -110,23 +108,6 @@ def neutral_modes() -> AbstractContextManager[None]:
     return _neutral(autocast)
 
 
-def loop_context(
-    settings: Settings,
-    fetcher: Fetcher,
-    streams: Streams,
-    isolation: Isolation | None,
-    wait: Callable[[Callable[[], bool], float | None], None],
-) -> WorkerContext:
-    """Return what the loop reads with if there are no workers."""
-    plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
-    own = plain if isolation is None else isolation.originals()
-    context = WorkerContext(
-        0, own, None, streams.make(own.generators, initialised=own.init_fn is not None), wait
-    )
-    context.filler = fetcher.filler_of(own.dataset)
-    return context
-
-
 @contextmanager
 def _neutral(autocast: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
@@ -145,7 +126,7 @@ def read_run(
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
     started = perf_counter()
-    if fetcher.copies:  # skip the preparations for user code: a batch may take only 30 us
+    if fetcher.source.copies:  # skip the preparations for user code: a batch may take only 30 us
         samples = fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:

@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -44,7 +43,7 @@ from fastload.engine.worker_context import (
 from fastload.isolation import Isolation, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import global_states, restore_global_states
-from fastload.random.streams import Stream, Streams, entered
+from fastload.random.streams import Streams, entered
 from fastload.reading.fetch import Fetcher
 
 JOIN_SECONDS = 5.0
@@ -106,36 +105,19 @@ def start(
             if (error := set_up.get()) is not None:
                 raise error
 
-    def own_copies(*, watching: bool = False) -> WorkerCopies:
-        with neutral_modes():  # inference mode would make inference tensors of copies
-            return isolation.own(watching=watching)
-
-    def begin(
-        kind: str, run: Callable[..., None], own: WorkerCopies, info: Any, streams: Streams
-    ) -> None:
-        name = f"fastload-{kind}-{info.id}"
-        launch(name, _work, window, run, own, info, streams, device, torch_threads)
-        if isolation.initialises:
-            wait_for(1)
-
     try:
         with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
-            several = num_workers > 1 or fetcher.decodes
-            if fetcher.decodes and (read := fetcher.reader(0, window)) is not None:
-                own = own_copies()  # apart from the workers' copies: the reader runs beside them
-                info = make_worker_info(0, 1, base_seed, own.dataset)
-                run = partial(_read_ahead, read, info)
-                begin("reader", run, own, info, replace(streams, keyed=False))
             for i in range(num_workers):
-                own = own_copies(watching=i == 0 and several)
+                with neutral_modes():  # inference mode would make inference tensors of copies
+                    own = isolation.own(watching=i == 0 and num_workers > 1)
                 if i == 0:
-                    isolation.warn_of_shared(stacklevel=6)
-                    fetcher.notices.shared = isolation.shared_state() if several else ""
+                    isolation.warn_of_shared(stacklevel=7)
+                    fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
-                if not fetcher.decodes and (read := fetcher.reader(i, window)) is not None:
-                    begin("reader", partial(_read_ahead, read, info), own, info, streams)
-                    own = replace(own, init_fn=None)  # it ran in the thread of the dataset
-                begin("worker", partial(_serve_all, window, fetcher, info), own, info, streams)
+                worker = window, fetcher, own, info, streams, device, torch_threads
+                launch(f"fastload-worker-{i}", _work, *worker)
+                if isolation.initialises:
+                    wait_for(1)
             initialised = len(threads) if isolation.initialises else 0
             if window.collected:
                 launch("fastload-collector", _collect, window, device)
@@ -192,7 +174,7 @@ def _end_all() -> None:
 
 def _work(
     window: Window[Batch],
-    run: Callable[[WorkerCopies, Stream], None],
+    fetcher: Fetcher,
     own: WorkerCopies,
     info: Any,
     streams: Streams,
@@ -200,7 +182,7 @@ def _work(
     torch_threads: int,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
-    """Prepare this thread for user code, call `worker_init_fn`, and run."""
+    """Prepare this thread for user code, call `worker_init_fn`, and serve a window until it is closed."""
     _local.torch_threads = torch_threads
     if decimal := sys.modules.get("decimal"):
         decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
@@ -214,32 +196,18 @@ def _work(
                 own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
         with own.entered(), entered(stream):
-            run(own, stream)
-
-
-def _serve_all(
-    window: Window[Batch], fetcher: Fetcher, info: Any, own: WorkerCopies, stream: Stream
-) -> None:
-    """Serve a window until it is closed."""
-    lane = info.id if window.lanes > 1 else 0
-    context = WorkerContext(info.id, own, info, stream, window.changes.wait, lane=lane)
-    context.filler = fetcher.filler_of(own.dataset)
-    while serve(window, fetcher, context):
-        pass
-    window.discard()  # it is closed, and an error that a user keeps must not keep the batches
-
-
-def _read_ahead(
-    read: Callable[[Any, Stream], None], info: Any, own: WorkerCopies, stream: Stream
-) -> None:
-    """Read a worker's dataset in its second thread."""
-    set_worker_info(info)  # for good: this thread never collates
-    read(own.dataset, stream)
+            lane = info.id if window.lanes > 1 else 0
+            context = WorkerContext(
+                info.id, own, info, stream, fetcher, window.changes.wait, lane=lane
+            )
+            while serve(window, fetcher, context):
+                pass
+            window.discard()  # it is closed, and an error that a user keeps must not keep the batches
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
     """Claim one run of units, read them, and finish the batch if they were its last. Return False once closed."""
-    claim = fetcher.claim(window, context.lane, context)
+    claim = window.claim(context.lane)
     if claim is None:
         return False
     batch, start, stop = claim

@@ -45,6 +45,7 @@ class ProcessMemory:
         return k > 0 and address < self._shared[k - 1][1]
 
 
+IN_SHARED_MEMORY = "in shared memory"
 _SHARED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...s", re.MULTILINE)
 """A line of `/proc/self/maps` about memory that is mapped with MAP_SHARED."""
 
@@ -65,7 +66,7 @@ class Block:
             return "read-only"
         # CUDA's pinned memory is mapped as shared, and no other process can use it.
         if process.is_shared(self.start) and not any(map(_is_pinned, self.members)):
-            return "in shared memory"
+            return IN_SHARED_MEMORY
         return next(filter(None, map(_why_foreign, self.members)), None)
 
 

@@ -22,6 +22,7 @@ from fastload.isolation.classify import File, Refused, kind_of
 from fastload.isolation.code import ModuleObject, module_level
 from fastload.isolation.copies import make_copies
 from fastload.isolation.kinds import Instance, Protocolled
+from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.module_state import ModuleState, original
 from fastload.isolation.plan import Named, Plan
 from fastload.isolation.rules import is_open, own_dict
@@ -135,6 +136,22 @@ class Isolation:
         """Return the objects for a loop without workers: the loader's own, not copied."""
         return replace(self._originals, generators=self.plan.generators())
 
+    def hears_messages(self) -> bool:
+        """Return whether code outside of the workers can tell samples something while workers own their copies."""
+        in_shared_memory = IN_SHARED_MEMORY in self.plan.shared.values()
+        return (
+            not self._copies
+            or in_shared_memory
+            or any(
+                hasattr(type(x), "set_epoch") or _connects_processes(type(x))
+                for node in self.plan.nodes.values()
+                for x in (
+                    node.x,
+                    *own_dict(node.x).values(),
+                )  # a class may leave attributes out of its copies
+            )
+        )
+
     def _is_handle(self, found: ModuleObject) -> bool:
         """Return whether a module-level object is a handle, whose state `watch` cannot see. Refuse an open one."""
         x: Any = found.value
@@ -234,6 +251,11 @@ class Isolation:
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def _connects_processes(kind: type) -> bool:
+    """Return whether instances are a `multiprocessing.Value`, Queue or Event, a manager's proxy or the like."""
+    return any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
 
 
 _CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)

@@ -122,13 +122,18 @@ def _leaf_bytes(leaf: Any) -> int:
         return 0
 
 
+def list_builder(n: int) -> ListBuilder:
+    """Return a builder that collects `n` samples for a `collate_fn`."""
+    return ListBuilder([None] * n)
+
+
 # ---- builders with slots ----
 
 
 def make_builder(n: int, pool: SlotPool) -> BatchBuilder:
     """Return a builder of the batch that `default_collate` would return for `n` samples. Large rows go into a slot."""
     layout = pool.layout
-    return SlotBuilder(n, pool) if layout is None or layout.rows else ListBuilder([None] * n)
+    return SlotBuilder(n, pool) if layout is None or layout.rows else list_builder(n)
 
 
 class SlotBuilder:

@@ -166,13 +166,6 @@ class SampledOrder(Order):
         """See `Order`. The sampler's iterator may have a method of this name."""
         return self._ready is None or self._ready()
 
-    def following(self) -> SampledOrder:
-        """Return the order of the next epoch, begun."""
-        initial = replace(self.initial, epoch=self.epoch + 1)
-        order = SampledOrder(self._sampler, self._make_batch, initial, rank=self._rank)
-        order.begin(self.seed, [Recorder() for _ in self.recorders])
-        return order
-
     def _keep_draws(self) -> None:
         """Store the random states before the first index, beside those before `iter(sampler)`."""
         had = self.progress

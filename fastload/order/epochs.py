@@ -15,6 +15,7 @@ from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import State, as_int
 from fastload.settings import Settings
+from fastload.telemetry import Recorder
 
 
 class Epochs:
@@ -91,30 +92,49 @@ class Epochs:
             )
             self.resume = None
 
-    def make_order(self, settings: Settings, make_batch: Callable[..., Batch] | None) -> Order:
-        """Return the order of the latest epoch. It resumes after the loaded state, if there is one.
+    def begin_order(
+        self,
+        settings: Settings,
+        make_batch: Callable[..., Batch],
+        recorders: list[Recorder],
+        base_seed: int | None = None,
+        *,
+        early: bool = False,
+    ) -> tuple[Order, int]:
+        """Return the order of the latest epoch, begun, and the workers' base seed. It resumes after a loaded state.
 
-        `make_batch` makes a batch of what a sampler gave. It is None for an iterable dataset.
+        Args:
+            settings: the loader's arguments.
+            make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
+            recorders: measure the epoch, by worker.
+            base_seed: that of workers which run already. None: draw what torch draws, in the same order.
+            early: begin the epoch after the latest one, while its last batches are still read.
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
-        initial: Any = self.fresh_state(settings)
+        known = base_seed if early else self._drawn_seed(settings)
+        if known is None:
+            known = base_seed
+        if known is None and settings.draws_twice:
+            iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
+            known = settings.base_seed(self.number)
+        order = self._make_order(settings, make_batch, early=early)
+        if known is None:
+            known = settings.base_seed(self.number)
+        order.begin(known if settings.seed is None else settings.seed, recorders)
+        return order, known
+
+    def _make_order(
+        self, settings: Settings, make_batch: Callable[..., Batch], *, early: bool
+    ) -> Order:
+        initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
         rank, _ = partition(settings.sampler, settings.dataset)
-        how: dict[str, Any] = {"rank": rank, "resume": self.resume}
-        if make_batch is not None:
-            return SampledOrder(settings.sampler, make_batch, initial, **how)
-        size = settings.batch_size or 1
-        units = size if settings.decodes else 1
-        return LaneOrder(initial, batch_size=size, units=units, apart=settings.lanes_apart, **how)
+        resume: Any = None if early else self.resume
+        if settings.iterable:
+            return LaneOrder(initial, rank=rank, batch_size=settings.batch_size or 1, resume=resume)
+        return SampledOrder(settings.sampler, make_batch, initial, rank=rank, resume=resume)
 
-    def stream_seed(self, settings: Settings, base_seed: int) -> int:
-        """Return the seed of the random streams: the loader's, the loaded state's, or `base_seed`."""
-        if settings.seed is not None:
-            return settings.seed
-        drawn = self.drawn_seed(settings)
-        return base_seed if drawn is None else drawn
-
-    def drawn_seed(self, settings: Settings) -> int | None:
+    def _drawn_seed(self, settings: Settings) -> int | None:
         """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
 
         Torch draws it when it starts workers. Persistent workers keep it from epoch to epoch.

@@ -26,15 +26,11 @@ class LaneBatch(Batch):
     The "index" of a sample, which errors name, is its number in the worker's copy.
     """
 
-    __slots__ = ("closed", "ended", "saved", "state", "taken")
+    __slots__ = ("ended", "saved", "state")
 
-    def __init__(
-        self, lane: int, size: int, saved: dict[str, Any], *, units: int = 1, **place: Any
-    ) -> None:
-        super().__init__(units, [], size=size, position=0, lane=lane, **place)
+    def __init__(self, lane: int, size: int, saved: dict[str, Any], **place: Any) -> None:
+        super().__init__(1, [], size=size, position=0, lane=lane, **place)
         self.saved = saved  # the lane's state at the beginning of this epoch
-        self.closed = False  # whether it has all of its samples, see `read_ahead`
-        self.taken: dict[int, Any] = {}  # samples that are to be decoded, by position
         self.ended = False  # whether the lane had ended before this batch
         self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
 
@@ -55,11 +51,7 @@ class _Delivered(NamedTuple):
 
 
 class LaneOrder(Order):
-    """The batches of one epoch of an iterable dataset, from its lanes in turn.
-
-    With `apart`, a lane that waits for its samples does not hold the others up: the lane with the fewest batches in
-    flight gets the next one.
-    """
+    """The batches of one epoch of an iterable dataset, from its lanes in turn."""
 
     initial: IterableState
     progress: _Delivered
@@ -70,20 +62,15 @@ class LaneOrder(Order):
         *,
         rank: int,
         batch_size: int,
-        units: int = 1,
         resume: IterableState | None = None,
-        apart: bool = False,
     ) -> None:
         super().__init__(initial, rank=rank)
         start = resume or initial
         self._batch_size = batch_size
-        self._units = units
         self._ordinal = 0
         self._began = tuple(start.lanes)
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
-        self._apart = apart
-        self._in_flight = [0] * len(self._began)  # batches of each lane
         self.progress = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
@@ -98,16 +85,13 @@ class LaneOrder(Order):
             self.exhausted = True
             raise StopIteration
         n = len(self._began)
-        lanes = [lane % n for lane in range(self._turn, self._turn + n) if self._active[lane % n]]
-        lane = min(lanes, key=self._in_flight.__getitem__) if self._apart else lanes[0]
+        lane = next(k % n for k in range(self._turn, self._turn + n) if self._active[k % n])
         self._turn = (lane + 1) % n
-        self._in_flight[lane] += 1
         self._ordinal += 1
         return LaneBatch(
             lane,
             self._batch_size,
             self._began[lane],
-            units=self._units,
             keys=self._keys[lane],
             recorders=self.recorders,
             epoch=self.epoch,
@@ -117,7 +101,6 @@ class LaneOrder(Order):
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may report that its lane had ended."""
         assert isinstance(batch, LaneBatch)
-        self._in_flight[batch.lane] -= 1
         turn, lanes, _ = self.progress
         lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:
@@ -155,6 +138,6 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
-        workers=1 if settings.decodes else int(settings.num_workers),  # that read the dataset
+        workers=int(settings.num_workers),  # that read the dataset
         lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
     )

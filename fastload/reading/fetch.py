@@ -1,76 +1,34 @@
-"""How a worker reads a batch: fetchers read samples, put them into the batch, and finish it.
-
-If user code raises, the batch carries the error, and the loop gets it in the batch's turn. Only Ctrl-C and SystemExit
-in the main thread pass through. `choose_fetcher.make_fetcher` chooses the fetcher of a loader.
-"""
+"""How a worker reads a batch and finishes it: a source fills the run, and what is missing is read sample by sample."""
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import count
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import Subset, default_collate, default_convert
 
-from fastload._kit.user_errors import (
-    annotate,
-    contained,
-    file_note,
-    sharing_note,
-    shown,
-    shown_indices,
-    transient_errno,
-)
+from fastload._kit.user_errors import contained, sharing_note, shown_indices
 from fastload.errors import EmptyBatchError
 from fastload.memory.batch import Batch
 from fastload.memory.collate import (
     BatchBuilder,
-    ListBuilder,
     data_bytes,
     in_channels_last,
+    list_builder,
     make_builder,
 )
 from fastload.memory.slots import SlotPool
 from fastload.random.streams import Stream
+from fastload.reading.failures import Failures
+from fastload.reading.filling import Rows, find_filler, find_layout
+from fastload.reading.iterable import Lanes
 from fastload.reading.notices import Notices
-from fastload.reading.rows import Filler
-from fastload.reading.run_length import RUN_SECONDS
+from fastload.reading.sources import Batches, Reader, Source, Unbatched
 from fastload.settings import Settings
 
 
-class _Skip:
-    """The type of `SKIP`."""
-
-    def __repr__(self) -> str:
-        return "fastload.SKIP"
-
-    def __reduce__(self) -> str:
-        return "SKIP"  # one object, also after pickling
-
-
-SKIP = _Skip()
-"""An `on_error` callable returns this to leave a sample out of its batch."""
-
-RETRY_SECONDS = 0.1
-"""The wait before the first retry of a read. It doubles with each retry."""
-
-
-class Reader(Protocol):
-    """What a fetcher needs from the worker that reads. `WorkerContext` implements it."""
-
-    dataset: Any
-    stream: Stream
-    filler: Filler | None
-    """Fills rows from `dataset`, or None to read it sample by sample."""
-    wait: Callable[[Callable[[], bool], float | None], None]
-    """Waits until a condition holds, for at most a number of seconds; see `Changes.wait`."""
-
-
-class Fetcher(ABC):
+class Fetcher:
     """Reads and finishes the batches of a loader. All workers share one.
 
     Args:
@@ -79,46 +37,21 @@ class Fetcher(ABC):
         notices: collects warnings for the loop.
     """
 
-    batches_in_parallel = True
-    """Whether each worker reads its own batch, rather than all of them the same one."""
-    run_seconds = RUN_SECONDS
-    """How long a run of samples, which a worker claims at once, should last."""
-    copies = False
-    """Whether making a batch only copies memory: no user code runs, and nothing is drawn."""
-    decodes = False
-    """Whether one reader serves all workers, which decode its samples."""
-
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         self.notices = notices
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
         self._batched = settings.batched
-        self._on_error = settings.on_error
-        self._retries = settings.retries
         self._pool = pool
+        self._failures = Failures(settings, notices)
+        self.source = _source_of(settings, pool, notices, self._failures)
+        self._in_slots = not self.source.batches_in_parallel
 
-    def reader(self, worker: int, window: Any) -> Callable[[Any, Stream], None] | None:
-        """Return a function that reads a worker's dataset in a second thread, or None if no second thread is needed."""
-        return None
-
-    def claim(self, window: Any, lane: int, reader: Reader) -> Any:
-        """Wait for units to read in a lane, and claim some. Return None once the window is closed."""
-        return window.claim(lane)
-
-    def filler_of(self, dataset: Any) -> Filler | None:
-        """Return the filler of a worker's own dataset, or None to read its samples one by one."""
-        return None
-
-    def is_light(self, batch_size: int | None) -> bool:
-        """Return whether copying a batch takes less time than a hand-over between threads, and runs no user code."""
-        return False
-
-    @abstractmethod
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """Read units `start` to `stop` of `batch`, each sample in its random stream. Return the number of samples.
-
-        Stop between two samples once the batch is dropped.
-        """
+        """Read units `start` to `stop` of `batch`, each sample in its random stream. Return the number of samples."""
+        for missing in self.source.fill(batch, start, stop, reader):
+            self._read_samples(batch, missing.start, missing.stop, reader)
+        return batch.size if batch.units == 1 else stop - start
 
     def _read_samples(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         # No local name for the builder: an error that the user keeps holds this frame by its traceback, and must not
@@ -139,52 +72,11 @@ class Fetcher(ABC):
                     k, attempt = k + 1, 0
                 return
             except BaseException as exc:
-                if not self._pause_for_retry(batch, exc, attempt, reader):
-                    self._sample_failed(batch, k, dataset, exc)
+                if not self._failures.may_retry(batch, exc, attempt, reader.wait):
+                    self._failures.of_sample(batch, k, dataset, exc)
                     k, attempt = k + 1, 0
                 else:
                     attempt += 1
-
-    def _pause_for_retry(
-        self, batch: Batch, exc: BaseException, attempt: int, reader: Reader
-    ) -> bool:
-        """Count a retry, wait and return True; or return False if `exc` must not be retried."""
-        number = transient_errno(exc) if attempt < self._retries else None
-        if number is None:
-            return False
-        batch.retries.append(number)
-        reader.wait(lambda: batch.dropped, RETRY_SECONDS * 2**attempt)
-        return True
-
-    def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
-        index = batch.indices[k]
-        error, stage = contained(exc), f"sample{file_note(dataset, index, exc)}"
-        where = f"sample index {shown(index)}, position {k} of {batch}; stage: "
-        if self._on_error == "raise" or not isinstance(exc, Exception):
-            self._fail(batch, k, error, where + stage)
-            return
-        sample: Any = SKIP
-        try:
-            if self._on_error != "skip":
-                annotate(error, where + stage, sharing_note(self.notices.shared, error))
-                sample = self._on_error(index, error)
-        except BaseException as raised:
-            if raised is not exc:
-                error, stage = contained(raised), "on_error"
-            self._fail(batch, k, error, where + stage)
-            del error, exc  # their tracebacks hold this frame
-            return
-        batch.handled[k] = error
-        if sample is SKIP:
-            batch.skipped.add(k)
-        else:
-            assert batch.builder is not None
-            batch.builder.put(k, sample)
-
-    @staticmethod
-    def _fail(batch: Batch, k: int, error: Exception, where: str) -> None:
-        batch.failed[k] = error, where
-        batch.first_failed = min(batch.first_failed, k)
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         """Make the batch, or set the error that it raises, in the random stream of the batch.
@@ -200,7 +92,7 @@ class Fetcher(ABC):
                 batch.hint = sharing_note(self.notices.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
             elif builder is not None:
-                self._make(batch, builder, collate_fn)
+                self._make(batch, builder, self._pool.collate if self._in_slots else collate_fn)
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
@@ -227,113 +119,26 @@ class Fetcher(ABC):
         batch.nbytes = data_bytes(batch.data)
 
 
-class IndexFetcher(Fetcher):
-    """Reads a map-style dataset, by the indices of a sampler."""
-
-    @abstractmethod
-    def batch(self, indices: Any, **place: Any) -> Batch:
-        """Return a new batch of the indices that the sampler gave. `place` holds the other arguments of `Batch`."""
-
-
-class SingleFetcher(IndexFetcher):
-    """Reads without batching: a "batch" is one sample, for any key that the sampler gave."""
-
-    def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. A list comes from a sampler that batches. Any other key is one sample."""
-        size = len(indices) if isinstance(indices, list) else 1
-        indices = _own(indices)
-        batch = Batch(1, [indices], size=size, **place)
-        batch.builder = ListBuilder([None])
-        return batch
-
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """See `Fetcher`."""
-        self._read_samples(batch, 0, 1, reader)
-        return batch.size
+def _source_of(settings: Settings, pool: SlotPool, notices: Notices, failures: Failures) -> Source:
+    """Return the source of a loader: the first that applies."""
+    dataset = settings.dataset
+    if settings.iterable:
+        return Lanes(settings, notices, failures)
+    if not settings.batched:
+        return Unbatched(list_builder)
+    slots = settings.collate_fn is default_collate
+    found = find_filler(dataset, notices) if slots else None
+    if found is not None and (layout := find_layout(found, dataset, notices)) is not None:
+        return Rows(pool, notices, found, layout)
+    if _reads_batches(dataset):
+        return Batches(failures)
+    if slots:
+        return Source(partial(make_builder, pool=pool), batches_in_parallel=False)
+    return Source(list_builder)
 
 
-class BatchFetcher(IndexFetcher):
-    """Reads a batch with one call of the dataset's `__getitems__`."""
-
-    def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. A slice, a generator or another non-collection counts as one sample, as in torch."""
-        given = _own(indices)
-        one = [given if isinstance(given, slice) else type(given).__name__]
-        indices = given if _is_collection(given) else one
-        batch = Batch(1, indices, size=len(indices), **place)
-        batch.given = given
-        return batch
-
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """See `Fetcher`."""
-        for attempt in count():
-            if batch.dropped:
-                break
-            reader.stream.move(batch, None)
-            try:
-                batch.builder = ListBuilder(reader.dataset.__getitems__(batch.given))
-            except BaseException as exc:
-                again = not isinstance(batch.given, Iterator)
-                if again and self._pause_for_retry(batch, exc, attempt, reader):
-                    continue
-                self._batch_failed(batch, exc, reader)
-            break
-        return batch.size
-
-    def _batch_failed(self, batch: Batch, exc: BaseException, reader: Reader) -> None:
-        handled = self._on_error != "raise" and isinstance(exc, Exception)
-        if handled and _is_collection(batch.given):
-            n = batch.first_failed = len(batch.indices)
-            batch.builder = ListBuilder([None] * n)
-            self._read_samples(batch, 0, n, reader)  # to find the bad samples
-        else:
-            where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
-            batch.failed[0] = contained(exc), where
-
-
-class SampleFetcher(IndexFetcher):
-    """Reads a batch sample by sample, for a `collate_fn`."""
-
-    def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`."""
-        indices = _own(indices)
-        if not isinstance(indices, list | tuple):
-            indices = list(indices)
-        n = len(indices)
-        batch = Batch(max(1, n), indices, size=n, **place)
-        batch.builder = self._builder(n)
-        return batch
-
-    def _builder(self, n: int) -> BatchBuilder:
-        return ListBuilder([None] * n)
-
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """See `Fetcher`."""
-        stop = min(stop, len(batch.indices))
-        self._read_samples(batch, start, stop, reader)
-        return stop - start
-
-
-class SlotFetcher(SampleFetcher):
-    """Reads a batch sample by sample, for torch's `default_collate`, into slots."""
-
-    batches_in_parallel = False
-
-    def _builder(self, n: int) -> BatchBuilder:
-        return make_builder(n, self._pool)
-
-    def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
-        super()._make(batch, builder, self._pool.collate)
-
-
-def _own(indices: Any) -> Any:
-    """Return a copy of indices that may change: a sampler may reuse its list, array or tensor."""
-    if type(indices) is list:
-        return indices.copy()
-    if isinstance(indices, torch.Tensor):
-        return indices.clone()
-    return copy.copy(indices) if isinstance(indices, list | np.ndarray) else indices
-
-
-def _is_collection(given: Any) -> bool:
-    return isinstance(given, Sized) and isinstance(given, Iterable)
+def _reads_batches(dataset: Any) -> bool:
+    """Return whether the dataset has its own `__getitems__`. That of torch's Subset may only loop over samples."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))

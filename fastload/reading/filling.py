@@ -7,15 +7,14 @@ from typing import Any
 
 from fastload._kit.user_errors import contained, shown
 from fastload.memory.batch import Batch
-from fastload.memory.collate import BatchBuilder, SlotBuilder
+from fastload.memory.collate import SlotBuilder
 from fastload.memory.layout import Layout
 from fastload.memory.slots import SlotPool
-from fastload.reading.fetch import Reader, SlotFetcher
 from fastload.reading.notices import Notices
 from fastload.reading.rows import Filler, NotPositions, alike, filler, positions
 from fastload.reading.run_length import FILL_SECONDS
+from fastload.reading.sources import Reader, Source
 from fastload.rows import Run
-from fastload.settings import Settings
 
 LIGHT_BYTES = 1024 * 1024
 """Gathering a batch of this size takes some 100 us, about as long as handing it to a thread and back."""
@@ -59,74 +58,61 @@ def find_layout(found: Filler, dataset: Any, notices: Notices) -> Layout | None:
         return None
 
 
-class FillingFetcher(SlotFetcher):
-    """Lets the dataset fill the rows of slots.
+class Rows(Source):
+    """Lets the dataset fill the rows of a batch, whose memory a pool lends.
 
     Args:
-        settings, pool, notices: see `Fetcher`.
+        pool: lends the memory.
+        notices: collects warnings for the loop.
         found: fills rows from the loader's dataset. Each worker has one for its own dataset.
         layout: how samples lie in a batch.
     """
 
     run_seconds = FILL_SECONDS
 
-    def __init__(
-        self, settings: Settings, pool: SlotPool, notices: Notices, found: Filler, layout: Layout
-    ) -> None:
-        super().__init__(settings, pool, notices)
+    def __init__(self, pool: SlotPool, notices: Notices, found: Filler, layout: Layout) -> None:
+        super().__init__(lambda n: SlotBuilder(n, pool, layout), batches_in_parallel=False)
         self.copies = found.copies
+        self._notices = notices
         self._sample = found.sample
-        self._layout = layout
+        self._nbytes = layout.nbytes
 
     def filler_of(self, dataset: Any) -> Filler | None:
-        """See `Fetcher`."""
-        found = find_filler(dataset, self.notices)
+        """See `Source`."""
+        found = find_filler(dataset, self._notices)
         # `worker_init_fn` may have changed what its samples are.
         return found if found is not None and alike(found.sample, self._sample) else None
 
     def is_light(self, batch_size: int | None) -> bool:
-        """See `Fetcher`."""
-        if not self.copies or batch_size is None:
-            return False
-        return batch_size * self._layout.nbytes <= LIGHT_BYTES
+        """See `Source`."""
+        return self.copies and batch_size is not None and batch_size * self._nbytes <= LIGHT_BYTES
 
-    def _builder(self, n: int) -> BatchBuilder:
-        return SlotBuilder(n, self._pool, self._layout)
-
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """See `Fetcher`. Read one by one the samples that the dataset did not fill."""
-        if reader.filler is None:
-            return super().read(batch, start, stop, reader)
-        stop = min(stop, len(batch.indices))
-        for k in self._fill_rows(batch, start, stop, reader, reader.filler):
-            self._read_samples(batch, k, k + 1, reader)
-        return stop - start
-
-    def _fill_rows(
-        self, batch: Batch, start: int, stop: int, reader: Reader, found: Filler
-    ) -> Iterable[int]:
-        """Let the dataset fill the rows of its samples. Return the positions that must be read one by one."""
-        every = range(start, stop)
+    def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
+        """See `Source`."""
+        every = range(start, min(stop, len(batch.indices)))
         builder = batch.builder
         # If the dataset holds generators, they are keyed for each sample, so samples are read one by one.
-        if not every or reader.stream.held is not None or not isinstance(builder, SlotBuilder):
-            return every
+        held = reader.stream.held is not None
+        if reader.filler is None or not every or held or not isinstance(builder, SlotBuilder):
+            return (every,)
         reader.stream.move(_NO_STREAM, None)
+        start, stop = every.start, every.stop
         try:
-            indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
+            indices = batch.indices if len(every) == batch.units else batch.indices[start:stop]
             run = Run(indices, builder.rows(start, stop), lambda: batch.stream_keys(start, stop))
         except Exception:
-            return every  # no memory, or unusable indices: reading a sample raises the error
+            return (every,)  # no memory, or unusable indices: reading a sample raises the error
         try:
-            return [every[k] for k in positions(found.fill(run), len(every))]
+            missing = positions(reader.filler.fill(run), len(every))
+            return [range(start + k, start + k + 1) for k in missing]
         except NotPositions as exc:
             what = str(exc)
         except BaseException as exc:
             contained(exc)  # Ctrl-C passes
             what = f"raised {type(exc).__name__}: {shown(exc, str)}"
-        self.notices.warn(
+        self._notices.warn(
             "fill_rows",
             f"{type(reader.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is "
             "slower; the batches are the same",
         )
-        return every
+        return (every,)

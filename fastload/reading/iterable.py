@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from types import ModuleType
@@ -14,60 +14,65 @@ from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.isolation.rules import own_dict
 from fastload.memory.batch import Batch
-from fastload.memory.collate import ListBuilder
-from fastload.memory.slots import SlotPool
+from fastload.memory.collate import list_builder
 from fastload.order.lanes import LaneBatch
 from fastload.order.state import keeps_state, load_into
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream
-from fastload.reading.fetch import Fetcher, Reader
+from fastload.reading.failures import Failures, fail
 from fastload.reading.notices import Notices
+from fastload.reading.sources import Reader, Source
 from fastload.settings import Settings
 
 
-class LaneFetcher(Fetcher):
-    """Reads batches of an iterable dataset. It needs no locks: one worker at a time touches a lane."""
+class Lanes(Source):
+    """Reads an iterable dataset: takes the samples of a batch from its lane.
 
-    def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
-        super().__init__(settings, pool, notices)
-        self.batch_size: int = settings.batch_size or 1
+    It needs no locks: one worker at a time touches a lane.
+    """
+
+    def __init__(self, settings: Settings, notices: Notices, failures: Failures) -> None:
+        super().__init__(list_builder)
+        self._notices = notices
+        self._failures = failures
+        self._batch_size: int = settings.batch_size or 1
         self._drop_last = settings.drop_last
         self._lanes: list[Lane | None] = [None] * settings.lanes
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """Take the samples of `batch` from its lane, each in its random stream."""
+    def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
+        """Take the samples of `batch` from its lane, each in its random stream. Nothing is missing afterwards."""
         assert isinstance(batch, LaneBatch)
         reader.stream.move(batch, None)
         lane = self._lane(batch, reader)
-        self._fill(batch, lane, reader)
-        short = batch.size < self.batch_size
+        self._take(batch, lane, reader)
+        short = batch.size < self._batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
             batch.builder = None
         batch.state = lane.state()
-        return batch.size
+        return ()
 
     def _lane(self, batch: LaneBatch, reader: Reader) -> Lane:
         """Return the lane of a batch. The first batch of an epoch begins another pass."""
         lane = self._lanes[batch.lane]
         if lane is not None and lane.keys is batch.keys:
             return lane
-        lane = self._new_lane(batch, reader.dataset)
+        lane = Lane(reader.dataset, batch.keys)
         try:
             lane.begin(batch, reader.stream, lambda: batch.dropped)
         except BaseException as exc:
             lane.ended = True
-            self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+            fail(batch, 0, contained(exc), f"{batch}; stage: iter")
         again = batch.saved["samples"] and batch.saved["state"] is None and not lane.ended
         if again and hasattr(reader.dataset, "state_dict") and not keeps_state(reader.dataset):
-            self.notices.warn(
+            self._notices.warn(
                 "other protocol",
                 f"{type(reader.dataset).__name__} lacks state_dict() and load_state_dict(state) with these arguments, "
                 "so its samples up to the saved position are read again. If its order depends on an epoch that it "
                 "counts, set that epoch before you resume",
             )
         if batch.saved["state"] is not None and not lane.ended and _shuffles(reader.dataset):
-            self.notices.warn(
+            self._notices.warn(
                 "shuffle buffer",
                 f"{type(reader.dataset).__name__} resumes without its shuffle buffer: the examples in it are missing "
                 "from the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
@@ -76,42 +81,32 @@ class LaneFetcher(Fetcher):
         self._lanes[batch.lane] = lane
         return lane
 
-    def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
-        return Lane(dataset, batch.keys)
-
-    def _fill(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
-        builder = self._open(batch, lane)
-        while batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped):
+    def _take(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
+        """Take samples until the batch is full, the lane has ended, or a sample has failed."""
+        batch.size = 0
+        batch.position = lane.samples
+        batch.indices = range(lane.samples, lane.samples + self._batch_size)
+        batch.builder = builder = list_builder(self._batch_size)
+        while batch.size < self._batch_size and not (lane.ended or batch.failed or batch.dropped):
             k = batch.size
             reader.stream.move(batch, k)
             try:
                 sample = lane.take()
             except BaseException as exc:
                 batch.size += 1
-                self._lane_failed(batch, k, lane.dataset, exc, dead=lane.is_dead())
+                self._lane_failed(batch, k, lane, exc)
             else:
                 if not lane.ended:
                     batch.size += 1
                     builder.put(k, sample)
         builder.shorten(batch.size)
 
-    def _open(self, batch: LaneBatch, lane: Lane) -> ListBuilder:
-        """Set a batch's position in the lane, and give it an empty builder."""
-        batch.size = 0
-        batch.position = lane.samples
-        batch.indices = range(lane.samples, lane.samples + self.batch_size)
-        batch.builder = builder = ListBuilder([None] * self.batch_size)
-        return builder
-
-    def _lane_failed(
-        self, batch: LaneBatch, k: int, dataset: Any, exc: BaseException, *, dead: bool
-    ) -> None:
-        """Record the error of sample `k`. `dead`: the error has ended a generator."""
-        self._sample_failed(batch, k, dataset, exc)
-        if dead and k in batch.handled:
-            self.notices.warn(
+    def _lane_failed(self, batch: LaneBatch, k: int, lane: Lane, exc: BaseException) -> None:
+        self._failures.of_sample(batch, k, lane.dataset, exc)
+        if lane.is_dead() and k in batch.handled:
+            self._notices.warn(
                 "generator",
-                f"a generator that raises has ended: {type(dataset).__name__} yields no more samples in worker "
+                f"a generator that raises has ended: {type(lane.dataset).__name__} yields no more samples in worker "
                 f"{batch.lane}, although on_error handled the error. Catch the error in the dataset, or let __iter__ "
                 "return an object that has __next__",
             )

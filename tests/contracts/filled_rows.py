@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
-import fastload.reading.fetch
+import fastload.reading.failures
 import fastload.reading.filling
 import fastload.reading.rows
 from fastload import DataLoader, random_stream
@@ -249,7 +249,7 @@ class FilledRows:
         self, source: Source, fills: Fills, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dataset = source()
-        monkeypatch.setattr(fastload.reading.fetch, "RETRY_SECONDS", 0.001)
+        monkeypatch.setattr(fastload.reading.failures, "RETRY_SECONDS", 0.001)
         expected, fills.left_out, failures = alone(dataset, range(len(dataset))), {4}, [2]
         kind = next(base for base in type(dataset).__mro__ if "__getitem__" in vars(base))
         read = kind.__getitem__

@@ -12,11 +12,14 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import multiprocessing
 import threading
 import time
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,7 +205,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
 def test_an_error_that_does_not_pass_is_not_read_again(
     workers: int, code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.reading.fetch.RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("fastload.reading.failures.RETRY_SECONDS", 60.0)
     error = ValueError("no") if code is None else OSError(code, "no")
     kind, dataset = type(error), Flaky(4, {1: [error]})
     del error  # raised, it holds the frames that it came through
@@ -249,7 +252,7 @@ def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
 def test_close_wakes_a_worker_that_waits_to_read_again(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.reading.fetch.RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("fastload.reading.failures.RETRY_SECONDS", 60.0)
     dataset = Flaky(4, {0: [OSError(errno.EIO, "simulated")] * 99})
     loader = DataLoader(dataset, 1, num_workers=1, retries=20)
     iterator = iter(loader)
@@ -333,6 +336,57 @@ def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: 
             torch.manual_seed(5)
             expected = given(theirs)
             assert got == expected, "the draws are made when the epoch is asked for"
+
+
+class Scaled(Watched):
+    """The loop sets the factor of the samples between two epochs."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__(LENGTH)
+        self.factor = factor
+
+    def __getitem__(self, index: int) -> int:
+        factor = self.factor[0] if isinstance(self.factor, torch.Tensor) else self.factor.value
+        return super().__getitem__(index) * int(factor)
+
+
+class Told(Scaled):
+    """The loop calls the dataset."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.factor.value = epoch + 1
+
+
+@pytest.mark.parametrize(
+    "what", ["Value", "tensor", "proxy", "set_epoch", "one dataset", "begin_early"]
+)
+def test_an_epoch_does_not_begin_early_if_the_loop_may_still_change_its_samples(what: str) -> None:
+    one, options = SimpleNamespace(value=1), {}
+    with ExitStack() as stack:
+        dataset = Scaled(one)
+        if what == "Value":
+            dataset.factor = multiprocessing.Value("i", 1)
+        elif what == "tensor":
+            dataset.factor = torch.ones(1).share_memory_()
+        elif what == "proxy":
+            dataset.factor = stack.enter_context(multiprocessing.Manager()).Value("i", 1)
+        elif what == "set_epoch":
+            dataset = Told(one)
+        elif what == "one dataset":
+            options = {"copy_dataset": False}
+        else:
+            options = {"begin_early": False}
+        loader = stack.enter_context(persistent("sequential", dataset, **options))
+        for epoch in range(3):
+            assert given(loader) == in_batches([k * (epoch + 1) for k in range(LENGTH)], BATCH)
+            time.sleep(GRACE_S)
+            assert len(dataset.reads) == (epoch + 1) * LENGTH
+            if what == "set_epoch":
+                dataset.set_epoch(epoch + 1)  # type: ignore[attr-defined]
+            elif what == "tensor":
+                dataset.factor.fill_(epoch + 2)
+            else:
+                dataset.factor.value = epoch + 2
 
 
 @pytest.mark.parametrize("kind", ["rank sampler", "seed"])

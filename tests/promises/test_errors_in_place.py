@@ -34,7 +34,7 @@ from fastload import DataLoader
 from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
-from fastload.reading.fetch import Fetcher, SampleFetcher
+from fastload.reading.fetch import Fetcher
 from fastload.testing import FailingDataset
 from tests.contracts.workers import Unreadable, only_error, unreadable
 from tests.fakes import Numbers, fastload_threads
@@ -284,7 +284,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
     """Let a thread of the loader meet `fault` at its third passage through a place of the pipeline."""
     owner, name = {
         "serve": (workers_module, "serve"),
-        "read": (SampleFetcher, "read"),
+        "read": (Fetcher, "read"),
         "finish": (Fetcher, "finish"),
         "claim": (Window, "claim"),
         "deliver": (Window, "deliver"),

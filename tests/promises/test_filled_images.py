@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 from PIL import Image
 
 import fastload.image.kernels
-import fastload.reading.fetch
+import fastload.reading.failures
 import fastload.reading.filling
 import fastload.reading.rows
 from fastload import DataLoader

@@ -38,7 +38,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import fastload.image.kernels
-import fastload.reading.fetch
+import fastload.reading.failures
 import fastload.reading.filling
 import fastload.reading.rows
 from fastload import DataLoader, RankSampler, random_stream, sample_rng
@@ -516,7 +516,7 @@ def test_of_several_errors_the_first_in_order_is_raised(
 def test_an_error_that_stays_is_raised_after_the_last_retry(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastload.reading.fetch, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(fastload.reading.failures, "RETRY_SECONDS", 0.001)
 
     class Flaky(Filled):
         failures = 2

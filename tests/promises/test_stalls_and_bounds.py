@@ -317,7 +317,7 @@ def test_a_retry_that_waits_is_given_up_with_its_epoch() -> None:
     dataset = Unsteady()
     options = {"num_workers": 1, "retries": 9, "persistent_workers": True}
     with (
-        mock.patch("fastload.reading.fetch.RETRY_SECONDS", 300.0),
+        mock.patch("fastload.reading.failures.RETRY_SECONDS", 300.0),
         DataLoader(dataset, 2, **options) as loader,
     ):
         iter(loader)

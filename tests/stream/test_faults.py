@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from fastload.reading.read_ahead import DeadlineFetcher
 from torch import Tensor
 
 import fastload
 from fastload.errors import WorkerCrashError
-from fastload.reading.read_ahead import DeadlineFetcher
 from fastload.stream import Message
 from tests.contracts.sources import LONG, double
 from tests.stream.test_predict import Queue, to_tensor

@@ -1,0 +1,95 @@
+"""Who reads a loader's batches: threads, or the loop itself. What each of them owns, and its random streams."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+
+import torch
+
+from fastload.engine import workers
+from fastload.engine.window import Window
+from fastload.engine.worker_context import WorkerContext, can_pin
+from fastload.isolation import WorkerCopies
+from fastload.memory.batch import Batch
+from fastload.memory.slots import SlotPool
+from fastload.random.streams import Streams, chosen_modules, routable
+from fastload.reading.fetch import Fetcher
+from fastload.reading.notices import Notices
+from fastload.settings import Settings
+
+
+class Readers:
+    """The readers of an iterator. All its epochs have the same.
+
+    Args:
+        settings: the loader's arguments.
+        notices: collects warnings for the loop.
+        stacklevel: of a warning that nothing can be pinned; 1 is the caller.
+
+    Raises `DatasetCopyError` if an object of the dataset can neither be copied nor shared.
+    """
+
+    def __init__(self, settings: Settings, notices: Notices, *, stacklevel: int) -> None:
+        self.pins = settings.pin_memory and can_pin(
+            settings.pin_memory_device, stacklevel=stacklevel + 1
+        )
+        self.pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
+        self.fetcher = Fetcher(settings, self.pool, notices)
+        source = self.fetcher.source
+        # The loop copies a light batch faster than a worker could hand it over.
+        light = settings.worker_init_fn is None and source.is_light(settings.samples_per_batch)
+        self.workers = 0 if light and not self.pins else settings.num_workers
+        self._settings = settings
+        # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
+        draws = not source.copies and (settings.seed is not None or self.workers > 0)
+        self._streams = Streams(
+            routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
+            keyed=draws and not settings.iterable,
+            seeded=settings.seed is not None,
+        )
+        self._isolation = settings.isolation() if draws or self.workers else None
+        if self._isolation is not None and self.workers:
+            self._isolation.check()
+
+    @cached_property
+    def hear_of_the_loop(self) -> bool:
+        """Whether the loop can change what samples are while workers run, as through a `multiprocessing.Value`."""
+        return self._isolation is not None and self._isolation.hears_messages()
+
+    def window(self) -> Window[Batch]:
+        """Return a window for these readers."""
+        settings, source = self._settings, self.fetcher.source
+        window: Window[Batch] = Window(
+            settings.depth(self.workers, batches_in_parallel=source.batches_in_parallel),
+            in_order=settings.in_order,
+            collected=self.pins and self.workers > 0,
+            lanes=settings.lanes,
+            max_bytes=settings.prefetch_bytes,
+            run_seconds=source.run_seconds,
+        )
+        self.pool.limit = window.depth + 1
+        return window
+
+    def of_loop(self, window: Window[Batch]) -> WorkerContext:
+        """Return what the loop reads with if there are no workers: the loader's own objects, not copied."""
+        settings = self._settings
+        own = WorkerCopies(settings.dataset, settings.collate_fn, None)
+        if self._isolation is not None:
+            own = self._isolation.originals()
+        stream = self._streams.make(own.generators, initialised=False)
+        return WorkerContext(0, own, None, stream, self.fetcher, window.changes.wait)
+
+    def start(self, window: Window[Batch], base_seed: int) -> list[threading.Thread]:
+        """Start the worker threads, if there are any, and return them; see `workers.start`."""
+        if not self.workers:
+            return []
+        assert self._isolation is not None
+        return workers.start(
+            window,
+            self.fetcher,
+            self._isolation,
+            self._streams,
+            num_workers=self.workers,
+            base_seed=base_seed,
+        )
