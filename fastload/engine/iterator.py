@@ -57,6 +57,7 @@ class ThreadIterator(Iterator[Any]):
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
+        self._ended = False
         base_seed = self._begin(settings)
         if settings.worker_init_fn is None:
             self._issue()  # before the threads start: each finds work at once
@@ -84,7 +85,7 @@ class ThreadIterator(Iterator[Any]):
         self._epochs.began(order)
         self._ahead = None
         self._begun = False  # whether the loop has asked for a batch
-        self._ended = False  # whether the loop has seen the end
+        self._ended = False
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)

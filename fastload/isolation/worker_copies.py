@@ -138,17 +138,16 @@ class Isolation:
 
     def hears_messages(self) -> bool:
         """Return whether code outside of the workers can tell samples something while workers own their copies."""
-        in_shared_memory = IN_SHARED_MEMORY in self.plan.shared.values()
         return (
             not self._copies
-            or in_shared_memory
+            or IN_SHARED_MEMORY in self.plan.shared.values()
             or any(
-                hasattr(type(x), "set_epoch") or _connects_processes(type(x))
+                _brings_messages(x)
                 for node in self.plan.nodes.values()
                 for x in (
                     node.x,
                     *own_dict(node.x).values(),
-                )  # a class may leave attributes out of its copies
+                )  # a class may share all its attributes
             )
         )
 
@@ -253,9 +252,17 @@ class Isolation:
         )
 
 
-def _connects_processes(kind: type) -> bool:
-    """Return whether instances are a `multiprocessing.Value`, Queue or Event, a manager's proxy or the like."""
-    return any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
+def _brings_messages(x: Any) -> bool:
+    """Return whether code elsewhere writes to `x`, or calls it before an epoch.
+
+    That is a shared tensor, a `multiprocessing.Value` or Queue, a manager's proxy, or an object with `set_epoch()`.
+    """
+    kind = type(x)
+    return (
+        (isinstance(x, torch.Tensor) and x.is_shared())
+        or hasattr(kind, "set_epoch")
+        or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
+    )
 
 
 _CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)

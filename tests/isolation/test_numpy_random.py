@@ -444,7 +444,7 @@ def test_no_memory_outside_of_an_object_is_touched() -> None:
 
 
 PLUGIN = """
-from fastload.isolation import numpy_random
+from fastload.random import numpy_random
 assert numpy_random.unusable() is None
 numpy_random.install()
 state = numpy_random.State()

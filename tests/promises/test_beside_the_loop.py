@@ -338,8 +338,13 @@ def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: 
             assert got == expected, "the draws are made when the epoch is asked for"
 
 
+IN_SHARED_MEMORY = multiprocessing.Value("i", 1)  # its memory stays open
+
+
 class Scaled(Watched):
     """The loop sets the factor of the samples between two epochs."""
+
+    fastload_per_worker = ()
 
     def __init__(self, factor: Any) -> None:
         super().__init__(LENGTH)
@@ -353,6 +358,8 @@ class Scaled(Watched):
 class Told(Scaled):
     """The loop calls the dataset."""
 
+    fastload_per_worker = ()
+
     def set_epoch(self, epoch: int) -> None:
         self.factor.value = epoch + 1
 
@@ -365,7 +372,8 @@ def test_an_epoch_does_not_begin_early_if_the_loop_may_still_change_its_samples(
     with ExitStack() as stack:
         dataset = Scaled(one)
         if what == "Value":
-            dataset.factor = multiprocessing.Value("i", 1)
+            dataset.factor = IN_SHARED_MEMORY
+            dataset.factor.value = 1
         elif what == "tensor":
             dataset.factor = torch.ones(1).share_memory_()
         elif what == "proxy":

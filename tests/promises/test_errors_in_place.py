@@ -29,7 +29,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import fastload
-import fastload.engine.iterator
+import fastload.engine.readers
 from fastload import DataLoader
 from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
@@ -307,7 +307,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
 @pytest.fixture
 def pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate the collector's work: here may be nothing to pin for."""
-    monkeypatch.setattr(fastload.engine.iterator, "can_pin", lambda device, stacklevel: True)
+    monkeypatch.setattr(fastload.engine.readers, "can_pin", lambda device, stacklevel: True)
     monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
 
 

@@ -183,8 +183,8 @@ def test_ctrl_c_as_a_stream_is_left_leaves_none_behind(monkeypatch: pytest.Monke
 def test_ctrl_c_while_torch_s_operators_are_registered_leaves_the_next_attempt_free() -> None:
     script = """
 import torch
-from fastload import torch_private
-from fastload.isolation import torch_random
+from fastload._kit import torch_private
+from fastload.random import torch_random
 library, calls = torch.library.Library, []
 class Struck(library):
     def impl(self, *args, **options):
