@@ -255,7 +255,6 @@ class Plan:
     epochs: list[list[int]]  # units of each batch; 0 = failed before it could be read
     unit_seconds: float
     timeouts: bool = False
-    cut_at: int | None = None  # the unit at which a worker cuts a batch short
     leave_after: int | None = None  # batches of an epoch after which the loop begins the next one
     close_after: int | None = None  # claims after which a stranger closes the window
     break_after: int | None = None  # claims after which a worker breaks down
@@ -360,9 +359,7 @@ class Model:
         assert batch.epoch == self.epoch, "a batch of an epoch that was left"
         assert batch not in self.taken, "taken twice"
         assert batch.completed, "taken before it was complete"
-        claimed, cut_off = batch.times_claimed[: batch.units], batch.times_claimed[batch.units :]
-        assert claimed == [1] * batch.units, "units lost or doubled"
-        assert not any(cut_off), "claimed after the cut"
+        assert batch.times_claimed == [1] * batch.units, "units lost or doubled"
         assert batch.finishers == bool(batch.units), "not exactly one worker finished it"
         if self.plan.in_order:
             assert batch.place == count - 1, "out of order"
@@ -376,9 +373,6 @@ class Model:
             if self.claims == self.plan.break_after:
                 self.window.close(ZeroDivisionError("of the test"))
                 return
-            if self.plan.cut_at is not None and claim.stop > self.plan.cut_at:
-                self.schedule.point()
-                self.window.cut(claim.ticket)
             self.schedule.point()
             units = claim.stop - claim.start
             if self.window.deliver(claim.ticket, units, units * self.plan.unit_seconds):
@@ -439,7 +433,6 @@ plans = st.builds(
     epochs=epochs,
     unit_seconds=st.sampled_from([1e-6, RUN_SECONDS / 3, 1.0]),
     timeouts=st.booleans(),
-    cut_at=st.none() | st.integers(0, 4),
 )
 seeds = st.integers(0, 2**32 - 1)
 MODEL_SETTINGS = settings(
@@ -500,14 +493,9 @@ class ForgetfulDiscard(Window[Batch]):
         pass
 
 
-class OpenAfterCut(Window[Batch]):
-    def cut(self, ticket: Batch) -> None:
-        ticket.units = ticket.claimed
-
-
 @pytest.mark.parametrize(
     "broken",
-    [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulDiscard, OpenAfterCut],
+    [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulDiscard],
 )
 def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
     plan = Plan(
@@ -517,7 +505,6 @@ def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
         collected=True,
         epochs=[[2, 3, 1, 2, 4, 1]] * 2,
         unit_seconds=1.0,
-        cut_at=2,
         leave_after=4,
     )
     run_interleavings(plan, 0)

@@ -104,7 +104,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.load_image(index)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.reading.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
         image = empty_result(self.transform) if self._can_fill(self.transform) else None
         return None if image is None else (image, 0)
 
@@ -112,7 +112,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.target_transform is None and not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Write the images and labels of a run into the batch; see `fastload.reading.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         indices = as_indices(run.indices, len(self))

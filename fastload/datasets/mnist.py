@@ -129,14 +129,14 @@ class MNIST(Dataset[tuple[Any, Any]]):
         return image, target
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if a sample is not a plain copy; see `fastload.reading.rows`."""
+        """Return an empty sample, or None if a sample is not a plain copy; see `fastload.rows`."""
         return (self.data.new_empty((1, *self.data.shape[1:])), 0) if self._only_copies() else None
 
     def _only_copies(self) -> bool:
         return self.tensors and self.transform is None and self.target_transform is None
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Copy the images and labels of a run into the batch; see `fastload.reading.rows`."""
+        """Copy the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         data, targets = self.data, self.targets  # read once: they may be replaced at any time
         indices = as_indices(run.indices, len(data))

@@ -149,7 +149,7 @@ class ParquetDataset(Dataset[Any]):
         return samples
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples cannot be filled in runs; see `fastload.reading.rows`.
+        """Return an empty sample, or None if samples cannot be filled in runs; see `fastload.rows`.
 
         A list without a fixed length is assumed to be as long as the first row's. Samples with others are read singly.
         """
@@ -168,7 +168,7 @@ class ParquetDataset(Dataset[Any]):
             return None  # the error is raised when the first sample is read
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Copy the rows of a run into the batch; see `fastload.reading.rows`."""
+        """Copy the rows of a run into the batch; see `fastload.rows`."""
         found = as_indices(run.indices, len(self))
         if found is None:
             return range(len(run))

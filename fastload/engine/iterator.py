@@ -58,19 +58,16 @@ class ThreadIterator(Iterator[Any]):
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
-        base_seed = self._begin(settings)
+        self._begin(settings)
         if settings.worker_init_fn is None:
             self._issue()  # before the threads start: each finds work at once
-        self.threads = self._readers.start(self._window, base_seed)
+        self.threads = self._readers.start(self._window, self._order.base_seed)
         self._issue()
 
     # ---- epochs ----
 
-    def _begin(self, settings: Settings, base_seed: int | None = None) -> int:
-        """Begin an epoch, or adopt the one that the workers have begun. Return the base seed.
-
-        `base_seed` is that of workers that run already.
-        """
+    def _begin(self, settings: Settings, base_seed: int | None = None) -> None:
+        """Begin an epoch, or adopt the one that the workers have begun. `base_seed` is that of running workers."""
         self._settings = settings
         order = self._ahead
         if (
@@ -80,7 +77,7 @@ class ThreadIterator(Iterator[Any]):
             or order.initial != self._epochs.fresh_state(settings)
         ):
             self._window.discard()
-            order, base_seed = self._new_order(base_seed)
+            order = self._new_order(base_seed)
         self._order = order
         self._epochs.began(order)
         self._ahead = None
@@ -89,10 +86,8 @@ class ThreadIterator(Iterator[Any]):
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)
-        assert base_seed is not None
-        return base_seed
 
-    def _new_order(self, base_seed: int | None, *, early: bool = False) -> tuple[Order, int]:
+    def _new_order(self, base_seed: int | None, *, early: bool = False) -> Order:
         # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
         recorders = [Recorder() for _ in range(max(1, self.counts.workers) + 2)]
         return self._epochs.begin_order(
@@ -114,7 +109,7 @@ class ThreadIterator(Iterator[Any]):
             and has_pure_order(settings.sampler)
             and not self._readers.hear_of_the_loop
         ):
-            self._ahead, _ = self._new_order(self._order.seed, early=True)
+            self._ahead = self._new_order(self._order.base_seed, early=True)
             return self._ahead
         return None
 
@@ -123,7 +118,7 @@ class ThreadIterator(Iterator[Any]):
         with self._epochs.beginning():
             settings = self._settings.followed(loader)
             settings.check_loadable()
-            self._begin(settings, self._order.seed)
+            self._begin(settings, self._order.base_seed)
             self._issue()
 
     def _end(self) -> None:
@@ -226,7 +221,7 @@ class ThreadIterator(Iterator[Any]):
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
             with self._epochs.beginning():
-                self._begin(self._settings, self._order.seed)
+                self._begin(self._settings, self._order.base_seed)
                 self._issue()
             self._begun = True
 
@@ -241,7 +236,7 @@ class ThreadIterator(Iterator[Any]):
             return self._read_here()
         self._issue(waits=True)
         if self._ahead is not None:
-            oldest = self._window.oldest()
+            oldest = self._window.oldest()  # if it is of the next epoch, all of this one were taken
             if oldest is None or oldest.epoch == self._ahead.epoch:
                 return None
         try:
@@ -263,33 +258,27 @@ class ThreadIterator(Iterator[Any]):
         while not order.exhausted and self._window.has_room():
             if not (order.is_ready() or (waits and self._window.oldest() is None)):
                 return
-            started = perf_counter()
-            with span("sampler"):
-                batch = next(order, None)
+            batch = _next_of(order)
             if batch is None:
                 if (following := self._begin_early()) is None:
                     return
                 order = following
                 continue
-            batch.recorders[LOOP].add("sampler", perf_counter() - started)
             self._window.issue(batch)
 
     def _read_here(self) -> Batch | None:
         """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
         assert self._loop_context is not None
         started = perf_counter()
-        with span("sampler"):
-            batch = next(self._order, None)
-        if batch is None:
+        if (batch := _next_of(self._order)) is None:
             return None
-        batch.recorders[LOOP].add("sampler", perf_counter() - started)
         if batch.error is None:
             stream, outer = self._loop_context.stream, current_stream()
             drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
             try:
                 with neutral_modes(), drawing:
-                    read_run(batch, 0, batch.units, self._readers.fetcher, self._loop_context)
-                    finish(batch, self._readers.fetcher, self._loop_context)
+                    read_run(batch, 0, batch.units, self._loop_context)
+                    finish(batch, self._loop_context)
             finally:
                 leave(stream, outer)  # again: Ctrl-C may have struck before
             if self._readers.pins:
@@ -325,3 +314,13 @@ class ThreadIterator(Iterator[Any]):
 def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
     window.close()
     counts.end()
+
+
+def _next_of(order: Order) -> Batch | None:
+    """Ask the sampler for the next batch, and note how long that took. Return None at the end."""
+    started = perf_counter()
+    with span("sampler"):
+        batch = next(order, None)
+    if batch is not None:
+        batch.recorders[LOOP].add("sampler", perf_counter() - started)
+    return batch

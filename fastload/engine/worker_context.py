@@ -57,6 +57,7 @@ class WorkerContext:
         self.lane = lane
         self.stream = stream
         self.wait = wait
+        self.fetcher = fetcher
         self.filler = fetcher.source.filler_of(own.dataset)
         # Warnings for the loop by category, as ends of "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {
@@ -120,17 +121,17 @@ def _neutral(autocast: list[str]) -> Iterator[None]:
         yield
 
 
-def read_run(
-    batch: Batch, start: int, stop: int, fetcher: Fetcher, context: WorkerContext
-) -> float:
+def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
     started = perf_counter()
-    if fetcher.source.copies:  # skip the preparations for user code: a batch may take only 30 us
-        samples = fetcher.read(batch, start, stop, context)
+    if (
+        context.fetcher.source.copies
+    ):  # skip the preparations for user code: a batch may take only 30 us
+        samples = context.fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:
-        samples, cpu_s = _read(batch, start, stop, fetcher, context, recorder)
+        samples, cpu_s = _read(batch, start, stop, context, recorder)
     seconds = perf_counter() - started
     if samples:  # 0 if the lane had ended, or the batch was dropped
 
@@ -140,21 +141,20 @@ def read_run(
 
         recorder.run(samples, seconds, cpu_s, place)
     # Before the loop can take the batch, so that it warns at its next `next()` at the latest.
-    _tell(context, fetcher)
+    _tell(context)
     return seconds
 
 
-def _tell(context: WorkerContext, fetcher: Fetcher) -> None:
+def _tell(context: WorkerContext) -> None:
     for category, sentences in context.noticed.items():
         while sentences:
-            fetcher.notices.notice(category, sentences.pop())
+            context.fetcher.notices.notice(category, sentences.pop())
 
 
 def _read(
     batch: Batch,
     start: int,
     stop: int,
-    fetcher: Fetcher,
     context: WorkerContext,
     recorder: Recorder,
 ) -> tuple[int, float]:
@@ -164,22 +164,22 @@ def _read(
     cpu_started = thread_time()
     try:
         with recording(recorder), span("sample"), context.looking("sample"):
-            samples = fetcher.read(batch, start, stop, context)
+            samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.
         set_worker_info(outer)
     return samples, thread_time() - cpu_started
 
 
-def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:
+def finish(batch: Batch, context: WorkerContext) -> None:
     """Make a batch, all of whose samples are read."""
     started = perf_counter()
-    with span("collate"), context.looking("collate") if fetcher.collates else nullcontext():
-        fetcher.finish(batch, context.collate_fn, context.stream)
+    with span("collate"), context.looking("collate") if context.fetcher.collates else nullcontext():
+        context.fetcher.finish(batch, context.collate_fn, context.stream)
     batch.recorders[context.worker].add("collate", perf_counter() - started)
     if batch.dropped:
         batch.release()  # `discard` may have done so before the data was made
-    _tell(context, fetcher)
+    _tell(context)
 
 
 def can_pin(device: str, *, stacklevel: int) -> bool:

@@ -185,7 +185,7 @@ def _work(
     """Prepare this thread for user code, call `worker_init_fn`, and serve a window until it is closed."""
     _local.torch_threads = torch_threads
     if decimal := sys.modules.get("decimal"):
-        decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
+        decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares the caller's
     with _reporting_to(window):
         with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
             if own.init_fn:
@@ -200,20 +200,20 @@ def _work(
             context = WorkerContext(
                 info.id, own, info, stream, fetcher, window.changes.wait, lane=lane
             )
-            while serve(window, fetcher, context):
+            while serve(window, context):
                 pass
             window.discard()  # it is closed, and an error that a user keeps must not keep the batches
 
 
-def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
+def serve(window: Window[Batch], context: WorkerContext) -> bool:
     """Claim one run of units, read them, and finish the batch if they were its last. Return False once closed."""
     claim = window.claim(context.lane)
     if claim is None:
         return False
     batch, start, stop = claim
-    seconds = read_run(batch, start, stop, fetcher, context)
+    seconds = read_run(batch, start, stop, context)
     if window.deliver(batch, stop - start, seconds):
-        finish(batch, fetcher, context)
+        finish(batch, context)
         window.complete(batch)
     context.stream.move(None, None)  # so that it keeps no batch
     batch.recorders[context.worker].probe()

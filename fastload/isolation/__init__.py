@@ -7,8 +7,6 @@
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
 - `code` finds module-level objects that the code of a graph reads, and `module_state` gives each worker its own.
 - `watch` looks for changes in objects that all workers share.
-- `python_random`, `numpy_random` (with `numpy_memory`) and `torch_random` route the global random functions by thread.
-  `generators` keys the generators that a dataset holds. `fastload.random.streams` gives streams to all of these.
 """
 
 from fastload.isolation.watch import Watch

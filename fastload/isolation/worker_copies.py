@@ -259,7 +259,7 @@ def _brings_messages(x: Any) -> bool:
     """
     kind = type(x)
     return (
-        (isinstance(x, torch.Tensor) and x.is_shared())
+        (isinstance(x, torch.Tensor) and x.is_shared())  # type: ignore[no-untyped-call]
         or hasattr(kind, "set_epoch")
         or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
     )

@@ -44,12 +44,12 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return image, label, index
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.reading.rows`."""
+        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""
         inner = filler(self.dataset)
         return None if inner is None else (*inner.sample[:2], 0)
 
     def fill_rows(self, run: Run) -> Iterable[int]:
-        """Let the wrapped dataset fill its rows, and number them; see `fastload.reading.rows`."""
+        """Let the wrapped dataset fill its rows, and number them; see `fastload.rows`."""
         dataset: Any = self.dataset
         if not self._fills:
             return range(len(run))

@@ -154,7 +154,7 @@ class SlotBuilder:
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
     def rows(self, start: int, stop: int) -> Any:
-        """Return the rows of samples `start` to `stop`. The dataset fills them; see `fastload.reading.rows`."""
+        """Return the rows of samples `start` to `stop`. The dataset fills them; see `fastload.rows`."""
         assert self._layout is not None
         layout, slot = self._slot.get(None) or self._new_slot(self._layout)
         return layout.runs(slot, start, stop)

@@ -273,7 +273,7 @@ class Layout:
         return sum(_aligned(n * row.nbytes) for row in self.rows)
 
     def runs(self, slot: Slot, start: int, stop: int) -> Any:
-        """Return the rows of samples `start` to `stop`. A dataset fills them; see `fastload.reading.rows`."""
+        """Return the rows of samples `start` to `stop`. A dataset fills them; see `fastload.rows`."""
         rows = self._root.rows(slot)
         return rows if stop - start == slot.n else map_leaves(rows, lambda leaf: leaf[start:stop])
 

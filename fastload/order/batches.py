@@ -47,6 +47,8 @@ class Order(ABC):
     user code, never races.
     """
 
+    base_seed: int
+    """`get_worker_info().seed` of worker i is `base_seed + i`."""
     progress: Any
     """What was delivered. A delivery replaces it, and changes nothing in it."""
 
@@ -67,7 +69,7 @@ class Order(ABC):
         """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
 
     def is_ready(self) -> bool:
-        """Return False if `next()` would have to wait, for example for the next message of a stream."""
+        """Return False if `next()` would have to wait, for example for the next lease of shards."""
         return True
 
     @abstractmethod

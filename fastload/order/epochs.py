@@ -100,8 +100,8 @@ class Epochs:
         base_seed: int | None = None,
         *,
         early: bool = False,
-    ) -> tuple[Order, int]:
-        """Return the order of the latest epoch, begun, and the workers' base seed. It resumes after a loaded state.
+    ) -> Order:
+        """Return the order of the latest epoch, begun. It resumes after a loaded state.
 
         Args:
             settings: the loader's arguments.
@@ -112,9 +112,10 @@ class Epochs:
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
-        known = base_seed if early else self._drawn_seed(settings)
-        if known is None:
-            known = base_seed
+        known = base_seed
+        if settings.seed is None and not early:
+            drawn = self._drawn_seed(settings)
+            known = base_seed if drawn is None else drawn
         if known is None and settings.draws_twice:
             iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
             known = settings.base_seed(self.number)
@@ -122,7 +123,8 @@ class Epochs:
         if known is None:
             known = settings.base_seed(self.number)
         order.begin(known if settings.seed is None else settings.seed, recorders)
-        return order, known
+        order.base_seed = known
+        return order
 
     def _make_order(
         self, settings: Settings, make_batch: Callable[..., Batch], *, early: bool

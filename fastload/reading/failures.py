@@ -80,7 +80,7 @@ class Failures:
                 annotate(error, where + stage, sharing_note(self._notices.shared, error))
                 sample = self._on_error(index, error)
         except BaseException as raised:
-            if raised is not exc:
+            if raised is not exc:  # on_error may raise the sample's own error
                 error, stage = contained(raised), "on_error"
             fail(batch, k, error, where + stage)
             del error, exc  # their tracebacks hold this frame

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,15 +107,16 @@ class Batches(Source):
 
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
         """See `Source`. After an error that `on_error` handles, all is missing: so the bad samples are found."""
-        for attempt in count():
-            if batch.dropped:
-                break
+        attempt = 0
+        while not batch.dropped:
             reader.stream.move(batch, None)
             try:
                 batch.builder = ListBuilder(reader.dataset.__getitems__(batch.given))
+                break
             except BaseException as exc:
                 again = not isinstance(batch.given, Iterator)
                 if again and self._failures.may_retry(batch, exc, attempt, reader.wait):
+                    attempt += 1
                     continue
                 if self._failures.are_handled(exc) and _is_collection(batch.given):
                     n = batch.first_failed = len(batch.indices)
@@ -124,7 +124,7 @@ class Batches(Source):
                     return (range(n),)
                 where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
                 fail(batch, 0, contained(exc), where)
-            break
+                break
         return ()
 
 

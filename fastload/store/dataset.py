@@ -131,7 +131,7 @@ class SetDataset(Dataset[Any]):
         return self.transform is None and in_memory(self.path)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.reading.rows`."""
+        """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.rows`."""
         try:
             tensors = self._part(self._numbers[0]).tensors
         except (PackedDataError, OSError):
@@ -143,7 +143,7 @@ class SetDataset(Dataset[Any]):
         )
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Gather the rows of a run into the batch; see `fastload.reading.rows`."""
+        """Gather the rows of a run into the batch; see `fastload.rows`."""
         rows = as_indices(run.indices, self._length)
         if rows is None or self.transform is not None:
             return range(len(run))

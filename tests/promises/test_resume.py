@@ -1615,7 +1615,7 @@ def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict
     states: list[dict[str, Any]] = []
     files = {
         sys.modules[f"fastload.{name}"].__file__
-        for name in ("order", "iterable", "iterator", "loader")
+        for name in ("order.batches", "order.lanes", "engine.iterator", "loader")
     }
 
     def before_a_line(frame: FrameType, event: str, argument: Any) -> Any:
@@ -1665,3 +1665,28 @@ def test_a_state_that_another_thread_asks_for_as_a_resumed_epoch_begins() -> Non
         iter(loader)
     assert states
     assert all(state == saved for state in states)
+
+
+class WorkerSeeds(Dataset[int]):
+    """Samples are the seeds that workers tell."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return info.seed - info.id
+
+
+@pytest.mark.parametrize("options", [{"seed": 7}, {}])
+def test_workers_of_a_resumed_epoch_have_the_seeds_of_that_epoch(options: dict[str, Any]) -> None:
+    first = fastload.DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
+    list(first)
+    iterator = iter(first)
+    seeds = next(iterator)
+    state = first.state_dict()
+    assert all(torch.equal(batch, seeds) for batch in iterator)
+    again = fastload.DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
+    again.load_state_dict(state)
+    assert [torch.equal(batch, seeds) for batch in again] == [True, True]

@@ -191,7 +191,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return sample, target, *_extras(table, row)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.reading.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
         plan: Any = self.transform
         if not self._can_fill(plan):
             return None
@@ -207,7 +207,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self.mode == "raw" or not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Write the images and labels of a run into the batch; see `fastload.reading.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         records, payloads = self._records(run.indices), self._payloads()
