@@ -7,7 +7,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import getattr_static
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -36,48 +36,39 @@ class Filler:
 def filler(dataset: Any) -> Filler | None:
     """Return the filler of `dataset`, or None to read its samples one by one."""
     kind: Any = type(dataset)
-    own = getattr(dataset, "__dict__", {})
-    if not own.keys().isdisjoint(_READS):
-        return None
     if kind is TensorDataset:
         return _tensors(dataset)
     if kind is Subset:
         return _subset(dataset)
     if kind is ConcatDataset:
         return _concatenated(dataset)
-    methods = _methods(kind)
-    if methods is None or not methods.isdisjoint(own):
+    if not _counts(dataset):
         return None
-
-    def fill(run: Run) -> Iterable[int]:
-        if methods.isdisjoint(own):
-            found: Iterable[int] = dataset.fill_rows(run)
-            return found
-        return range(len(run))  # overridden since the loader began
-
     sample = dataset.empty_sample()
     only_copies = getattr(dataset, "fill_rows_only_copies", False) is True
-    return None if sample is None else Filler(sample, fill, copies=only_copies)
+    return None if sample is None else Filler(sample, dataset.fill_rows, copies=only_copies)
 
 
-_READS = ("__getitem__", "__getitems__", "__getattr__", "__getattribute__")
+def _counts(dataset: Any) -> bool:
+    """Return whether `fill_rows` counts: nothing nearer than its class overrides what it stands for.
 
-
-def _methods(kind: type) -> set[str] | None:
-    """Return the names that an instance must not override. None: `kind` has no `fill_rows`, or overrides its code."""
-    ways = kind.__mro__
-    owner = next((base for base in ways if "fill_rows" in vars(base)), None)
-    if owner is None or not hasattr(kind, "empty_sample"):
-        return None
-    # Subclasses of `owner` may add methods and attributes, but not override code that `fill_rows` replaces.
-    own = {name for name in dir(owner) if not name.startswith("__")}
-    code = {name for name in own if _is_code(getattr_static(owner, name))} | {*_READS}
-    nearer = ways[: ways.index(owner)]
-    return None if any(not code.isdisjoint(vars(base)) for base in nearer) else code
-
-
-def _is_code(attribute: Any) -> bool:
-    return callable(attribute) or hasattr(attribute, "__get__")
+    It stands for `__getitem__` and `__getitems__`, and for all other methods and properties, which these may call.
+    """
+    kind = type(dataset)
+    if not callable(getattr(kind, "fill_rows", None)) or not hasattr(kind, "empty_sample"):
+        return False
+    nearer = [*takewhile(lambda base: "fill_rows" not in vars(base), kind.__mro__)]
+    owner = kind.__mro__[len(nearer)]
+    # A method of a subclass may also take the place of a plain value, such as `transform = None`.
+    stands_for = {"__getitem__", "__getitems__"} | {
+        name
+        for name in dir(owner)
+        if not name.startswith("__")
+        for found in (getattr(owner, name, None), getattr(kind, name, None))
+        if callable(found) or isinstance(found, property)
+    }
+    overrides = [getattr(dataset, "__dict__", {}), *map(vars, nearer)]
+    return all(map(stands_for.isdisjoint, overrides))
 
 
 class NotPositions(ValueError):
@@ -237,22 +228,15 @@ def _subset(dataset: Subset[Any]) -> Filler | None:
 
 def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
     datasets = list(dataset.datasets)
-    parts = [filler(part) for part in datasets]
-    first = parts[0]
-    if first is None:
-        return None
-    same = [part for part in parts if part is not None and alike(part.sample, first.sample)]
-    if len(same) < len(parts):
+    parts = [part for part in map(filler, datasets) if part is not None]
+    if len(parts) < len(datasets) or not all(alike(part.sample, parts[0].sample) for part in parts):
         return None
     ends = np.array(dataset.cumulative_sizes)
-    copies = all(part.copies for part in same)
+    copies = all(part.copies for part in parts)
 
     def fill(run: Run) -> Iterable[int]:
         indices = as_indices(run.indices)
-        replaced = len(dataset.datasets) != len(datasets) or not all(
-            map(operator.is_, dataset.datasets, datasets)
-        )
-        if indices is None or replaced:
+        if indices is None or dataset.datasets != datasets:  # replaced since the loader began
             return range(len(run))
         numbers = np.searchsorted(ends, indices, side="right")
         numbers[indices < 0] = len(ends)
@@ -266,10 +250,10 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
                 missing += places.tolist()
                 continue
             begin = ends[number - 1] if number else 0
-            missing += _fill_some(same[number], run, places, (indices[places] - begin).tolist())
+            missing += _fill_some(parts[number], run, places, (indices[places] - begin).tolist())
         return missing
 
-    return Filler(first.sample, fill, copies=copies)
+    return Filler(parts[0].sample, fill, copies=copies)
 
 
 def _fill_some(

@@ -21,6 +21,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -805,13 +806,14 @@ class Base(Filled):
     """With all that a nearer class may override."""
 
     factor = 2
-    table: ClassVar[list[int]] = [1, 2, 3]
+    hook: Any = None
 
     def __init__(self, length: int = 8) -> None:
         super().__init__(range(length))
 
     def __getitem__(self, index: Any) -> Any:
-        return self.factor * self.number(index) + self.offset + self.by_class()
+        number = index if self.hook is None else self.hook(index)
+        return self.factor * self.number(number) + self.offset + self.by_class() + self.thousand
 
     def number(self, index: int) -> int:
         return index
@@ -824,12 +826,16 @@ class Base(Filled):
     def by_class(cls) -> int:
         return 0
 
+    @cached_property
+    def thousand(self) -> int:
+        return 1000  # from then on in the instance's dict
+
     def empty_sample(self) -> Any:
         return 0
 
     def fill_rows(self, run: Run) -> Any:
         self.runs.append((list(run.indices), []))
-        numbers = [self.factor * index + 100 for index in run.indices]
+        numbers = [self.factor * index + 100 + self.thousand for index in run.indices]
         run.rows[:] = numbers
         return ()
 
@@ -861,11 +867,6 @@ def patched(**attributes: Any) -> Any:
     dataset = Base()
     vars(dataset).update(attributes)
     return dataset
-
-
-class OwnAttributes(Base):
-    def __getattribute__(self, name: str) -> Any:
-        return 11 if name == "factor" else super().__getattribute__(name)
 
 
 class Overrides:
@@ -907,13 +908,13 @@ NOT_USED: dict[str, Callable[[], Any]] = {
     "property": lambda: child(offset=property(lambda self: 7)),
     "class method": lambda: child(by_class=classmethod(lambda cls: 5)),
     "__getitems__": lambda: child(__getitems__=all_negative),
-    "__getattribute__": OwnAttributes,
     "mixed": lambda: child(Overrides, Base),
     "mixin": lambda: child(Filling, Negative, __getitem__=tens),
     "no empty_sample": lambda: child(Negative, fill_rows=fill_negative),
     "empty_sample is None": lambda: child(empty_sample=lambda self: None, fill_rows=Base.fill_rows),
     "instance's helper": lambda: patched(number=lambda i: 10 * i),
-    "instance's fill_rows": lambda: patched(fill_rows=None),
+    "method in place of None": lambda: child(hook=negative),
+    "fill_rows is None": lambda: child(fill_rows=None),
     "subset of an own": lambda: Subset(child(number=tens), [3, 1, 2]),
     "subset of a patched": lambda: Subset(patched(number=abs), range(8)),
     "own Subset": lambda: OwnSubset(Base(), range(8)),
