@@ -288,13 +288,14 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
 
 def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
     (project / "slow.py").write_text(
-        "import sys, threading\n"
+        "import os, threading\n"
         "from fastload.distributed import guard\n"
         "guard.TOGETHER_S = -1.0\n"  # each signal is a later one
         "takes = guard.Request.takes\n"
         "def noted(request, number):\n"
-        "    print('signal', flush=True)\n"
-        "    return takes(request, number)\n"
+        "    taken = takes(request, number)\n"
+        "    os.write(1, b'signal\\n')\n"  # the next signal may strike here, and could not print
+        "    return taken\n"
         "guard.Request.takes = noted\n"
         "def model(x):\n"
         "    print('begun', flush=True)\n"
