@@ -47,6 +47,9 @@ PUSHES = {PACKAGE / "parameters" / "embedding.py"}
 WATCHES = {PACKAGE / "elastic" / "watch.py"}
 """May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
 
+STREAM = {PACKAGE / "stream" / "batches.py"}
+"""May have threads and a lock: a stream has no epoch, so its reader and its workers are not those of a loader."""
+
 THREADS = {
     "_thread.start_new_thread",
     "concurrent.futures.ThreadPoolExecutor",
@@ -276,7 +279,7 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {WORKERS, FAKES} | KERNELS | WATCHES | PUSHES],
+    [p for p in MODULES if p not in {WORKERS, FAKES} | KERNELS | WATCHES | PUSHES | STREAM],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -289,7 +292,11 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         p
         for p in MODULES
         if p
-        not in {WINDOW, PACKAGE / "engine" / "waiting.py", FAKES} | KERNELS | WATCHES | PARAMETERS
+        not in {WINDOW, PACKAGE / "engine" / "waiting.py", FAKES}
+        | KERNELS
+        | WATCHES
+        | PARAMETERS
+        | STREAM
         and room_of(p) not in ("isolation", "random")
     ],
     ids=by_name,

@@ -136,7 +136,7 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
     destination, --sink. By default, these are standard input and standard output. After Ctrl-C or SIGTERM, the command
     reads no more, answers the messages that it has read, and ends with exit code 0. Ctrl-C more than 2 s later ends the
     process at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on
-    standard error counts the answered and the failed messages, and gives the time.
+    standard error counts the answered and the failed messages. It also has the time, and the time without messages.
 
     \b
     Examples:
@@ -336,9 +336,9 @@ def _predict_stream(
             text = in_one_line(error).replace("Give predict() on_failed=", "Give --failed FILE")
             raise PredictError(text) from error
         finally:
-            seconds = time.perf_counter() - began
             click.echo(
-                f"messages: {answers.answered:,} answered, {answers.failed:,} failed, {seconds:.1f} s",
+                f"messages: {answers.answered:,} answered, {answers.failed:,} failed, "
+                f"{time.perf_counter() - began:.1f} s, no messages for {answers.idle_s:.1f} s",
                 err=True,
             )
 

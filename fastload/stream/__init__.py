@@ -1,8 +1,8 @@
 """Prediction on streams of messages: `fastload.predict`, with its sources and sinks.
 
-answers: the loop. message: messages, sources and sinks. json_lines: standard input, files and the list of failed
-messages. folder: a watched folder. folder_sink: a folder of answers. kafka: topics. addresses: sources and sinks by
-their names on a command line.
+answers: the loop. batches: the threads that read and decode, and the deadline. message: messages, sources and sinks.
+json_lines: standard input, files and the list of failed messages. folder: a watched folder. folder_sink: a folder of
+answers. kafka: topics. addresses: sources and sinks by their names on a command line.
 """
 
 from typing import TYPE_CHECKING, Any

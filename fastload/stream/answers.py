@@ -1,26 +1,27 @@
 """`fastload.predict`: a model answers a stream of messages.
 
 source -> reader -> decode -> batches by size or deadline -> model -> sink -> acknowledge
-         (thread)  (threads)  (a loader with `max_wait_ms`)  (the loop's thread)
+         (thread)  (threads)                             (the loop's thread)
+         `batches` has these                             this file has these
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from fastload._kit.cores import usable_cores
 from fastload._kit.evaluating import evaluating
 from fastload._kit.nested import map_tensors
-from fastload.errors import LoaderClosedError, PredictError
-from fastload.loader import DataLoader
-from fastload.stream.message import Message, Messages, Plain, Poison, Sink, Source
+from fastload.errors import PredictError
+from fastload.stream.batches import Batch, Batches
+from fastload.stream.message import Message, Plain, Poison, Sink, Source
 
 OnFailed = Callable[[Message, Exception], None]
 
@@ -45,7 +46,7 @@ def predict(
 
     The model gets batches of `batch_size` messages. A batch that is not full is answered `max_wait_ms` after its first
     message has arrived. If messages arrive faster than the model answers, the source is read only as fast as the model
-    answers: at most `5 * batch_size + 1` messages are in flight.
+    answers: at most `3 * batch_size` messages are in flight.
 
     A batch is acknowledged when the loop asks for the next message after it, or when the sink has its answers. So each
     message is answered *at least once*. If the process is killed, unacknowledged messages come again, and so do their
@@ -91,6 +92,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
     Attributes:
         answered, failed: numbers of messages.
+        idle_s: seconds in which the loop waited and there were no messages.
     """
 
     fastload_per_worker = ()  # workers share it, because `decode` may call `stop`
@@ -116,20 +118,21 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._device = device
         self._worked: list[Any] = []  # the last batch that the model answered
         self._on_failed = on_failed
-        self._messages = Messages(self._source)
-        self._decoding = _Decoding(self._messages, decode or _itself)
-        self._collating = _Collating(collate_fn)
-        self._decodes_here = num_workers == 0
-        self._loader: DataLoader[Any] = DataLoader(
-            self._messages if self._decodes_here else self._decoding,
-            batch_size,
-            num_workers=num_workers or 1,
+        self._decode, self._collate_fn = decode or _itself, collate_fn
+        self._batches = Batches(
+            self._source,
+            self._decode,
+            collate_fn,
+            batch_size=batch_size,
             max_wait_ms=max_wait_ms,
-            collate_fn=list if self._decodes_here else self._collating,
-            prefetch_batches=2,
-            seed=0,
+            num_workers=num_workers,
         )
         self._began = False
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds in which the loop waited and there were no messages."""
+        return self._batches.idle_s
 
     def __iter__(self) -> Iterator[tuple[str | int | float, Any]]:
         """Yield the key and the answer of each message, in the order of the source."""
@@ -148,10 +151,13 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
     def write_to(self, sink: Sink) -> None:
         """Write all answers to a sink, batch by batch. Acknowledge a batch when the sink has its answers."""
-        for batch in self._run():
-            if batch:
-                sink.write(batch)
-                self.answered += len(batch)
+        try:
+            for batch in self._run():
+                if batch:
+                    sink.write(batch)
+                    self.answered += len(batch)
+        finally:
+            self.close()
 
     def stop(self) -> None:
         """Read no further messages. The iteration ends after the answers of those that were read.
@@ -161,10 +167,12 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._source.stop()
 
     def close(self) -> None:
-        """End the threads and close the source. Messages without an acknowledgement will come again."""
-        self.stop()
-        self._loader.close()
-        self._source.close()
+        """End the threads and close the source. Messages without an acknowledgement will come again.
+
+        Wait at most five seconds for calls in progress, and warn of those that hang. A loop that ends early without a
+        `with` block does not wait: the reader's thread then closes the source.
+        """
+        self._batches.close()
 
     def _run(self) -> Iterator[_Answered]:
         """Yield the answers of each batch. Acknowledge a batch when the loop asks for the next one."""
@@ -175,30 +183,26 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._began = True
         try:
             with evaluating(self._model, self._device) as device:
-                for batch in self._decoded():
+                self._batches.start(device)
+                for batch in self._batches:
                     yield from self._answers_of(batch, device)
-            if self._messages.error is not None:
-                raise self._messages.error
-        finally:
+            if self._batches.error is not None:
+                raise self._batches.error
+        except GeneratorExit:  # the loop has left, or the garbage collector runs: never wait here
+            self._batches.end(reader_closes=True)
+            raise
+        except BaseException:
             self.close()
+            raise
+        self.close()
 
-    def _decoded(self) -> Iterator[_Decoded]:
-        """Yield batches until the end of the source, or until `close` is called."""
-        try:
-            for batch in self._loader:
-                if self._decodes_here:
-                    batch = self._collating([*map(self._decoding.fastload_decode, batch)])
-                yield batch
-        except LoaderClosedError:
-            return
-
-    def _answers_of(self, batch: _Decoded, device: torch.device) -> Iterator[_Answered]:
-        messages, failures, data, error = batch
+    def _answers_of(self, batch: Batch, device: torch.device) -> Iterator[_Answered]:
+        messages, failures, error = batch.messages, batch.failures, batch.error
         good = [k for k in range(len(messages)) if k not in failures]
         rows: dict[int, Any] = {}
         if good and error is None:
             try:
-                outputs = self._outputs(data, device)
+                outputs = self._outputs(batch.data, device)
             except Exception as raised:
                 error = raised
             else:
@@ -239,7 +243,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         for k, message in messages.items():
             reached = False
             try:
-                batch = self._collating.collate_fn([self._decoding.decode(message.value)])
+                batch = self._collate_fn([self._decode(message.value)])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:
@@ -274,59 +278,6 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
 
 _Answered = list[tuple[Message, Any]]
-
-
-class _Decoded(NamedTuple):
-    """A batch of messages.
-
-    Attributes:
-        messages: in the order of the source.
-        failures: the errors of those that could not be decoded, by position.
-        data: the batch of all others.
-        error: that of `collate_fn`, if there is no `data`.
-    """
-
-    messages: list[Message]
-    failures: dict[int, Exception]
-    data: Any
-    error: Exception | None
-
-
-class _Decoding(IterableDataset[Any]):
-    """The messages of a source. Workers turn them into samples."""
-
-    def __init__(self, messages: Messages, decode: Callable[[Any], Any]) -> None:
-        self._messages = messages
-        self.decode = decode
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._messages)
-
-    def fastload_decode(self, message: Message) -> tuple[Message, Any, Exception | None]:
-        """Return a message with its sample, or with the error of decoding it."""
-        if isinstance(message.value, Poison):
-            return message, None, message.value.error
-        try:
-            return message, self.decode(message.value), None
-        except Exception as error:
-            return message, None, error
-
-
-class _Collating:
-    """Makes a batch of what `fastload_decode` returned."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, decoded: list[tuple[Message, Any, Exception | None]]) -> _Decoded:
-        messages = [message for message, _, _ in decoded]
-        failures = {k: error for k, (_, _, error) in enumerate(decoded) if error is not None}
-        samples = [sample for _, sample, error in decoded if error is None]
-        try:
-            data = self.collate_fn(samples) if samples else None
-        except Exception as error:
-            return _Decoded(messages, failures, None, error)
-        return _Decoded(messages, failures, data, None)
 
 
 def _itself(value: Any) -> Any:

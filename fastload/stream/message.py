@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from torch.utils.data import IterableDataset
-
 
 class Message(NamedTuple):
     """One message of a source.
@@ -50,7 +48,7 @@ class Source(Protocol):
         """End the iteration soon, even if it waits. Any thread or signal handler may call this."""
 
     def close(self) -> None:
-        """Close connections and files. The loop calls this last."""
+        """Close connections and files. This is the last call. A second one must do nothing."""
 
 
 class Plain:
@@ -75,31 +73,6 @@ class Plain:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-class Messages(IterableDataset[Message]):
-    """The messages of a source. One reader thread iterates over it.
-
-    Attributes:
-        error: the exception that ended the source. The loop raises it after the answers of all earlier messages.
-    """
-
-    fastload_per_worker = ()
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.error: Exception | None = None
-
-    def __iter__(self) -> Iterator[Message]:
-        try:
-            for message in self._source:
-                if not isinstance(message, Message):
-                    raise TypeError(
-                        f"{type(self._source).__name__} must yield fastload.stream.Message, got {message!r:.200}"
-                    )
-                yield message
-        except Exception as error:
-            self.error = error
 
 
 class Sink(Protocol):

@@ -49,7 +49,7 @@ class Stream(ABC):
     """The source waits for more messages."""
     comes_again = True
     """The next source gives what was read and has no answer. A pipe takes nothing back."""
-    most_read = 5 * 4 + 1
+    most_read = 3 * 4
     """Messages that are read at most before a batch of four is answered."""
     inherited: Sequence[int] = ()
     """Descriptors that another process needs to open the source."""

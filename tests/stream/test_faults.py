@@ -18,6 +18,7 @@ from torch import Tensor
 import fastload
 from fastload.errors import WorkerCrashError
 from fastload.stream import Message
+from fastload.stream.batches import Batches
 from tests.contracts.sources import LONG, double
 from tests.stream.test_predict import Queue, to_tensor
 
@@ -49,7 +50,7 @@ def test_a_source_that_yields_no_message_is_named_after_the_answers_before(
 
 
 def test_a_reader_that_crashes_is_an_error_after_the_answers_before() -> None:
-    """SystemExit passes `except Exception`: the first loader hands it on."""
+    """SystemExit passes `except Exception`."""
 
     class Source(Queue):
         def __iter__(self) -> Iterator[Message]:
@@ -62,9 +63,19 @@ def test_a_reader_that_crashes_is_an_error_after_the_answers_before() -> None:
     got: list[tuple[Any, float]] = []
     with pytest.raises(RuntimeError, match="SystemExit"):
         got.extend((key, y.item()) for key, y in answers)
-    assert got == [(k, 2.0 * k) for k in range(len(got))]
-    assert len(got) >= 16
-    assert source.acknowledged == [key for key, _ in got]
+    assert got == [(k, 2.0 * k) for k in range(17)]
+    assert source.acknowledged == [*range(17)]
+
+
+def test_a_source_that_cannot_begin_is_an_error() -> None:
+    class Source(Queue):
+        def __iter__(self) -> Iterator[Message]:
+            raise OSError("no connection")
+
+    source = Source()
+    with pytest.raises(OSError, match="no connection"):
+        list(fastload.predict(double, source, decode=to_tensor))
+    assert source.closed
 
 
 def test_a_worker_that_crashes_ends_the_stream_with_an_error(
@@ -72,10 +83,10 @@ def test_a_worker_that_crashes_ends_the_stream_with_an_error(
 ) -> None:
     """A fault of fastload ends a worker, and nothing is acknowledged."""
 
-    def faulty(fetcher: Any, *arguments: Any) -> None:
-        raise MemoryError("no memory to take a message")
+    def faulty(given: Batches, *arguments: Any) -> None:
+        raise MemoryError("no memory to decode a message")
 
-    monkeypatch.setattr(DeadlineFetcher, "_take", faulty)
+    monkeypatch.setattr(Batches, "_decode_at", faulty)
     source = Queue([*range(20), None])
     answers = fastload.predict(double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG)
     with pytest.raises(WorkerCrashError) as caught:
@@ -124,7 +135,7 @@ def test_decode_may_end_the_stream(end: str) -> None:
         return to_tensor(value)
 
     answers = fastload.predict(double, range(20_000), decode=decode, batch_size=4, num_workers=2)
-    assert len(list(answers)) <= 5 * 4 + 1
+    assert len(list(answers)) <= 3 * 4
 
 
 def test_poison_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:

@@ -237,7 +237,7 @@ def test_a_signal_ends_the_source_and_what_was_read_is_answered(
     answers = lines(project / "out.jsonl")
     assert [answer["answer"] for answer in answers] == list(range(len(answers)))
     assert left == b"".join(b"[%d, 10]\n" % k for k in range(len(answers), 1000))
-    assert 2 <= len(answers) <= 5 * 2 + 1 + chunk
+    assert 2 <= len(answers) <= 3 * 2 + chunk
     assert f"{len(answers)} answered, 0 failed, " in result.stderr
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
@@ -288,13 +288,14 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
 
 def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
     (project / "slow.py").write_text(
-        "import sys, threading\n"
+        "import os, threading\n"
         "from fastload.distributed import guard\n"
         "guard.TOGETHER_S = -1.0\n"  # each signal is a later one
         "takes = guard.Request.takes\n"
         "def noted(request, number):\n"
-        "    print('signal', flush=True)\n"
-        "    return takes(request, number)\n"
+        "    taken = takes(request, number)\n"
+        "    os.write(1, b'signal\\n')\n"  # the next signal may strike here, and could not print
+        "    return taken\n"
         "guard.Request.takes = noted\n"
         "def model(x):\n"
         "    print('begun', flush=True)\n"

@@ -1,0 +1,393 @@
+"""The batches of a stream: a thread reads the messages, workers decode them, and a batch comes by size or by deadline.
+
+    reader: next(source) -> the open batch, and a job -> worker: decode; the last of a closed batch: collate -> loop
+
+The reader closes a batch that is full. The loop closes one whose deadline has passed while the loop waits. So a batch
+becomes fuller while the loop is busy with the one before it. The thread that finds a closed batch decoded collates it.
+
+The threads hold `Batches`, and never the generator that the user holds. So a generator that the user drops is
+collected, and its finalizer calls `Batches.end`. That sets flags, wakes threads and never waits: it may run in any
+thread, also in the middle of a section under the lock. The lock is re-entrant for this. The threads are daemons,
+because a source that waits for ever must not keep the process alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import math
+import os
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from fastload._kit.integers import integer
+from fastload._kit.torch_private import (
+    make_worker_info,
+    set_worker_info,
+    show_worker_info_in_threads,
+)
+from fastload._kit.user_errors import annotate, contained
+from fastload.engine import waiting
+from fastload.engine.worker_context import neutral_modes
+from fastload.engine.workers import deep_stacks, join
+from fastload.errors import SharedStateWarning, WorkerCrashError
+from fastload.isolation import Isolation, Watch, WorkerCopies
+from fastload.random.keys import StreamKeys
+from fastload.random.streams import Streams, chosen_modules, entered, routable
+from fastload.stream.message import Message, Poison, Source
+from fastload.telemetry import span, waiting_span
+
+AHEAD = 2
+"""The batches that the reader is ahead of the loop, at most. The messages in them are decoded side by side."""
+
+EXIT_SECONDS = 1.0
+"""How long the end of the interpreter waits for calls in progress: a thread in C++ code could abort the process."""
+
+_KEYS = StreamKeys(0, 0)
+
+
+class Batch:
+    """A batch of messages. The lock of `Batches` owns it until it is made, except samples and failures.
+
+    A position of these belongs to the worker that decodes it, and later all belong to the thread that collates.
+
+    Args:
+        first: the number of its first message in the stream.
+
+    Attributes:
+        messages: in the order of the source.
+        failures: the errors of those that could not be decoded, by position.
+        data: the batch of all others.
+        error: that of `collate_fn`, if there is no `data`.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.arrived = perf_counter()
+        self.messages: list[Message] = []
+        self.samples: dict[int, Any] = {}  # by position
+        self.failures: dict[int, Exception] = {}
+        self.left = 0  # messages that are not decoded yet
+        self.closed = False  # whether it gets no more messages
+        self.made = False
+        self.data: Any = None
+        self.error: Exception | None = None
+
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        """Return the key of the random stream of the message at a position, or of `collate_fn` if `at` is None."""
+        make, number = (_KEYS.batch, self.first) if at is None else (_KEYS.sample, self.first + at)
+        return make(number, number, seeded=seeded)
+
+
+class _Decoding:
+    """The root of what each worker copies. Its paths begin with `dataset.decode`."""
+
+    def __init__(self, decode: Callable[[Any], Any]) -> None:
+        self.decode = decode
+
+
+class Batches(Iterator[Batch]):
+    """The batches of a source, in its order. `start` starts the threads, and one thread iterates, once.
+
+    Args:
+        source: a thread of its own iterates over it.
+        decode, collate_fn, batch_size, max_wait_ms, num_workers: see `fastload.predict`.
+
+    Attributes:
+        error: the exception that ended the source. The loop raises it after the answers of all earlier messages.
+        idle_s: seconds in which the loop waited for a message, and none was there.
+        threads: the reader and the workers.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        decode: Callable[[Any], Any],
+        collate_fn: Callable[[list[Any]], Any],
+        *,
+        batch_size: int,
+        max_wait_ms: float,
+        num_workers: int,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
+            if integer(name, value) < least:
+                raise ValueError(f"{name} must be {least} or more, got {value}")
+        if not isinstance(max_wait_ms, int | float) or not 0 <= max_wait_ms < math.inf:
+            raise ValueError(
+                f"max_wait_ms must be a number of milliseconds, 0 or more, got {max_wait_ms!r}"
+            )
+        self.error: Exception | None = None
+        self.idle_s = 0.0
+        self.threads: list[threading.Thread] = []
+        self._source = source
+        self._decode, self._collate_fn = decode, collate_fn
+        self._batch_size, self._max_wait_s = batch_size, max_wait_ms / 1e3
+        self._num_workers = num_workers
+        # Owns the attributes from here to the fault. Each thread holds it for a few instructions.
+        self._lock = threading.RLock()
+        self._line: deque[Batch] = deque()  # read, and not yet given. Only the last may be open
+        self._ahead = 0  # messages in the line
+        self._read_all = False
+        self._closed = False
+        self._reader_closes = False  # the source, because no other thread waits to do that
+        self._fault: BaseException | None = None
+        # The loop and the reader wait here, and each worker for its next job: a message of a batch, or None at the end.
+        self._changes = waiting.Changes(self._lock)
+        self._jobs: SimpleQueue[tuple[Batch, int] | None] = SimpleQueue()
+        # Warnings, as ends of "decode seems to ...": from a worker, and those that the loop has given.
+        self._noticed: set[str] = set()
+        self._warned: set[str] = set()
+
+    # ---- the loop ----
+
+    def start(self, device: torch.device) -> None:
+        """Start the threads, and return once they are set up.
+
+        Args:
+            device: the model's. On an accelerator, the threads get the loop's current device.
+
+        Raise DatasetCopyError if `decode` or `collate_fn` can neither be copied nor shared.
+        """
+        show_worker_info_in_threads()
+        index = torch.accelerator.current_device_index() if device.type != "cpu" else None
+        set_up: SimpleQueue[None] = SimpleQueue()
+        _running.add(self)
+        with waiting.starting:
+            known = torch.get_num_threads()
+            try:
+                for i, own in enumerate(self._copies()):
+                    work = partial(self._work, i, own)
+                    self._launch(f"fastload-worker-{i}", partial(self._run, set_up, index, work))
+                self._launch("fastload-reader", partial(self._run, set_up, index, self._read))
+                for _ in self.threads:
+                    set_up.get()
+            finally:  # a thread that sets its own number sets that of new threads, too
+                torch.set_num_threads(known)
+
+    def _copies(self) -> Iterator[WorkerCopies]:
+        """Yield what each worker owns."""
+        if not self._num_workers:
+            return
+        roots = _Decoding(self._decode), self._collate_fn
+        isolation = Isolation(*roots, None, copy_dataset="state")
+        for i in range(self._num_workers):
+            with neutral_modes():  # inference mode would make inference tensors of copies
+                own = isolation.own(watching=i == 0)
+            if i == 0:
+                isolation.warn_of_shared(stacklevel=5)
+            yield own
+
+    def _launch(self, name: str, run: Callable[[], None]) -> None:
+        # As in a loader, a thread begins with the caller's context variables: np.errstate, decimal.localcontext.
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
+        with deep_stacks():
+            thread.start()
+        self.threads.append(thread)
+
+    def __next__(self) -> Batch:
+        new = self._noticed - self._warned
+        self._warned |= new
+        for what in new:
+            warnings.warn(f"fastload: decode seems to {what}", SharedStateWarning, stacklevel=4)
+        began = perf_counter()
+        self._wait(lambda: bool(self._line) or self._read_all)
+        self.idle_s += perf_counter() - began
+        if not self._line:
+            raise StopIteration
+        batch = self._line[0]
+        left = batch.arrived + self._max_wait_s - perf_counter()
+        self._wait(lambda: batch.closed or self._read_all, max(0.0, left))
+        with self._lock:
+            # If messages are left to decode, the worker that decodes the last one sees that the batch is closed.
+            collates = not (batch.closed or batch.left) or not self._num_workers
+            batch.closed = True
+        if not self._num_workers:
+            for k in range(len(batch.messages)):
+                self._decode_at(batch, k, self._decode)
+        if collates:
+            self._collate(batch, self._collate_fn)
+        self._wait(lambda: batch.made)
+        with self._lock:
+            self._line.popleft()
+            self._ahead -= len(batch.messages)
+        self._changes.tell()  # the reader has room
+        return batch
+
+    def _wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait. Raise StopIteration if the stream was closed, or WorkerCrashError after a fault."""
+        with waiting_span():
+            self._changes.wait(until, seconds)
+        if self._fault is not None:
+            message = "a fault of fastload ended a thread of the stream"
+            raise WorkerCrashError(message) from self._fault
+        if self._closed:
+            raise StopIteration
+
+    # ---- the threads ----
+
+    def _run(self, set_up: SimpleQueue[None], device: int | None, work: Callable[[], None]) -> None:
+        """Make this thread like a loader's worker, and let it work."""
+        try:
+            try:
+                torch.get_num_threads()  # or the first parallel operation would replace the 1
+                torch.set_num_threads(1)
+                if device is not None:
+                    torch.accelerator.set_device_index(device)
+            finally:
+                set_up.put(None)
+            work()
+        except BaseException as exc:
+            self._fault = exc
+            self.end()
+
+    def _read(self) -> None:
+        """Read the source, at most `AHEAD` batches ahead of the loop."""
+        try:
+            for number, message in enumerate(self._source):
+                if not isinstance(message, Message):
+                    raise TypeError(
+                        f"{type(self._source).__name__} must yield fastload.stream.Message, got {message!r:.200}"
+                    )
+                self._add(number, message)
+                self._changes.wait(lambda: self._ahead < AHEAD * self._batch_size)
+                if self._closed:
+                    break
+        except BaseException as exc:
+            self.error = contained(exc)
+        self._read_all = True
+        self._changes.tell()
+        self._changes.wait(lambda: False)  # until the end
+        if self._reader_closes:
+            self._source.close()
+
+    def _add(self, number: int, message: Message) -> None:
+        """Add a message to the open batch, and let a worker decode it."""
+        with self._lock:
+            if not self._line or self._line[-1].closed:
+                self._line.append(Batch(number))
+            batch = self._line[-1]
+            k = len(batch.messages)
+            batch.messages.append(message)
+            batch.left += 1
+            batch.closed = k + 1 == self._batch_size
+            self._ahead += 1
+            awaited = batch is self._line[0] and (k == 0 or batch.closed)
+        if self._num_workers:
+            self._jobs.put((batch, k))
+        if awaited:
+            self._changes.tell()
+
+    def _work(self, i: int, own: WorkerCopies) -> None:
+        """Decode messages, and collate batches that are closed and decoded."""
+        streams = Streams(routable(chosen_modules(None)), keyed=True, seeded=True)
+        stream = streams.make(own.generators, initialised=False)
+        info = make_worker_info(i, self._num_workers, i, own.dataset)
+        watch = Watch([*own.watched, *own.watched_modules], self._noticed)
+        with own.entered(), entered(stream):
+            for number in count(1):
+                if (job := self._jobs.get()) is None:
+                    break
+                batch, k = job
+                if not self._closed:
+                    # One worker watches, now and then, because a look costs some 100 us.
+                    watches = i == 0 and (number <= 4 or not number & (number - 1))
+                    stream.move(batch, k)
+                    set_worker_info(info)
+                    if watches:
+                        watch.begin()
+                    self._decode_at(batch, k, own.dataset.decode, f"; worker {i}")
+                    if watches:
+                        watch.end()
+                    set_worker_info(None)  # or torch's collate would use shared memory
+                    with self._lock:
+                        batch.left -= 1
+                        last = batch.closed and not batch.left
+                    if last:
+                        stream.move(batch, None)
+                        self._collate(batch, own.collate_fn)
+                    stream.move(None, None)
+                del job, batch  # not kept while waiting
+
+    def _decode_at(
+        self, batch: Batch, k: int, decode: Callable[[Any], Any], where: str = ""
+    ) -> None:
+        """Put the sample of a message, or the error of decoding it, at its position."""
+        key, value, _ = batch.messages[k]
+        if isinstance(value, Poison):
+            batch.failures[k] = value.error
+            return
+        with span("decode"):
+            sample, error = _outcome(decode, value)
+        if error is None:
+            batch.samples[k] = sample
+        else:
+            annotate(error, f"message {key!r}{where}; stage: decode")
+            batch.failures[k] = error
+
+    def _collate(self, batch: Batch, collate_fn: Callable[[list[Any]], Any]) -> None:
+        """Make a batch whose messages are decoded, and wake the loop."""
+        samples = [batch.samples[k] for k in sorted(batch.samples)]
+        batch.samples.clear()
+        if samples:
+            with span("collate"):
+                batch.data, batch.error = _outcome(collate_fn, samples)
+        batch.made = True
+        self._changes.tell()
+
+    # ---- anyone's ----
+
+    def end(self, *, reader_closes: bool = False) -> None:
+        """Let the threads end after their current calls, and stop the source. This never waits.
+
+        Args:
+            reader_closes: let the reader close the source, because the caller may not wait until the reader has ended.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._reader_closes = True, reader_closes
+        try:
+            self._source.stop()  # before the reader is woken, which may close the source
+        finally:
+            self._changes.close()
+            for _ in range(self._num_workers):
+                self._jobs.put(None)
+
+    def close(self) -> None:
+        """End the threads, and close the source. Wait at most five seconds for calls in progress."""
+        self.end()
+        join(self.threads)
+        self._source.close()
+
+
+def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception | None]:
+    """Return what a function of the user's returns, or the error that it raises."""
+    try:
+        return function(value), None
+    except BaseException as exc:
+        return None, contained(exc)
+
+
+_running: weakref.WeakSet[Batches] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_running.clear)  # their threads do not exist there
+
+
+@atexit.register
+def _end_all() -> None:
+    ends = perf_counter() + EXIT_SECONDS
+    batches = list(_running)
+    for one in batches:
+        one.end(reader_closes=True)
+    for thread in [thread for one in batches for thread in one.threads]:
+        thread.join(max(0.0, ends - perf_counter()))

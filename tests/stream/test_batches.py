@@ -1,0 +1,454 @@
+"""Promises:
+- `predict` gives the model a batch when it is full, or when its first message has waited for `max_wait_ms`.
+- Workers decode messages as they arrive, side by side, and batches keep the order of the source.
+- What `decode` draws depends on the message alone.
+- The error of a message names the worker that decoded it.
+- A loop over `predict` that is left, a generator that is collected and the end of the interpreter do not wait for a
+  source that hangs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
+
+import fastload
+from fastload.errors import SharedStateWarning
+from fastload.stream import Answers, batches
+from tests.children import run_python
+from tests.contracts.sources import LONG, double
+from tests.fakes import fastload_threads, hasty
+from tests.promises.reading import wait_until
+from tests.stream.test_predict import List, Queue, to_tensor
+
+
+class Gates:
+    """Decodes numbers. Those in `hold` wait until a test opens their gate."""
+
+    fastload_per_worker = ()
+
+    def __init__(self, hold: Iterable[int] = ()) -> None:
+        self.gates = {value: threading.Event() for value in hold}
+        self.reached: SimpleQueue[int] = SimpleQueue()
+
+    def __call__(self, value: int) -> Tensor:
+        self.reached.put(value)
+        if (gate := self.gates.get(value)) is not None:
+            assert gate.wait(30)
+        return torch.tensor(float(value))
+
+    def wait_for(self, *values: int) -> None:
+        assert sorted(self.reached.get(timeout=30) for _ in values) == sorted(values)
+
+
+class Run:
+    """A run of `predict` in a thread, with the sizes of the batches that the model got."""
+
+    def __init__(self, source: Any, gate: threading.Event | None = None, **how: Any) -> None:
+        self.source, self.gate = source, gate
+        self.sizes: list[int] = []
+        self.sink = List()
+        self.answers = fastload.predict(self.model, source, **{"max_wait_ms": LONG, **how})
+        self.thread = threading.Thread(target=self.answers.write_to, args=(self.sink,))
+        self.thread.start()
+
+    def model(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        assert self.gate is None or self.gate.wait(30)
+        return x
+
+    @property
+    def got(self) -> list[float]:
+        return [answer for _, answer in self.sink.rows]
+
+    def wait_for(self, count: int) -> None:
+        wait_until(lambda: len(self.sink.rows) == count, f"{count} are answered")
+
+    def end(self) -> None:
+        self.source.put(None)
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def running(source: Queue, **how: Any) -> Iterator[Run]:
+    run = Run(source, **how)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def read_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each message seem to have arrived two hours before it did."""
+    clock = batches.perf_counter
+
+    def early() -> float:
+        is_reader = threading.current_thread().name == "fastload-reader"
+        return clock() - (7200.0 if is_reader else 0.0)
+
+    monkeypatch.setattr(batches, "perf_counter", early)
+
+
+# ---- size and deadline ----
+
+
+def test_full_batches_do_not_wait_for_the_deadline() -> None:
+    with running(Queue(range(8)), decode=to_tensor, batch_size=4) as run:
+        run.wait_for(8)
+    assert run.sizes == [4, 4]
+
+
+def test_a_deadline_counts_from_the_arrival_of_the_first_message_not_from_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deadline is an hour."""
+    read_long_ago(monkeypatch)
+    with running(Queue([1]), decode=to_tensor, batch_size=4) as run:
+        run.wait_for(1)
+
+
+def test_messages_that_waited_past_the_deadline_come_in_full_batches() -> None:
+    source, gate = Queue([0]), threading.Event()
+    with running(source, gate=gate, decode=to_tensor, batch_size=4, max_wait_ms=0) as run:
+        wait_until(lambda: run.sizes == [1], "the model has the first batch")
+        for value in range(1, 12):
+            source.put(value)
+        wait_until(lambda: source.read == 1 + 2 * 4, "the reader is as far ahead as it may be")
+        gate.set()
+        run.wait_for(12)
+    assert run.sizes[:3] == [1, 4, 4]
+    assert run.got == [float(k) for k in range(12)]
+
+
+def test_the_deadline_closes_a_batch_whose_messages_are_still_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_long_ago(monkeypatch)
+    decode = Gates(hold=[0])
+    with running(Queue([0]), decode=decode, batch_size=3, num_workers=2) as run:
+        decode.wait_for(0)
+        wait_until(lambda: run.answers._batches._line[0].closed, "the deadline has passed")
+        run.source.put(1)
+        decode.wait_for(1)
+        decode.gates[0].set()
+        run.wait_for(2)
+    assert run.sizes == [1, 1]
+    assert run.got == [0.0, 1.0]
+
+
+# ---- workers ----
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_a_message_is_decoded_while_its_batch_waits_for_others(num_workers: int) -> None:
+    decode = Gates()
+    with running(Queue(), decode=decode, batch_size=3, num_workers=num_workers) as run:
+        for value in range(3):
+            assert run.sizes == []
+            run.source.put(value)
+            decode.wait_for(value)
+        run.wait_for(3)
+
+
+def test_workers_decode_side_by_side_and_the_batch_keeps_the_order() -> None:
+    decode = Gates(hold=range(3))
+    with running(Queue(range(3)), decode=decode, batch_size=3, num_workers=3) as run:
+        decode.wait_for(0, 1, 2)
+        for value in (2, 0, 1):
+            decode.gates[value].set()
+        run.wait_for(3)
+    assert run.got == [0.0, 1.0, 2.0]
+
+
+def test_a_slow_message_holds_its_batch_back_and_no_later_one_overtakes_it() -> None:
+    decode = Gates(hold=[1])
+    with running(Queue(range(6)), decode=decode, batch_size=2, num_workers=2) as run:
+        decode.wait_for(0, 1, 2, 3)  # the second batch is decoded beside the first
+        assert run.got == []
+        decode.gates[1].set()
+        run.wait_for(6)
+    assert run.got == [float(k) for k in range(6)]
+
+
+def test_a_slow_message_holds_no_other_back_even_if_all_before_were_quick() -> None:
+    decode = Gates(hold=[64])
+    with running(Queue(range(72)), decode=decode, batch_size=8, num_workers=2) as run:
+        run.wait_for(64)
+        decode.wait_for(*range(72))
+        decode.gates[64].set()
+        run.wait_for(72)
+
+
+class Draws:
+    """Draws in each way. It holds a generator, which each message keys again."""
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator()
+
+    def __call__(self, value: int) -> Tensor:
+        held = torch.rand((), generator=self.rng).item()
+        drawn = [random.random(), np.random.rand(), torch.rand(()).item(), held]
+        return torch.tensor([value, *drawn], dtype=torch.float64)
+
+
+def test_what_decode_draws_depends_on_the_message_alone() -> None:
+    def rows(num_workers: int, batch_size: int, max_wait_ms: float) -> list[list[float]]:
+        answers = fastload.predict(
+            lambda x: x,
+            range(40),
+            decode=Draws(),
+            num_workers=num_workers,
+            batch_size=batch_size,
+            max_wait_ms=max_wait_ms,
+        )
+        return [answer.tolist() for _, answer in answers]
+
+    expected = rows(1, 40, LONG)
+    assert [row[0] for row in expected] == [*range(40)]
+    assert len({number for row in expected for number in row[1:]}) == 4 * 40
+    with hasty():
+        assert rows(4, 3, LONG) == rows(2, 7, 0.0) == expected
+
+
+def test_decode_sees_its_worker_and_collate_sees_none() -> None:
+    def decode(value: int) -> Tensor:
+        info = get_worker_info()
+        assert info is not None
+        assert info.num_workers == 3
+        return torch.tensor(info.id)
+
+    def collate(samples: list[Tensor]) -> Any:
+        assert get_worker_info() is None
+        return default_collate(samples)
+
+    answers = fastload.predict(
+        lambda x: x, range(50), decode=decode, collate_fn=collate, batch_size=5, num_workers=3
+    )
+    assert {answer.item() for _, answer in answers} <= {0, 1, 2}
+    assert answers.answered == 50
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_an_error_names_the_message_and_the_worker_that_decoded_it(num_workers: int) -> None:
+    def decode(value: int) -> Tensor:
+        if value % 2:
+            info = get_worker_info()
+            raise ValueError("" if info is None else f"; worker {info.id}")
+        return to_tensor(value)
+
+    failed: list[tuple[Any, Exception]] = []
+    answers = fastload.predict(
+        double,
+        range(20),
+        decode=decode,
+        batch_size=4,
+        num_workers=num_workers,
+        on_failed=lambda message, error: failed.append((message.key, error)),
+    )
+    assert len(list(answers)) == 10
+    assert [key for key, _ in failed] == [str(k) for k in range(1, 20, 2)]
+    for key, error in failed:
+        assert error.__notes__ == [f"fastload: message {key!r}{error}; stage: decode"]
+        assert bool(num_workers) == ("worker" in str(error))
+
+
+def test_user_code_that_exits_in_a_worker_makes_its_message_poison() -> None:
+    def decode(value: int) -> Tensor:
+        if value == 1:
+            raise SystemExit(3)
+        return to_tensor(value)
+
+    failed: list[Exception] = []
+    answers = fastload.predict(
+        double, range(3), decode=decode, on_failed=lambda _, error: failed.append(error)
+    )
+    assert len(list(answers)) == 2
+    [error] = failed
+    assert isinstance(error, RuntimeError)
+    assert isinstance(error.__cause__, SystemExit)
+
+
+def test_the_loop_warns_of_what_all_workers_share() -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.large = np.zeros(3 * 10**6)  # data, which workers share
+
+        def __call__(self, value: int) -> Tensor:
+            self.large[0] += 1
+            return to_tensor(value)
+
+    answers = fastload.predict(double, range(20), decode=Counts(), batch_size=1, num_workers=1)
+    with pytest.warns(SharedStateWarning, match=r"decode seems to write .* `dataset.decode.large`"):
+        assert len(list(answers)) == 20
+
+
+# ---- the time without messages ----
+
+
+class Clock:
+    """Stands still until a test moves it. `asked` is set when the loop begins to wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked = threading.Event()
+
+    def __call__(self) -> float:
+        if threading.current_thread() is threading.main_thread():
+            self.asked.set()
+        return self.now
+
+
+def test_the_time_without_messages_is_measured_and_decoding_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(batches, "perf_counter", clock)
+
+    def source() -> Iterator[int]:
+        assert clock.asked.wait(30)
+        clock.now += 10.0
+        yield 1
+
+    def decode(value: int) -> Tensor:
+        clock.now += 5.0
+        return to_tensor(value)
+
+    answers = fastload.predict(double, source(), decode=decode, batch_size=1, num_workers=0)
+    assert len(list(answers)) == 1
+    assert clock.now == 15.0
+    assert answers.idle_s == 10.0
+
+
+# ---- the end ----
+
+
+class Hangs:
+    """A plain iterable that gives one value and then waits until a test frees it."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        assert self.free.wait(30)
+
+
+def answers_of(source: Any) -> Answers:
+    return fastload.predict(double, source, decode=to_tensor, max_wait_ms=0, num_workers=2)
+
+
+def leaves(source: Hangs) -> None:
+    for _ in answers_of(source):
+        break
+
+
+def is_collected(source: Hangs) -> None:
+    """The generator is part of a circle."""
+    got = iter(answers_of(source))
+    next(got)
+    circle: list[Any] = [got]
+    circle.append(circle)
+    del got, circle
+    gc.collect()
+
+
+@pytest.mark.parametrize("ends", [leaves, is_collected])
+def test_a_loop_that_is_left_waits_for_nothing(
+    ends: Callable[[Hangs], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(threads: Any) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(batches, "join", join)
+    source = Hangs()
+    ends(source)
+    wait_until(lambda: fastload_threads() == ["fastload-reader"], "the workers have ended")
+    source.free.set()
+    wait_until(lambda: fastload_threads() == [], "the reader has ended")
+
+
+@pytest.mark.parametrize("value", [1, None])
+def test_the_reader_closes_the_source_of_a_loop_that_is_left(value: int | None) -> None:
+    """The source waits for another message, or it has ended."""
+    source = Queue([0])
+    got = iter(answers_of(source))
+    next(got)
+    source.put(value)
+    del got
+    wait_until(lambda: fastload_threads() == [], "the threads have ended")
+    assert source.closed
+    assert source.acknowledged == []
+
+
+def test_close_ends_the_threads_and_the_loop_that_waits() -> None:
+    source = Queue()
+    with running(source, decode=to_tensor, num_workers=2) as run:
+        wait_until(lambda: len(fastload_threads()) == 3, "the threads run")
+        run.answers.close()
+        run.thread.join(30)
+        assert not run.thread.is_alive()
+    assert source.closed
+    assert fastload_threads() == []
+
+
+def test_close_names_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastload.engine.workers.JOIN_SECONDS", 0.01)
+    source = Hangs()
+    answers = answers_of(source)
+    next(iter(answers))
+    with pytest.warns(RuntimeWarning, match="fastload-reader did not return from a call"):
+        answers.close()
+    source.free.set()
+
+
+def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(batches, "perf_counter", clock)
+
+    class Source(Queue):
+        def __iter__(self) -> Iterator[Any]:
+            assert clock.asked.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from super().__iter__()
+
+    source = Source()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(answers_of(source)))
+    assert source.closed
+    assert fastload_threads() == []
+
+
+ENDS = """
+import atexit, threading, time
+began = []
+atexit.register(lambda: print(time.monotonic() - began[0]))
+import torch, fastload
+
+def values():
+    yield 1
+    threading.Event().wait()
+
+got = iter(fastload.predict(lambda x: x, values(), decode=torch.tensor, max_wait_ms=0))
+next(got)
+atexit.register(lambda: began.append(time.monotonic()))
+"""
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_source() -> None:
+    ended = run_python("-c", ENDS)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert float(ended.stdout) < 4.0, "close() waits for five seconds"
