@@ -22,8 +22,8 @@ The way of an index, room by room, from what a user holds to the batch:
                   read_ahead: in a second thread, for `max_wait_ms`
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
-                  layout: where a sample lies in it; slots: the memory, lent again
-    prefetch      copies batches to a device ahead of the loop
+                  layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a
+                  device ahead of the loop
 
 What these stand on:
 
@@ -52,8 +52,8 @@ from fastload import errors
 
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
+    from fastload.memory.prefetch import prefetch_to
     from fastload.order.sampler import RankSampler
-    from fastload.prefetch import prefetch_to
     from fastload.random.streams import random_stream, sample_generator, sample_rng
     from fastload.reading.fetch import SKIP
     from fastload.stream import predict
@@ -90,12 +90,16 @@ def __getattr__(name: str) -> Any:
         from fastload.stream import predict
 
         return predict
-    from fastload import loader, prefetch, telemetry
+    if name == "prefetch_to":
+        from fastload.memory.prefetch import prefetch_to
+
+        return prefetch_to
+    from fastload import loader, telemetry
     from fastload.order import sampler
     from fastload.random import streams
     from fastload.reading import fetch
 
-    homes = (fetch, loader, prefetch, sampler, streams, telemetry)
+    homes = (fetch, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

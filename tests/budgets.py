@@ -58,14 +58,16 @@ LISTED = {
     """,
     # What else `fastload.DataLoader` loads, without isolation/.
     "loaded beside the way": """
-        __init__ errors prefetch order/__init__ engine/__init__ reading/__init__ memory/__init__
+        __init__ errors order/__init__ engine/__init__ reading/__init__ memory/__init__
         order/lanes engine/epoch_counts reading/iterable reading/notices
         random/__init__ random/streams random/keys random/global_draws random/held random/numpy_memory
         random/numpy_random random/python_random random/torch_random
         _kit/__init__ _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private _kit/user_errors
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
-    "the core's other files": "__main__ testing _kit/disk _kit/evaluating _kit/fingerprint reading/read_ahead",
+    "the core's other files": """
+        __main__ testing memory/prefetch reading/read_ahead _kit/disk _kit/evaluating _kit/fingerprint
+    """,
 }
 """The files of rows that are no folders, by their paths in fastload/."""
 

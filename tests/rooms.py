@@ -20,9 +20,8 @@ CORE = {
     "reading": "errors _kit random isolation rows settings memory order",
     "engine": "errors _kit telemetry random isolation settings memory order reading",
     "loader": "_kit telemetry isolation settings order engine",
-    "prefetch": "_kit engine loader",
     "testing": "",
-    "__init__": "errors telemetry random order reading loader prefetch (stream)",
+    "__init__": "errors telemetry random memory order reading loader (stream)",
 }
 
 PLUG_INS = {

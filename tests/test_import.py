@@ -65,6 +65,7 @@ def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
     assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
     assert child()["unchanged"], "threads, seeds and modes"
+    assert "fastload.memory.prefetch" not in child()["fastload"], "for loops that use it"
 
 
 WITHOUT_TORCH = """
