@@ -32,7 +32,8 @@ What these stand on:
     telemetry/    what threads measure, and the report
     rows          the protocol of a dataset that fills rows itself
     errors        fastload's own                               testing: fakes for tests of training loops
-    _kit/         errors of user code, torch's private names, integers, hashing, nested containers, files, cores
+    _kit/         errors of user code, torch's private names, integers, hashing, nested containers, files, cores,
+                  threads of commands
 
 Plug-ins, which none of these imports:
 

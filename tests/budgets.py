@@ -66,7 +66,8 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "the core's other files": """
-        __main__ testing memory/prefetch reading/read_ahead _kit/disk _kit/evaluating _kit/fingerprint
+        __main__ testing memory/prefetch reading/read_ahead
+        _kit/disk _kit/evaluating _kit/fingerprint _kit/pool
     """,
 }
 """The files of rows that are no folders, by their paths in fastload/."""

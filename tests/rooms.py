@@ -28,7 +28,7 @@ PLUG_INS = {
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random isolation reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
-    "datasets": "__init__ errors _kit telemetry rows reading loader image",
+    "datasets": "__init__ errors _kit telemetry rows reading image",
     "distributed": "errors _kit",
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
