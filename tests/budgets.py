@@ -36,7 +36,7 @@ BUDGETS = {
     "fastload/image": 1_285,
     "fastload/image/kernels": 2_055,
     "fastload/measure": 773,
-    "fastload/parameters": 2_290,
+    "fastload/parameters": 2_299,
     "fastload/store": 3_247,
     "fastload/stream": 822,
     "fastload/train": 1_325,
