@@ -19,8 +19,8 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_581,
-    "loaded beside the way": 2_574,
-    "the core's other files": 586,
+    "loaded beside the way": 2_391,
+    "the core's other files": 821,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 2_550,
     "fastload/telemetry": 269,
@@ -28,8 +28,8 @@ BUDGETS = {
     "fastload/check": 669,
     "fastload/cli": 2_241,
     "fastload/compat": 441,
-    "fastload/datasets": 1_680,
-    "fastload/datasets/packed": 1_767,
+    "fastload/datasets": 1_671,
+    "fastload/datasets/packed": 1_761,
     "fastload/distributed": 1_723,
     "fastload/elastic": 715,
     "fastload/flow": 1_122,
