@@ -40,7 +40,7 @@ def make(path: Path, *, seed: int = 0, empty: int | None = None) -> Path:
         for number in range(writer.done, RECORDS):
             content = bytes([(number + seed) % 256]) * (0 if number == empty else 100)
             writer.add(content, label=number, source=f"{number}.bin")
-        writer.reject("bad.bin", "no picture")
+        writer.reject("bad.bin", "no image")
     return path
 
 
