@@ -3,7 +3,7 @@
 Variants: "encoded", JPEG at full size; "jpeg" and "raw", JPEG and pixels of at most 256 px.
 
 Its batches are channels-last in memory, and it writes into them again a few batches later. "encoded" is no copy of the
-original bytes: FFCV encodes every image anew.
+original bytes: FFCV encodes every image again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 - `prefetch_to` copies at most `depth` batches ahead.
 - Looking ahead never waits for a fastload loader and never reads from it. Ctrl-C during a copy loses no batch.
 - `prefetch_to` copies any iterable ahead. Errors arrive in their place, and nothing is left over.
-- `prefetch_to` gives the state of a fastload loader as what the loop has had, with threads, without threads and for
-  iterable datasets. Other iterables have no state.
+- The state of `prefetch_to` around a fastload loader counts the batches delivered to the loop, with threads, without
+  threads and for iterable datasets. Other iterables have no state.
 - On the CPU the batches of `prefetch_to` are the loader's own.
 
 The device is SIMULATED: its streams put off what they are given, as a GPU's do, and run it as late or as early as
