@@ -119,7 +119,7 @@ def best(results: Results, cases: Iterable[str], key: str) -> str:
 
 
 def label(kind: str, workers: int) -> str:
-    """What a loader with so many workers is called."""
+    """Return the name of a loader with `workers` workers."""
     noun = "thread" if kind == "fastload" else "process"
     plural = "s" if noun == "thread" else "es"
     return f"{kind}, " + (f"{workers} {noun}{plural * (workers != 1)}" if workers else "serial")

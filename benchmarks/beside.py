@@ -27,7 +27,7 @@ from fastload.datasets import ImageFileList
 from fastload.image import RandomResizedCrop
 
 TITLE = (
-    "beside: a step of 2,000 tiny in-place adds with a picture each from 1 loader thread, "
+    "beside: a step of 2,000 tiny in-place adds with an image each from 1 loader thread, "
     "against the same step on cached data"
 )
 REPEATS = 5

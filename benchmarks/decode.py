@@ -47,16 +47,16 @@ MEMORY = {
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    options = {"pictures": 4, "seconds": 0.05} if smoke else {"pictures": 64, "seconds": 2.0}
+    options = {"images": 4, "seconds": 0.05} if smoke else {"images": 64, "seconds": 2.0}
     names = FILES | MEMORY
     return [Case(title, {"path": path, **options}) for path, title in names.items()]
 
 
-def measure(*, path: str, pictures: int, seconds: float) -> Figures:
+def measure(*, path: str, images: int, seconds: float) -> Figures:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        load = _path(path, _paint(Path(folder, "typical"), pictures, HEIGHT, WIDTH), SIZE)
-        tiny = _path(path, _paint(Path(folder, "tiny"), pictures, TINY, TINY), TINY)
+        load = _path(path, _paint(Path(folder, "typical"), images, HEIGHT, WIDTH), SIZE)
+        tiny = _path(path, _paint(Path(folder, "tiny"), images, TINY, TINY), TINY)
         cpu_s = _cpu_seconds(load, seconds)
         tiny_s = _cpu_seconds(tiny, seconds / 4)
     return {
@@ -72,8 +72,8 @@ def _paint(folder: Path, count: int, height: int, width: int) -> list[str]:
     for number, source in enumerate(sample_images(count)):
         path = folder / "class" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(source) as picture:
-            pixels = np.asarray(picture.convert("RGB").resize((width, height)))
+        with Image.open(source) as image:
+            pixels = np.asarray(image.convert("RGB").resize((width, height)))
         path.write_bytes(encode_rgb(pixels, quality=90))
         paths.append(str(path))
     (folder / "list.txt").write_text("\n".join(paths))
@@ -96,8 +96,8 @@ def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
     )
 
     def by_pillow(number: int) -> Any:
-        with Image.open(paths[number % len(paths)]) as picture:
-            return recipe(picture.convert("RGB"))
+        with Image.open(paths[number % len(paths)]) as image:
+            return recipe(image.convert("RGB"))
 
     def by_simplejpeg(number: int) -> Any:
         with open(paths[number % len(paths)], "rb") as file:
@@ -120,7 +120,7 @@ def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
         "plan": lambda number: listed[number % len(paths)][0],
         "pillow": by_pillow,
         "simplejpeg": by_simplejpeg,
-        "plan_memory": lambda number: plan.decode(encoded[number % len(encoded)], name="a picture"),
+        "plan_memory": lambda number: plan.decode(encoded[number % len(encoded)], name="an image"),
         "bare": bare,
     }
     load = loads[name]

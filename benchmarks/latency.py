@@ -57,7 +57,7 @@ class BareThreads:
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    # Of so many samples that an ideal loader would take 2.6 s for each case.
+    # As many samples as an ideal loader would read in 2.6 s, in each case.
     return [
         Case(
             _name(kind, workers),

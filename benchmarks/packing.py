@@ -101,9 +101,9 @@ def payload(mode: Mode, path: str, encoded: bytes) -> bytes:
 
 def _bare_seconds(mode: Mode, paths: list[str]) -> float:
     """Of plain threads that only make the payloads: out of memory, and into nothing."""
-    pictures = [(path, Path(path).read_bytes()) for path in paths]
-    payload(mode, *pictures[0])
-    left = iter(pictures)
+    images = [(path, Path(path).read_bytes()) for path in paths]
+    payload(mode, *images[0])
+    left = iter(images)
     errors: list[Exception] = []
 
     def work() -> None:
@@ -170,7 +170,7 @@ def rows(results: Results) -> list[Row]:
 def _name(mode: Mode, which: Literal["", "bare", "larger"] = "") -> str:
     if which == "bare":
         return f"{mode}: bare threads that {_work(mode)}"
-    return f"{mode}: fastload pack" + f", {COPIES} times the pictures" * (which == "larger")
+    return f"{mode}: fastload pack" + f", {COPIES} times the images" * (which == "larger")
 
 
 def _work(mode: Mode) -> str:

@@ -333,7 +333,7 @@ def slow_opens(seconds: float, *, below: Path) -> Iterator[Callable[[], int]]:
 
 
 def check_opens(opened: int, *, expected: int) -> None:
-    """Raise BenchError unless so many opens were slowed: a loader that opens in its own way would seem fast."""
+    """Raise BenchError if under `expected` opens were slowed: a loader with its own way to open would seem fast."""
     if opened < expected:
         raise BenchError(f"{opened} opens were slowed; expected at least {expected}")
 

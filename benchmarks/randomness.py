@@ -27,7 +27,7 @@ TITLE = "randomness: microseconds per sample that reading in random streams cost
 REPEATS = 5
 
 CROP = transforms.RandomResizedCrop(224)
-PICTURE = Image.new("RGB", (500, 375))
+IMAGE = Image.new("RGB", (500, 375))
 
 
 def _nothing(index: int) -> int:
@@ -40,7 +40,7 @@ def _one_draw(index: int) -> float:
 
 def _crop_and_flip(index: int) -> Any:
     """What RandomResizedCrop and RandomHorizontalFlip draw, without the pixels: about 10 torch calls."""
-    box = transforms.RandomResizedCrop.get_params(PICTURE, list(CROP.scale), list(CROP.ratio))
+    box = transforms.RandomResizedCrop.get_params(IMAGE, list(CROP.scale), list(CROP.ratio))
     return box, bool(torch.rand(1) < 0.5)
 
 

@@ -168,7 +168,7 @@ def measure_memory(folder: Path, rows: int) -> Figures:
 
 
 def _added(path: Path, readers: int) -> tuple[int, int]:
-    """Return the PSS that so many processes have more once each has read all rows, and the bytes that Arrow took."""
+    """Return by how much the PSS of `readers` processes grows if each reads all rows, and the bytes of Arrow."""
     context = get_context("spawn")
     pipes = [context.Pipe() for _ in range(readers)]
     processes = [context.Process(target=_read, args=(str(path), end)) for _, end in pipes]

@@ -22,8 +22,8 @@ The way of an index, room by room, from what a user holds to the batch:
                   an error becomes; run_length: how much a worker claims at once; notices: warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
-                  layout: where a sample lies in it; slots: the memory, lent again
-    prefetch      copies batches to a device ahead of the loop
+                  layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a
+                  device ahead of the loop
 
 What these stand on:
 
@@ -32,7 +32,8 @@ What these stand on:
     telemetry/    what threads measure, and the report
     rows          the protocol of a dataset that fills rows itself
     errors        fastload's own                               testing: fakes for tests of training loops
-    _kit/         errors of user code, torch's private names, integers, hashing, nested containers, files, cores
+    _kit/         errors of user code, torch's private names, integers, hashing, nested containers, files, cores,
+                  threads of commands
 
 Plug-ins, which none of these imports:
 
@@ -52,8 +53,8 @@ from fastload import errors
 
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
+    from fastload.memory.prefetch import prefetch_to
     from fastload.order.sampler import RankSampler
-    from fastload.prefetch import prefetch_to
     from fastload.random.streams import random_stream, sample_generator, sample_rng
     from fastload.reading.failures import SKIP
     from fastload.stream import predict
@@ -90,12 +91,16 @@ def __getattr__(name: str) -> Any:
         from fastload.stream import predict
 
         return predict
-    from fastload import loader, prefetch, telemetry
+    if name == "prefetch_to":
+        from fastload.memory.prefetch import prefetch_to
+
+        return prefetch_to
+    from fastload import loader, telemetry
     from fastload.order import sampler
     from fastload.random import streams
     from fastload.reading import failures
 
-    homes = (failures, loader, prefetch, sampler, streams, telemetry)
+    homes = (failures, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

@@ -92,7 +92,7 @@ use_environment() {
     if [[ ! -x "$PYTHON" ]]; then
         make_environment
     fi
-    is_recent "$PYTHON" || die "$PYTHON does not run or is older than Python 3.11. Remove $VENV to have it made anew."
+    is_recent "$PYTHON" || die "$PYTHON does not run or is older than Python 3.11. Remove $VENV to create it again."
     source="$ROOT $("$PYTHON" -c 'import hashlib, platform, sys
 print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$ROOT/pyproject.toml")"
     if [[ ! -f "$STAMP" || "$(head -n 1 "$STAMP")" != "$source" ]]; then
@@ -107,7 +107,7 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
         return
     fi
     "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
-        die "$VENV has no pip. Remove it to have it made anew."
+        die "$VENV has no pip. Remove it to create it again."
     extras="$(IFS=,; echo "${missing[*]}")"
     echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
     install --editable "${ROOT}[$extras]" || die "The installation failed; pip's message is above. Run the same command again to go on."

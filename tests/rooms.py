@@ -20,16 +20,15 @@ CORE = {
     "reading": "errors _kit random isolation rows settings memory order",
     "engine": "errors _kit telemetry random isolation settings memory order reading",
     "loader": "_kit telemetry isolation settings order engine",
-    "prefetch": "_kit engine loader",
     "testing": "",
-    "__init__": "errors telemetry random order reading loader prefetch (stream)",
+    "__init__": "errors telemetry random memory order reading loader (stream)",
 }
 
 PLUG_INS = {
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random isolation reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
-    "datasets": "__init__ errors _kit telemetry rows reading loader image",
+    "datasets": "__init__ errors _kit telemetry rows reading image",
     "distributed": "errors _kit",
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",

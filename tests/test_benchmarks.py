@@ -151,7 +151,7 @@ def test_what_ends_the_runner_ends_the_case(
     assert [child.returncode for child in children] == [-signal.SIGKILL]
 
 
-def test_a_set_that_lacks_pictures_or_has_others_is_no_figure(
+def test_a_set_that_lacks_images_or_has_others_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))

@@ -226,7 +226,7 @@ def test_a_file_list_is_relative_to_here_or_else_to_the_base_dir(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A list of a picture that is not there, so that the command ends with its name."""
+    """A list of an image that is not there, so that the command ends with its name."""
     pytest.importorskip("torchvision")
     for folder in ("here", "base"):
         (tmp_path / folder).mkdir()
@@ -292,7 +292,7 @@ class Stopping(click.Command):
         (UsageError("what was asked for"), 2, "Error: what was asked for\n"),
         (click.UsageError("what was asked for"), 2, "Error: what was asked for\n"),
         (FileNotFoundError(2, "No such file", "here.jpg"), 1, "Error: here.jpg: No such file\n"),
-        (FileExistsError("other pictures are there"), 1, "Error: other pictures are there\n"),
+        (FileExistsError("other images are there"), 1, "Error: other images are there\n"),
     ],
 )
 def test_how_a_command_ends(

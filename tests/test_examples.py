@@ -26,7 +26,7 @@ def test_an_example_has_a_section_and_a_test(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_the_picture_of_a_graph_is_what_show_draws(path: Path, tmp_path: Path) -> None:
+def test_the_drawing_of_a_graph_is_what_show_draws(path: Path, tmp_path: Path) -> None:
     """To draw it anew: copy the file to an empty folder, and `fastload flow show COPY --svg docs/NAME.svg`."""
     copy = shutil.copy(path, tmp_path)
     assert f"![The graph of {path.name}]({path.stem}.svg)" in PAGE

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import fastload
+from tests import rooms
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,6 +66,7 @@ def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
     assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
     assert child()["unchanged"], "threads, seeds and modes"
+    assert "fastload.memory.prefetch" not in child()["fastload"], "for loops that use it"
 
 
 WITHOUT_TORCH = """
@@ -155,7 +157,7 @@ def test_a_command_that_only_lists_loads_no_torch(command: str, printed: str, fo
 
 def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:
     folders = {path.parent.name for path in (ROOT / "fastload").glob("*/*.py")}
-    folders -= {"cli", "isolation", "telemetry"}  # the latter two are ground
+    folders &= rooms.PLUG_INS.keys()
     assert folders
     assert not {name.split(".")[1] for name in child()["fastload"]} & folders
     assert not {"PIL", "matplotlib", "pyarrow", "torchvision"} & set(child()["cli"])

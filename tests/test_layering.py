@@ -1,6 +1,7 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names, and no files or folders import one another in a circle.
-- Threads are started only in `engine/workers.py`. Locks are made only in `engine/`, `isolation/` and `random/`.
+- Threads are started only in `engine/workers.py`, and for commands in `_kit/pool.py`. Locks are made
+  only in `engine/`, `isolation/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
 """
@@ -43,6 +44,9 @@ PARAMETERS = {
 that a loader's threads pull ahead."""
 PUSHES = {PACKAGE / "parameters" / "embedding.py"}
 """May have a thread: it pushes gradients beside the next step, and never runs code of the user's."""
+
+POOL = PACKAGE / "_kit" / "pool.py"
+"""May have threads: those of commands that pack, copy and check. They never run code of the user's."""
 
 WATCHES = {PACKAGE / "elastic" / "watch.py"}
 """May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
@@ -279,7 +283,7 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {WORKERS, FAKES} | KERNELS | WATCHES | PUSHES | STREAM],
+    [p for p in MODULES if p not in {WORKERS, POOL, FAKES} | KERNELS | WATCHES | PUSHES | STREAM],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -322,6 +326,7 @@ def test_the_core_is_all_there() -> None:
         "workers.py",
     }
     assert used(WORKERS.read_text(), THREADS)
+    assert used(POOL.read_text(), THREADS)
     assert used(WINDOW.read_text(), LOCKS)
 
 

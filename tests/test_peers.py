@@ -39,7 +39,7 @@ from fastload.bench.figures import BenchError
 from fastload.measure.provenance import provenance
 from fastload.measure.tables import Spread
 
-# torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
+# torchvision 0.29 says with each image that TorchCodec will take the place of its decoder.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning"),
@@ -58,8 +58,8 @@ def _kernels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tree of pictures, in a temporary folder that the processes of the cases use too."""
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The tree of images, in a temporary folder that the processes of the cases use too."""
     folder = str(tmp_path_factory.mktemp("peers"))
     kept_environment, kept_folder = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -95,7 +95,7 @@ def measured(it: Contender, condition: str = "") -> Figures:
     [it for it in CONTENDERS if it.recipe in OURS and it.title not in TORCH_BY_WORKERS],
     ids=lambda it: it.title,
 )
-def test_ours_and_torchs_do_the_work(it: Contender, pictures: Path) -> None:
+def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
     figures = measured(it)
     assert figures.keys() == {"first_batch_s", "cached", "rate", "cpu_ms", "peak_mib"}
     assert all(math.isfinite(value) and value > 0 for value in figures.values())
@@ -108,7 +108,7 @@ def test_ours_and_torchs_do_the_work(it: Contender, pictures: Path) -> None:
     + [(FUSED, f"; {peers.COLD}")],
     ids=lambda it: it if isinstance(it, str) else it.title,
 )
-def test_a_peer_does_the_work(it: Contender, condition: str, pictures: Path) -> None:
+def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> None:
     figures = measured(it, condition)
     assert figures["rate"] > 0
     if condition.endswith(peers.COLD):
@@ -117,7 +117,7 @@ def test_a_peer_does_the_work(it: Contender, condition: str, pictures: Path) -> 
 
 
 def passes_of(root: Path, transform: Any) -> list[Pass]:
-    """Three shuffled passes over the pictures."""
+    """Three shuffled passes over the images."""
     torch.manual_seed(0)
     dataset = ImageFolder(str(root), transform, loader=decode_file)
     with open_loader("fastload", dataset, workers=1, batch_size=BATCH, shuffle=True) as loader:
@@ -125,8 +125,8 @@ def passes_of(root: Path, transform: Any) -> list[Pass]:
 
 
 @pytest.fixture(scope="module")
-def honest(pictures: Path) -> list[Pass]:
-    return passes_of(pictures, crop)
+def honest(images: Path) -> list[Pass]:
+    return passes_of(images, crop)
 
 
 def judge(passes: list[Pass], root: Path, *, flips: bool = True) -> None:
@@ -184,7 +184,7 @@ def flipped_alone(passes: list[Pass]) -> list[Pass]:
         (flipped_alone, "pass 1: 100% of the crops are the same as in the pass before"),
         (
             lambda passes: [replace(one, numbers=one.numbers.flip(0)) for one in passes],
-            "colours are not those of their pictures",
+            "colours are not those of their images",
         ),
         (
             one_replaced(0, shapes=lambda one: {(torch.float32, BATCH, 3, 224, 224)}),
@@ -193,20 +193,20 @@ def flipped_alone(passes: list[Pass]) -> list[Pass]:
     ],
 )
 def test_less_than_the_work_is_no_figure(
-    cheat: Callable[[list[Pass]], list[Pass]], message: str, honest: list[Pass], pictures: Path
+    cheat: Callable[[list[Pass]], list[Pass]], message: str, honest: list[Pass], images: Path
 ) -> None:
-    judge(honest, pictures)
+    judge(honest, images)
     with pytest.raises(BenchError, match=message):
-        judge(cheat(honest), pictures)
+        judge(cheat(honest), images)
 
 
 def test_crops_that_are_never_flipped_and_a_pass_without_batches_are_no_figure(
-    pictures: Path,
+    images: Path,
 ) -> None:
-    upright = passes_of(pictures, v2.RandomResizedCrop(224, antialias=True))
-    judge(upright, pictures, flips=False)
+    upright = passes_of(images, v2.RandomResizedCrop(224, antialias=True))
+    judge(upright, images, flips=False)
     with pytest.raises(BenchError, match="of the crops lie as those of another pass"):
-        judge(upright, pictures)
+        judge(upright, images)
     with pytest.raises(BenchError, match="a pass delivered no batch"):
         run_pass([])
     passes = Endless(iter(range(10)), 3)
@@ -214,13 +214,13 @@ def test_crops_that_are_never_flipped_and_a_pass_without_batches_are_no_figure(
 
 
 def test_a_packing_that_fails_leaves_nothing_behind(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = sorted(pictures.parent.iterdir())
+    before = sorted(images.parent.iterdir())
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(subprocess.CalledProcessError):
-        packed("ffcv", "none", pictures)
-    assert sorted(pictures.parent.iterdir()) == before
+        packed("ffcv", "none", images)
+    assert sorted(images.parent.iterdir()) == before
 
 
 def results(rates: dict[str, float]) -> dict[str, list[Figures | None]]:
@@ -275,7 +275,7 @@ def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
     bare = smoke_case(peers.BARE)

@@ -64,9 +64,9 @@ class Endless(Generic[T]):
         return islice(self._source, self._count)
 
 
-def points(pictures: torch.Tensor) -> torch.Tensor:
+def points(images: torch.Tensor) -> torch.Tensor:
     """A copy of 8 x 8 pixels of each image, symmetric about its middle: what is kept to see that it is right."""
-    return pictures[:, :, 10::29, 10::29].clone(memory_format=torch.contiguous_format)
+    return images[:, :, 10::29, 10::29].clone(memory_format=torch.contiguous_format)
 
 
 def tree(count: int) -> Path:
@@ -74,15 +74,15 @@ def tree(count: int) -> Path:
 
     Beside the directories stands filelist.txt, with the paths in that order. Kept between runs.
     """
-    pictures = [Path(path) for path in sample_images(count)]
-    root = Path(os.path.commonpath(pictures)).parent.parent / f"peers-{count}" / "pictures"
+    images = [Path(path) for path in sample_images(count)]
+    root = Path(os.path.commonpath(images)).parent.parent / f"peers-{count}-images" / "images"
     if not root.exists():
-        partial = _emptied(root.with_name(f"pictures.{os.getpid()}"))
-        for number, picture in enumerate(pictures):
+        partial = _emptied(root.with_name(f"images.{os.getpid()}"))
+        for number, image in enumerate(images):
             directory = partial / f"{number:05d}"
             directory.mkdir()
-            os.link(picture, directory / "picture.jpg")
-        lines = [f"{number:05d}/picture.jpg\n" for number in range(count)]
+            os.link(image, directory / "image.jpg")
+        lines = [f"{number:05d}/image.jpg\n" for number in range(count)]
         (partial / "filelist.txt").write_text("".join(lines))
         partial.rename(root)
     return root

@@ -31,12 +31,12 @@ class Pass:
 def run_pass(batches: Iterable[Batch]) -> Pass:
     numbers, kept, shapes = [], [], set()
     first_at = ended_at = 0.0
-    for pictures, labels in batches:
+    for images, labels in batches:
         ended_at = perf_counter()
         first_at = first_at or ended_at
-        shapes.add((pictures.dtype, *pictures.shape))
+        shapes.add((images.dtype, *images.shape))
         # Copies: some loaders write into a batch again, and others cannot while it is kept.
-        kept.append(pictures.clone() if pictures.shape[-1] == 8 else points(pictures))
+        kept.append(images.clone() if images.shape[-1] == 8 else points(images))
         numbers.append(labels.clone())
     if not numbers:
         raise BenchError("a pass delivered no batch")
@@ -90,7 +90,7 @@ def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], fli
         )
     if (likeness := _likeness(by_number[0][:128], paths[:128])) < 0.4:
         raise BenchError(
-            f"the crops' colours are not those of their pictures (correlation {likeness:.2f})"
+            f"the crops' colours are not those of their images (correlation {likeness:.2f})"
         )
 
 

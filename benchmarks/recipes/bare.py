@@ -22,10 +22,10 @@ from benchmarks.recipes._decoding import encoded, random_box
 class _Passes:
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._pictures = list(enumerate(files(task.source)))
+        self._images = list(enumerate(files(task.source)))
 
     def __iter__(self) -> Iterator[Batch]:
-        order = iter(sample(self._pictures, len(self._pictures)))  # the GIL makes next() one step
+        order = iter(sample(self._images, len(self._images)))  # the GIL makes next() one step
         made: list[tuple[int, torch.Tensor]] = []
         errors: list[Exception] = []
 

@@ -17,9 +17,9 @@ from benchmarks.recipes import SIZE, Batch, Task, files
 
 
 @pipeline_def
-def _pipeline(pictures: list[str]) -> Any:
+def _pipeline(images: list[str]) -> Any:
     encoded, numbers = fn.readers.file(
-        files=pictures, labels=list(range(len(pictures))), random_shuffle=True, name="pictures"
+        files=images, labels=list(range(len(images))), random_shuffle=True, name="images"
     )
     pixels = fn.decoders.image_random_crop(
         encoded,
@@ -57,7 +57,7 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
     yield _Passes(
         DALIClassificationIterator(
             pipeline,
-            reader_name="pictures",
+            reader_name="images",
             last_batch_policy=LastBatchPolicy.PARTIAL,
             auto_reset=True,
         )

@@ -3,7 +3,7 @@
 Variants: "encoded", JPEG at full size; "jpeg" and "raw", JPEG and pixels of at most 256 px.
 
 Its batches are channels-last in memory, and it writes into them again a few batches later. "encoded" is no copy of the
-original bytes: FFCV encodes every image anew.
+original bytes: FFCV encodes every image again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from benchmarks.recipes import PACKED_SIDE, QUALITY, SIZE, Batch, Task
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     yield Loader(
-        str(task.source / "pictures.beton"),
+        str(task.source / "images.beton"),
         batch_size=task.batch,
         num_workers=task.workers,
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=False,
         pipelines={
-            "picture": [
+            "image": [
                 RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
                 RandomHorizontalFlip(),
                 ToTensor(),
@@ -44,12 +44,12 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
 
 
 def pack(root: Path, out: Path, variant: str) -> None:
-    pictures = RGBImageField(
+    images = RGBImageField(
         write_mode="raw" if variant == "raw" else "jpg",
         max_resolution=None if variant == "encoded" else PACKED_SIDE,
         jpeg_quality=QUALITY,
     )
-    fields = {"picture": pictures, "number": IntField()}
-    DatasetWriter(str(out / "pictures.beton"), fields, num_workers=2).from_indexed_dataset(
+    fields = {"image": images, "number": IntField()}
+    DatasetWriter(str(out / "images.beton"), fields, num_workers=2).from_indexed_dataset(
         ImageFolder(str(root))
     )

@@ -22,9 +22,9 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
         number, path = sample
         return crop(decode_file(path)), number
 
-    pictures = grain.MapDataset.source(list(enumerate(files(task.source))))
+    images = grain.MapDataset.source(list(enumerate(files(task.source))))
     dataset = (
-        pictures.seed(0)
+        images.seed(0)
         .shuffle()
         .repeat()
         .map(load)

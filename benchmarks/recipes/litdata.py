@@ -14,15 +14,15 @@ from benchmarks.recipes import Batch, Task, files
 from benchmarks.recipes._decoding import crop, decode, encoded
 
 
-class _Pictures(StreamingDataset):
+class _Images(StreamingDataset):
     def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
         sample = super().__getitem__(index)
-        return crop(decode(sample["picture"])), sample["number"]
+        return crop(decode(sample["image"])), sample["number"]
 
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
-    dataset = _Pictures(str(task.source), shuffle=True)
+    dataset = _Images(str(task.source), shuffle=True)
     yield StreamingDataLoader(
         dataset, batch_size=task.batch, num_workers=task.workers, persistent_workers=True
     )
@@ -38,6 +38,6 @@ def pack(root: Path, out: Path, variant: str) -> None:
     )
 
 
-def _sample(picture: tuple[int, str]) -> dict[str, Any]:
-    number, path = picture
-    return {"picture": encoded(path), "number": number}
+def _sample(image: tuple[int, str]) -> dict[str, Any]:
+    number, path = image
+    return {"image": encoded(path), "number": number}

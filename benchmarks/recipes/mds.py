@@ -15,22 +15,22 @@ from benchmarks.recipes import Batch, Task, files
 from benchmarks.recipes._decoding import crop, decode, encoded
 
 
-class _Pictures(StreamingDataset):
+class _Images(StreamingDataset):
     def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
         sample: Any = super().__getitem__(at)
-        return crop(decode(sample["picture"])), sample["number"]
+        return crop(decode(sample["image"])), sample["number"]
 
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     clean_stale_shared_memory()
-    dataset = _Pictures(local=str(task.source), shuffle=True, batch_size=task.batch)
+    dataset = _Images(local=str(task.source), shuffle=True, batch_size=task.batch)
     yield StreamingDataLoader(
         dataset, batch_size=task.batch, num_workers=task.workers, persistent_workers=True
     )
 
 
 def pack(root: Path, out: Path, variant: str) -> None:
-    with MDSWriter(out=str(out), columns={"picture": "bytes", "number": "int"}) as shards:
+    with MDSWriter(out=str(out), columns={"image": "bytes", "number": "int"}) as shards:
         for number, path in enumerate(files(root)):
-            shards.write({"picture": encoded(path), "number": number})
+            shards.write({"image": encoded(path), "number": number})

@@ -28,11 +28,11 @@ class _Passes:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._pictures = list(enumerate(files(task.source)))
+        self._images = list(enumerate(files(task.source)))
         self._random = random.Random(0)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = self._random.sample(self._pictures, len(self._pictures))
+        order = self._random.sample(self._images, len(self._images))
         pipeline = (
             PipelineBuilder()
             .add_source(order)
@@ -51,8 +51,8 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
     yield _Passes(task)
 
 
-def _decode(picture: tuple[int, str]) -> tuple[Any, int]:
-    number, path = picture
+def _decode(image: tuple[int, str]) -> tuple[Any, int]:
+    number, path = image
     packets = spdl.io.demux_image(path)
     left, top, width, height = random_box(packets.width, packets.height)
     filters = [f"crop={width}:{height}:{left}:{top}", f"scale={SIZE}:{SIZE}:flags=bilinear"]

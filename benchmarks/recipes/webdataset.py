@@ -34,14 +34,14 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
     )
 
 
-def _crop(picture: bytes) -> torch.Tensor:
-    return crop(decode(picture))
+def _crop(image: bytes) -> torch.Tensor:
+    return crop(decode(image))
 
 
 def pack(root: Path, out: Path, variant: str) -> None:
-    pictures = files(root)
+    images = files(root)
     with webdataset.ShardWriter(
-        str(out / "%05d.tar"), maxcount=len(pictures) // SHARDS, verbose=0
+        str(out / "%05d.tar"), maxcount=len(images) // SHARDS, verbose=0
     ) as shards:
-        for number, path in enumerate(pictures):
+        for number, path in enumerate(images):
             shards.write({"__key__": f"{number:05d}", "jpg": encoded(path), "cls": number})

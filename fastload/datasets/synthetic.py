@@ -15,18 +15,18 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from fastload._kit.cores import usable_cores
 from fastload._kit.disk import locked
+from fastload._kit.pool import in_order
 from fastload.image.encode import encode_jpeg
-from fastload.loader import DataLoader
 
 Plane = NDArray[np.float32]
 
@@ -83,9 +83,10 @@ def generate_images(
         for directory in {os.path.dirname(name) for name in names}:
             (out / directory).mkdir(parents=True, exist_ok=True)
         if missing:
-            easel = _Easel(out, scratch, missing, seed=seed, classes=classes)
-            with DataLoader(easel, batch_size=None, num_workers=workers, seed=0) as loader:
-                _report(iter(loader), count - len(missing), count, progress)
+            fields = [_field(np.random.default_rng([seed, 0, k])) for k in range(_FIELDS)]
+            make = partial(_make, out, scratch, fields, seed=seed, classes=classes)
+            with in_order(make, missing, workers) as made:
+                _report(made, count - len(missing), count, progress)
         _write(file_list, scratch, "".join(f"{name}\n" for name in names).encode())
     return file_list
 
@@ -119,32 +120,13 @@ def read_number(image: Any) -> int:
     return number
 
 
-class _Easel(Dataset[int]):
-    """A dataset that paints. Sample k paints image `missing[k]`, writes its file, and is its number."""
-
-    fastload_per_worker = ()
-
-    def __init__(
-        self, out: Path, scratch: Path, missing: list[int], *, seed: int, classes: int
-    ) -> None:
-        self.out, self.scratch, self.missing = out, scratch, missing
-        self.seed, self.classes = seed, classes
-        self.fields = [_field(np.random.default_rng([seed, 0, k])) for k in range(_FIELDS)]
-
-    def __len__(self) -> int:
-        return len(self.missing)
-
-    def __getitem__(self, index: int) -> int:
-        number = self.missing[index]
-        planes = _paint(
-            np.random.default_rng([self.seed, 1, number]),
-            self.fields,
-            number,
-            hue=2 * np.pi * (number % self.classes) / self.classes,
-        )
-        path = self.out / _name(number, self.classes)
-        _write(path, self.scratch, encode_jpeg(planes, quality=QUALITY))
-        return number
+def _make(
+    out: Path, scratch: Path, fields: list[Plane], number: int, *, seed: int, classes: int
+) -> None:
+    """Paint an image and write its file."""
+    rng = np.random.default_rng([seed, 1, number])
+    planes = _paint(rng, fields, number, hue=2 * np.pi * (number % classes) / classes)
+    _write(out / _name(number, classes), scratch, encode_jpeg(planes, quality=QUALITY))
 
 
 def _paint(
@@ -285,12 +267,12 @@ def _write(path: Path, scratch: Path, content: bytes) -> None:
 
 
 def _report(
-    numbers: Iterator[int], done: int, count: int, progress: bool | Callable[[int, int], None]
+    made: Iterator[None], done: int, count: int, progress: bool | Callable[[int, int], None]
 ) -> None:
-    """Take all `numbers`, as the images are done, and report progress."""
+    """Wait for each image, and report progress."""
     hidden = None if progress is True else True  # None: hidden unless standard error is a terminal
     with tqdm(total=count, initial=done, unit="image", disable=hidden) as bar:
-        for now_done, _ in enumerate(numbers, done + 1):
+        for now_done, _ in enumerate(made, done + 1):
             bar.update()
             if callable(progress):
                 progress(now_done, count)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters.gradients import Gradients
@@ -21,6 +22,7 @@ from fastload.parameters.transport import Answer, Stub
 
 _NAP_S = 0.05
 _NOTHING = Gradients()
+_sessions: WeakSet[Session] = WeakSet()  # of this process, or of the one that forked it
 
 
 class Session:
@@ -40,18 +42,21 @@ class Session:
         self._name = worker
         self._patience_s = patience_s
         self._infos: dict[str, Mapping[str, Any]] = {}
-        self._begin()
+        self.begin()
+        _sessions.add(self)
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        # A restarted or forked worker is a new worker, which counts its pushes from 1 again.
+    def begin(self) -> None:
+        """Begin as a new worker, as a restarted or forked one is. It counts its pushes from 1 again."""
         self.worker = f"{self._name}-{secrets.token_hex(6)}"
-        # Guards all attributes below, the links' pushes, and what the links know of the servers.
+        # Guards all attributes below, the links' pushes, and what the links know of the servers. A push, a checkpoint
+        # and a catch-up hold it from their first call to their last. So servers get pushes in the order of their
+        # numbers, and no thread sends pushes again while another adds one. Re-entrant: a push may have to catch up.
         self._lock = threading.RLock()
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
         self._unsaved = ""  # servers that could not save, with the reasons
-        self._has_old_rows = False
+        self._old_rows = 0  # grows with each answer of rows that lack decided steps
+        self._seen = threading.local()  # `_old_rows` at each thread's last push
         self.grads_to_wait: int | None = None
         for link in self.links:
             link.forget()
@@ -60,15 +65,14 @@ class Session:
 
     def connect(self) -> None:
         """Make the first contact with each server, if this client has not done so."""
-        if self._pid != os.getpid():
-            self._begin()
         for link in self.links:
             if not link.incarnation:
                 self._catch_up(link, "")
 
     def ask(self, link: Link, method: str, **arguments: Any) -> Answer:
         """Return the answer of a server that has all pushes of this client."""
-        return self._checked(link, method, arguments, link.call(method, _to(link, arguments)))
+        sent = _to(link, arguments)
+        return self._checked(link, method, sent, link.call(method, sent))
 
     def ask_each(self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[Answer]:
         """Make calls (server, method, arguments) in parallel, and return their answers. Raise the first error."""
@@ -77,26 +81,30 @@ class Session:
     def _tried(
         self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]
     ) -> list[Answer | ParametersError]:
-        waits = [
-            self.links[i].start(method, _to(self.links[i], arguments))
-            for i, method, arguments in calls
-        ]
+        sent = [(self.links[i], method, _to(self.links[i], given)) for i, method, given in calls]
+        waits = [link.start(method, arguments) for link, method, arguments in sent]
         answers: list[Answer | ParametersError] = []
-        for (i, method, arguments), wait in zip(calls, waits, strict=True):
+        for (link, method, arguments), wait in zip(sent, waits, strict=True):
             try:
-                answers.append(self._checked(self.links[i], method, arguments, wait()))
+                answers.append(self._checked(link, method, arguments, wait()))
             except ParametersError as error:
                 answers.append(error)
         return answers
 
-    def _checked(
-        self, link: Link, method: str, arguments: Mapping[str, Any], answer: Answer
-    ) -> Answer:
-        while answer["incarnation"] != link.incarnation or "expected" in answer:
+    def _checked(self, link: Link, method: str, sent: Mapping[str, Any], answer: Answer) -> Answer:
+        """Return the answer to a call with the arguments `sent`. Repeat the call until the server has made it."""
+        # Only the incarnation that a call names makes it, so an answer counts if all three agree. The link's alone is
+        # not enough: pulls hold no lock, and if another thread has caught up, it is that of a server that did nothing.
+        while (
+            not answer["incarnation"] == sent.get("incarnation") == link.incarnation
+            or "expected" in answer
+        ):
             self._catch_up(link, "" if "expected" in answer else answer["incarnation"])
-            answer = link.call(method, _to(link, arguments))
+            sent = _to(link, sent)
+            answer = link.call(method, sent)
         if answer.get("incomplete"):
-            self._has_old_rows = True
+            # Without the lock: two threads may write the same number, which is still another one than before.
+            self._old_rows += 1
         return answer
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> None:
@@ -109,12 +117,16 @@ class Session:
 
     def _catch_up(self, link: Link, incarnation: str) -> None:
         """Send a server all pushes that it lacks, unless another thread has done that for its `incarnation`."""
+        # Each round is for one incarnation. If the server dies in it, a later answer has another, and the next round
+        # sends all to that one. Servers apply a push once, so one that arrives twice does no harm. The link learns the
+        # incarnation only after that. Until then, no other call takes the server for one that has all pushes.
         with self._lock:
             while not (incarnation and incarnation == link.incarnation):
                 hello = link.call("hello", {"worker": self.worker})
                 self._check(link, hello)
                 incarnation = hello["incarnation"]
                 if all(found == incarnation for found in self._sent_again(link, hello)):
+                    # `next` only rises: `_commit` has to notice if server 0 comes back with a shorter order.
                     link.incarnation, link.next = incarnation, max(link.next, hello["next"])
                     link.kept, link.initialised = hello["kept"], hello["initialised"]
                 else:
@@ -132,6 +144,8 @@ class Session:
                 f"grads_to_wait={self.grads_to_wait}. Start all servers with the same options"
             )
         self.grads_to_wait = hello["grads_to_wait"]
+        # The server has all pushes up to `last`, and the link keeps all after `floor`. If `last` is not below `floor`,
+        # there is no gap. A push that a complete checkpoint has lies below `floor`, and below `last` of each restart.
         restarted = link.incarnation not in ("", hello["incarnation"])
         forgotten = hello["last"] < link.floor or (link.initialised and not hello["initialised"])
         if forgotten or (restarted and not hello["kept"]):
@@ -143,6 +157,8 @@ class Session:
         """Send the tables and pushes that the server lacks. Return the incarnations that answered."""
         if not link.incarnation and not self._sequence:
             return []
+        # In this order: a push names tables, and a step waits for the pushes of the order. All calls name the
+        # incarnation of `hello`, so a server that has died since makes none of them.
         same = {"incarnation": hello["incarnation"]}
         answers = [link.call("add_tables", {"infos": list(self._infos.values()), **same})]
         pushes = link.after(hello["last"])
@@ -155,6 +171,7 @@ class Session:
             about = {"worker": self.worker, "sequence": sequence, **more}
             answers.append(link.call(method, {**about, "gradients": vars(gradients)}))
         if self.grads_to_wait and link.number:
+            # Server 0 has its own order. Another server may have been killed before any client told it the newest.
             order = self._order_from(link, hello)
             arguments = {"worker": self.worker, **order, "discarded": None, **same}
             answers.append(link.call("commit", arguments))
@@ -176,12 +193,15 @@ class Session:
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
         """Push each server's gradients to it. Return (accepted, version, fresh rows)."""
         with self._lock:
-            if self._has_old_rows:
-                # A server has restarted, and waits for pushes of other workers.
-                self._has_old_rows = False
+            if getattr(self._seen, "old_rows", 0) != self._old_rows:
+                # A server has restarted, and waits for pushes of other workers. Any thread may have its old rows, so
+                # the next push of each is rejected, at worst one that has none.
+                self._seen.old_rows = self._old_rows
                 rows = self._rows_of(gradients) if fresh else []
                 order = self.ask(self.links[0], "decisions", since=self._next())
                 return False, max(self._commit(order, None)), rows
+            # Kept before it is sent: if a call fails, or Ctrl-C ends it, a later call sends it again. A link keeps
+            # `retained_bytes` of pushes, but always this one. `_check` raises if a server needs one that was dropped.
             self._sequence += 1
             for link, own in zip(self.links, gradients, strict=True):
                 link.retain(self._sequence, own)
@@ -191,6 +211,7 @@ class Session:
             else:
                 accepted = True
                 version, rows = self._at_once(gradients, fresh)
+            # All servers have it, and one without checkpoints cannot come back for it.
             _drop([link for link in self.links if not link.kept], self._sequence)
             return accepted, version, rows
 
@@ -200,10 +221,14 @@ class Session:
         about = {"worker": self.worker, "sequence": self._sequence, "fresh": fresh}
         calls = [(i, "push", {**about, "gradients": vars(own)}) for i, own in enumerate(gradients)]
         answers = self._tried(calls)
-        for link, answer in zip(self.links, answers, strict=True):
-            if _is_refusal(answer):  # the next push must not find a gap
-                link.replace(self._sequence, _NOTHING)
-                self.ask(link, "push", **about, gradients=vars(_NOTHING))
+        # The server has to get this number, or the next push would find a gap. All are replaced before the first call:
+        # if that fails, the next push sends the others again, and a server would refuse the old content forever.
+        answered = zip(self.links, answers, strict=True)
+        refused = [link for link, answer in answered if _is_refusal(answer)]
+        for link in refused:
+            link.replace(self._sequence, _NOTHING)
+        for link in refused:
+            self.ask(link, "push", **about, gradients=vars(_NOTHING))
         done = _without_errors(answers)
         for link, answer in zip(self.links, done, strict=True):
             link.saved(answer["saved"])
@@ -217,6 +242,8 @@ class Session:
         if any(map(_is_refusal, staged)):
             _drop(self.links, self._sequence)
             self._commit({"start": 0, "entries": []}, self._sequence)
+        # Server 0 decides only when all servers have the gradients. So each of them makes a decided push, unless it
+        # restarts, and then this client sends it again. A push that is not decided is dropped once it is old.
         _without_errors(staged)
         version = min(own.version for own in gradients)
         answer = self.ask(self.links[0], "decide", **about, version=version, since=self._next())
@@ -227,7 +254,7 @@ class Session:
         return accepted, max(versions)
 
     def _next(self) -> int:
-        """Return the first position in the order that any server needs."""
+        """Return the first position in the order that any server needs, as far as this client knows."""
         return min(link.next for link in self.links)
 
     def _rows_of(self, gradients: Sequence[Gradients]) -> list[Mapping[str, Any]]:
@@ -245,6 +272,8 @@ class Session:
 
     def _commit(self, order: Mapping[str, Any], discarded: int | None) -> list[int]:
         """Send the order of pushes to all servers. Return their versions."""
+        # The caller has asked for `order` under the lock, and each `next` was known before. As the order only grows, it
+        # ends after all of them, unless server 0 came back without its journal.
         if "end" in order and order["end"] < max(link.next for link in self.links):
             raise lost(self.links[0], -1, "the order of pushes that others have followed")
         about = {"worker": self.worker, "discarded": discarded}
@@ -253,6 +282,7 @@ class Session:
         missing = set()
         for link, answer in zip(self.links, answers, strict=True):
             if answer["next"] < order["start"]:
+                # It restarted after `_next`, and skipped entries that begin after a gap. It gets the order from there.
                 answer = self.ask(link, "commit", **about, **self._order_from(link, answer))
             link.next = answer["next"]
             link.saved(answer["saved"])
@@ -304,9 +334,21 @@ class Session:
                         "pushes of another worker. Call checkpoint() again once all workers run"
                     )
                 time.sleep(_NAP_S)  # the other worker has to notice that the server has restarted
+                # Other workers push meanwhile, so servers may have followed an order that is longer than at the mark.
+                order = self.ask(self.links[0], "decisions", since=self._next())
             if self._unsaved:
                 raise ParametersError(f"no checkpoint of version {version}: {self._unsaved}")
             return version
+
+
+def _forked() -> None:
+    # Here the child has one thread, so none can meet a session that is half the parent's. The new lock is free, even if
+    # another thread of the parent held the old one.
+    for session in list(_sessions):
+        session.begin()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _to(link: Link, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

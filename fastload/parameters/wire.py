@@ -112,7 +112,7 @@ def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
 
 
 def aligned(batch: pa.RecordBatch) -> Tensor | None:
-    """Return the bytes of a batch as a tensor, or None unless they begin at a multiple of 64. Raises as `bytes_of`."""
+    """Return the bytes of a batch as a tensor, or None if they begin at no multiple of 64. Raises as `bytes_of`."""
     if bytes_of(batch).ctypes.data % ALIGNMENT:
         return None
     content: Tensor = from_dlpack(batch.column(0))

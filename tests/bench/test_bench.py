@@ -44,7 +44,7 @@ from fastload.measure.provenance import provenance
 from tests.bench.documents import failure, outcome
 from tests.children import Python, warm_runs
 from tests.distributed.launching import is_over
-from tests.pictures import listed_pictures
+from tests.image_files import listed_images
 
 ROOT = Path(__file__).parents[2]
 """The rates that the third seed document prints; the average that it prints under them is over all but two."""
@@ -55,7 +55,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.fixture(scope="module")
 def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten small JPEGs of two classes, and the list of them."""
-    return listed_pictures(tmp_path_factory.mktemp("images"), 10)
+    return listed_images(tmp_path_factory.mktemp("images"), 10)
 
 
 def run_over(
@@ -230,7 +230,7 @@ def _warm_runs() -> Iterator[None]:
 @pytest.mark.usefixtures("_warm_runs")
 def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no picture")
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no image")
     listing = tmp_path / "list.txt"
     listing.write_text("class/broken.jpg\n")
     run = run_over(listing, "thread", 1)

@@ -254,5 +254,5 @@ def test_sixty_four_workers_and_a_full_timeline_still_make_a_page() -> None:
 
 
 def test_a_name_that_is_no_text_is_written_in_escapes(tmp_path: Path) -> None:
-    report.write_text(tmp_path / "report.html", "pictures\udcff")
-    assert (tmp_path / "report.html").read_text() == r"pictures\udcff"
+    report.write_text(tmp_path / "report.html", "images\udcff")
+    assert (tmp_path / "report.html").read_text() == r"images\udcff"

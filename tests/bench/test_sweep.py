@@ -29,13 +29,13 @@ from fastload.measure.fresh import Ended, _Barrier
 from fastload.measure.processes import descendants
 from tests.bench.documents import outcome
 from tests.children import warm_runs
-from tests.pictures import listed_pictures
+from tests.image_files import listed_images
 
 
 @pytest.fixture(scope="module")
 def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixty JPEGs and the list of them."""
-    return listed_pictures(tmp_path_factory.mktemp("images"), 60)
+    return listed_images(tmp_path_factory.mktemp("images"), 60)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_pat
     names = file_list.read_text().split()
     broken = rank_order(run, 60, 1)[0]
     (tmp_path / "class").mkdir()
-    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no picture")
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no image")
     paths = [str(file_list.parent / name) for name in names]
     paths[broken] = str(tmp_path / "class" / "broken.jpg")
     listing = tmp_path / "list.txt"

@@ -21,7 +21,7 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_report_shows_its_figures_and_pictures(browser: Any, page: Path) -> None:
+def test_the_report_shows_its_figures_and_images(browser: Any, page: Path) -> None:
     browser.open(page.as_uri())
     shown = browser.run("return text()")
     assert "2 ranks x 2 threads, 390 images per second" in shown

@@ -35,7 +35,7 @@ window.google = new Proxy(function () {}, {
 """
 
 
-class Pictures:
+class Images:
     def __len__(self) -> int:
         return 200
 
@@ -49,7 +49,7 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """TensorBoard on the logs of one run. Asks for the browser first, so that nothing is done for nobody."""
     pytest.importorskip("tensorboard")
     logdir = tmp_path_factory.mktemp("logs")
-    loader: Any = DataLoader(Pictures(), 4, num_workers=2)  # type: ignore[arg-type, var-annotated]
+    loader: Any = DataLoader(Images(), 4, num_workers=2)  # type: ignore[arg-type, var-annotated]
     with (
         loader,
         Scalars(logdir / RUN) as scalars,

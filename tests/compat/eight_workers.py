@@ -63,7 +63,7 @@ def count_different(first: Any, second: Any) -> int:
     return int((first != second).reshape(len(first), -1).any(dim=1).sum())
 
 
-def picture(index: int, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def sample_image(index: int, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return an array in which each element says its own place and the sample's index."""
     size = int(np.prod(shape))
     return (np.arange(size, dtype=np.float32) + index * size % 65_536).reshape(shape)

@@ -71,7 +71,7 @@ class Npz(Records):
 
 
 class Pages(Records):
-    """A page of a picture, by Pillow, which moves to it."""
+    """A page of an image, by Pillow, which moves to it."""
 
     def opened(self) -> Any:
         return library("PIL.Image").open(self.path)
@@ -82,7 +82,7 @@ class Pages(Records):
 
 
 class TiffPages(Records):
-    """A page of a picture, by tifffile."""
+    """A page of an image, by tifffile."""
 
     def opened(self) -> Any:
         return library("tifffile").TiffFile(self.path)
@@ -138,8 +138,8 @@ def test_a_file_opened_early(tmp_path: Path, kind: type[Records]) -> None:
     records.close()
 
 
-def test_pages_by_a_picture_opened_early_are_never_wrong(tmp_path: Path) -> None:
-    """Pillow copies a picture by its current page alone: any other page is an error then."""
+def test_pages_by_an_image_opened_early_are_never_wrong(tmp_path: Path) -> None:
+    """Pillow copies an image by its current page alone: any other page is an error then."""
     records = Pages(written(tmp_path, Pages), early=True)
     try:
         assert wrong_pairs(records) == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compat.eight_workers import Pairs, batches, library, picture, wrong_pairs
+from tests.compat.eight_workers import Pairs, batches, library, sample_image, wrong_pairs
 
 augmentation = library("kornia.augmentation")
 
@@ -22,7 +22,7 @@ Transform = Callable[..., Any]
 
 
 def image_and_mask(index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    image = torch.from_numpy(picture(index, 1, 1, 9, 9))
+    image = torch.from_numpy(sample_image(index, 1, 1, 9, 9))
     return image, image.clone()
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import fastload.errors
-from tests.compat.eight_workers import Pairs, library, picture, wrong_pairs
+from tests.compat.eight_workers import Pairs, library, sample_image, wrong_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -41,7 +41,7 @@ class OfMonai(Pairs):
     """Image and label, cropped alike."""
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image = picture(index, 1, 24, 24)
+        image = sample_image(index, 1, 24, 24)
         item = transform({"image": image, "label": image.copy()})
         return item["image"].as_tensor(), item["label"].as_tensor()
 

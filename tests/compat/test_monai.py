@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compat.eight_workers import PAIRS, Pairs, batches, library, picture, wrong_pairs
+from tests.compat.eight_workers import PAIRS, Pairs, batches, library, sample_image, wrong_pairs
 
 transforms = library("monai.transforms")
 data = library("monai.data")
@@ -47,7 +47,7 @@ def crop() -> Any:
 
 def scan(index: int, *shape: int) -> dict[str, Any]:
     """Return an image and an equal label: equal draws keep them equal."""
-    return {"image": picture(index, *shape), "label": picture(index, *shape)}
+    return {"image": sample_image(index, *shape), "label": sample_image(index, *shape)}
 
 
 class Scans(Pairs):

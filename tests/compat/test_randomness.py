@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from fastload import DataLoader, RankSampler
-from tests.compat.eight_workers import PAIRS, Pairs, batches, library, picture, wrong_pairs
+from tests.compat.eight_workers import PAIRS, Pairs, batches, library, sample_image, wrong_pairs
 from tests.fakes import Numbers
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks the network for its newest version
@@ -36,7 +36,7 @@ pytestmark = [
 
 SEED = 7
 FEW = 48  # samples of an epoch that is compared
-Transform = Callable[[Any], Any]  # of a picture: float32[12, 12, 3]
+Transform = Callable[[Any], Any]  # of an image: float32[12, 12, 3]
 
 
 # ---- transforms: each draws from continuous distributions ----
@@ -143,7 +143,7 @@ EACH = pytest.mark.parametrize("case", CASES)
 
 
 class Augmented(Numbers):
-    """(index, one picture of noise after a transform)."""
+    """(index, one image of noise after a transform)."""
 
     def __init__(self, case: str, length: int = FEW) -> None:
         super().__init__(length)
@@ -231,7 +231,7 @@ class Twice(Pairs):
         self.transform = transform
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image = torch.from_numpy(picture(index, 16, 16))
+        image = torch.from_numpy(sample_image(index, 16, 16))
         return self.pair(image, image.clone())
 
     @abstractmethod
@@ -328,15 +328,13 @@ def test_pairs(case: str, loader_seed: int | None) -> None:
 def test_the_draws_of_pairs_differ(case: str) -> None:
     """`test_pairs` would say nothing about a transform that draws nothing."""
 
-    class SamePicture(Numbers):
+    class SameImage(Numbers):
         pairs = STRESS[case]()
 
         def __getitem__(self, index: int) -> Any:
             return self.pairs[0][0]
 
-    found = {
-        row.numpy().tobytes() for batch in batches(SamePicture(256), seed=SEED) for row in batch
-    }
+    found = {row.numpy().tobytes() for batch in batches(SameImage(256), seed=SEED) for row in batch}
     assert len(found) > 16
 
 
@@ -348,6 +346,6 @@ def test_monai_s_array_dataset() -> None:
         crop = transforms.RandSpatialCrop((8, 8), random_size=False)
         return transforms.Compose([crop, transforms.RandGaussianNoise(prob=0.5)])
 
-    scans = [torch.from_numpy(picture(i, 1, 16, 16)) for i in range(PAIRS)]
+    scans = [torch.from_numpy(sample_image(i, 1, 16, 16)) for i in range(PAIRS)]
     dataset = data.ArrayDataset(scans, pipeline(), [scan.clone() for scan in scans], pipeline())
     assert wrong_pairs(dataset, seed=SEED) == 0

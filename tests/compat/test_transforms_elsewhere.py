@@ -33,7 +33,7 @@ pytestmark = [
 
 
 def color(index: int, side: int = 16) -> np.ndarray[Any, Any]:
-    """Return a picture whose columns and rows say where they are."""
+    """Return an image whose columns and rows say where they are."""
     image = np.full((side, side, 3), index % 256, np.uint8)
     image[..., 1] = np.arange(side)
     image[..., 2] = np.arange(side)[:, None]
@@ -105,9 +105,9 @@ def test_a_replay_of_albumentations() -> None:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an archive of 256 pictures in four folders; picture i says i in its first pixel."""
+    """Return an archive of 256 images in four folders; image i says i in its first pixel."""
     image_module = library("PIL.Image")
-    path: Path = tmp_path_factory.mktemp("archive") / "pictures.tar"
+    path: Path = tmp_path_factory.mktemp("archive") / "images.tar"
     with tarfile.open(path, "w") as tar:
         for i in range(256):
             file = io.BytesIO()
@@ -120,13 +120,13 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Archived(Pairs):
-    """Pictures of timm's dataset over an archive, eight times."""
+    """Images of timm's dataset over an archive, eight times."""
 
-    def __init__(self, pictures: Any) -> None:
-        self.pictures = pictures
+    def __init__(self, images: Any) -> None:
+        self.images = images
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image, label = self.pictures[index % 256]
+        image, label = self.images[index % 256]
         found = np.array(image)[0, 0, 0]
         return torch.tensor([int(found), label]), torch.tensor([index % 256, index % 256 // 64])
 
@@ -141,10 +141,10 @@ def test_an_archive_of_timm(archive: Path, reader: str, early: bool) -> None:
         made = library("timm.data.readers.reader_image_tar").ReaderImageTar(str(archive))
     else:
         made = library("timm.data.readers.reader_image_in_tar").ReaderImageInTar(str(archive))
-    pictures = timm.ImageDataset(str(archive), reader=made, input_img_mode="RGB")
+    images = timm.ImageDataset(str(archive), reader=made, input_img_mode="RGB")
     if early:
-        pictures[3]
-    assert wrong_pairs(Archived(pictures)) == 0
+        images[3]
+    assert wrong_pairs(Archived(images)) == 0
 
 
 def test_shards_of_webdataset(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class CvFrames(Frames):
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a film in which each frame is a picture of its own."""
+    """Return a film in which each frame is an image of its own."""
     av = library("av")
     path: Path = tmp_path_factory.mktemp("video") / "film.avi"
     with av.open(str(path), "w") as film:

@@ -31,14 +31,14 @@ from fastload.errors import DecodeError, FileListError
 
 
 def paint(path: Path, shade: int) -> Path:
-    """Write a lossless picture of one shade: what is read can be told apart."""
+    """Write a lossless image of one shade: what is read can be told apart."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (6, 4), (shade, 255 - shade, 7)).save(path, "PNG")
     return path
 
 
-def shade_of(picture: Image.Image) -> int:
-    (_, (red, green, blue)), *others = picture.getcolors()
+def shade_of(image: Image.Image) -> int:
+    (_, (red, green, blue)), *others = image.getcolors()
     assert (green, blue, others) == (255 - red, 7, [])
     return red
 
@@ -50,7 +50,7 @@ def write_list(path: Path, lines: Sequence[str], end: str = "\n") -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Six pictures of shades 0 to 5, in classes dog, cat and eel, two each in order of shade."""
+    """Six images of shades 0 to 5, in classes dog, cat and eel, two each in order of shade."""
     for shade in range(6):
         paint(tmp_path / "train" / ("dog", "cat", "eel")[shade % 3] / f"{shade}.jpg", shade)
     return tmp_path
@@ -66,11 +66,11 @@ def test_samples_are_the_lines_in_order_and_classes_the_sorted_parent_directorie
     assert len(dataset) == 6
     assert dataset.classes == ["cat", "dog", "eel"]
     assert dataset.class_to_idx == dataset.id_to_index == {"cat": 0, "dog": 1, "eel": 2}
-    assert [(shade_of(picture), label) for picture, label in dataset] == [
+    assert [(shade_of(image), label) for image, label in dataset] == [
         (0, 1), (1, 0), (2, 2), (3, 1), (4, 0), (5, 2),
     ]  # fmt: skip
-    picture, label = dataset.load_image(3)
-    assert (type(picture), picture.mode, type(label)) == (Image.Image, "RGB", int)
+    image, label = dataset.load_image(3)
+    assert (type(image), image.mode, type(label)) == (Image.Image, "RGB", int)
     assert dataset.image_paths == [str(tree / line) for line in LISTED]
     assert dataset.targets.tolist() == [1, 0, 2, 1, 0, 2]
     assert dataset.samples[4] == (str(tree / LISTED[4]), 0)
@@ -95,7 +95,7 @@ def test_relative_paths_are_those_of_the_base_directory_absolute_ones_stay(
     elsewhere = tmp_path_factory.mktemp("lists")
     lines = [LISTED[0], str(tree / LISTED[1])]
     dataset = ImageFileList(write_list(elsewhere / "list.txt", lines), base_dir=tree)
-    assert [shade_of(picture) for picture, _ in dataset] == [0, 1]
+    assert [shade_of(image) for image, _ in dataset] == [0, 1]
     assert dataset.image_paths == [str(tree / line) for line in LISTED[:2]]
     beside = ImageFileList(elsewhere / "list.txt")
     assert beside.image_paths == [str(elsewhere / LISTED[0]), str(tree / LISTED[1])]
@@ -114,7 +114,7 @@ def test_a_line_may_occur_twice_and_a_class_in_several_directories(tree: Path) -
     lines = [LISTED[1], "more/cat/9.jpg", LISTED[1], "train//cat///1.jpg"]
     dataset = ImageFileList(write_list(tree / "list.txt", lines))
     assert dataset.classes == ["cat"]
-    assert [shade_of(picture) for picture, _ in dataset] == [1, 9, 1, 1]
+    assert [shade_of(image) for image, _ in dataset] == [1, 9, 1, 1]
 
 
 def test_names_that_are_not_utf8_are_read_as_the_file_system_has_them(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_names_that_are_not_utf8_are_read_as_the_file_system_has_them(tmp_path: 
         assert shade_of(dataset[0][0]) == 3
 
 
-def test_transforms_see_picture_and_class_number(tree: Path) -> None:
+def test_transforms_see_image_and_class_number(tree: Path) -> None:
     dataset = ImageFileList(
         write_list(tree / "list.txt", LISTED),
         transform=shade_of,
@@ -167,7 +167,7 @@ def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: 
 
 
 @pytest.mark.parametrize("rank", [0, 6])
-def test_more_ranks_than_pictures_fail_on_every_rank(tree: Path, rank: int) -> None:
+def test_more_ranks_than_images_fail_on_every_rank(tree: Path, rank: int) -> None:
     with pytest.raises(FileListError, match="6 paths, too few for 7 ranks"):
         ImageFileList(write_list(tree / "l.txt", LISTED), rank=rank, world_size=7)
     with pytest.raises(FileListError, match="6 images are too few for 7 ranks"):
@@ -253,10 +253,10 @@ def test_a_missing_and_a_damaged_file_are_errors_that_name_it(tree: Path) -> Non
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_names_the_file_of_a_sample_that_fails(tree: Path, workers: int) -> None:
-    def refuse_shade_4(picture: Image.Image) -> int:
-        if shade_of(picture) == 4:
+    def refuse_shade_4(image: Image.Image) -> int:
+        if shade_of(image) == 4:
             raise KeyError("the transform's own error")
-        return shade_of(picture)
+        return shade_of(image)
 
     dataset = ImageFileList(write_list(tree / "list.txt", LISTED), transform=refuse_shade_4)
     with fastload.DataLoader(dataset, batch_size=2, num_workers=workers) as loader:
@@ -342,7 +342,7 @@ def odd_tree(tmp_path: Path) -> Path:
     (root / "ghost").symlink_to(tmp_path / "linked")
     (root / "dog" / "link").symlink_to(tmp_path / "linked" / "far")
     for name in ("README.txt", "stray.jpg", "dog/notes.txt", "dog/jpg", "cat/9.jpg.part"):
-        (root / name).write_text("no picture")
+        (root / name).write_text("no image")
     return root
 
 
@@ -357,10 +357,10 @@ def test_a_folder_holds_the_same_samples_as_torchvisions(
     assert ours.targets.tolist() == theirs.targets
     assert (ours.classes, ours.class_to_idx) == (theirs.classes, theirs.class_to_idx)
     assert len(ours) == len(theirs) == 12
-    for (picture, label), (expected, number) in zip(ours, theirs, strict=True):
+    for (image, label), (expected, number) in zip(ours, theirs, strict=True):
         assert label == number
-        assert picture == expected
-        assert (picture.mode, picture.size) == (expected.mode, expected.size)
+        assert image == expected
+        assert (image.mode, image.size) == (expected.mode, expected.size)
 
 
 def test_a_folder_takes_other_extensions_in_any_case(odd_tree: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_folder_takes_other_extensions_in_any_case(odd_tree: Path) -> None:
     assert len(ours) == 6
 
 
-def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Path) -> None:
+def test_a_folder_without_classes_or_images_says_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none: this directory does not exist. Expected"):
         ImageFolder(tmp_path / "none")
     (tmp_path / "file").touch()

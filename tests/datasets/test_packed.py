@@ -56,7 +56,7 @@ def png(pixels: Any) -> bytes:
 
 
 def write(path: Path, mode: Any, count: int = 20, **arguments: Any) -> Path:
-    """A set of `count` pictures with labels 0 to 2, in shards of a few."""
+    """A set of `count` images with labels 0 to 2, in shards of a few."""
     arguments = {"shard_bytes": 300, "classes": ["ant", "bee", "cat"], **arguments}
     with PackedWriter(path, mode=mode, **arguments) as writer:
         for number in range(count):
@@ -77,15 +77,15 @@ def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
-def test_pictures_and_labels_are_those_that_went_in(packed: Path, verify: Any) -> None:
+def test_images_and_labels_are_those_that_went_in(packed: Path, verify: Any) -> None:
     dataset = PackedDataset(packed, verify=verify)
     assert len(dataset) == 20
     assert len(list(packed.glob("shard-*.arrow"))) > 3
     for _ in range(2):
         for number in range(20):
-            picture, label = dataset[number]
-            assert (type(picture), picture.mode, type(label)) == (Image.Image, "RGB", int)
-            assert (np.asarray(picture) == pixels_of(number)).all()
+            image, label = dataset[number]
+            assert (type(image), image.mode, type(label)) == (Image.Image, "RGB", int)
+            assert (np.asarray(image) == pixels_of(number)).all()
             assert label == number % 3
     assert dataset.targets.tolist() == [number % 3 for number in range(20)]
     assert dataset.classes == ["ant", "bee", "cat"]
@@ -114,7 +114,7 @@ def test_a_plan_gives_what_it_gives_of_the_same_bytes_and_nothing_is_overwritten
             assert torch.equal(tensor, expected)
 
 
-def test_transforms_see_picture_and_label(packed: Path) -> None:
+def test_transforms_see_image_and_label(packed: Path) -> None:
     dataset = PackedDataset(
         packed, transform=lambda p: p.size, target_transform=lambda label: f"class {label}"
     )
@@ -236,13 +236,13 @@ def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:
         PackedDataset(packed / "nothing")
 
 
-def test_a_picture_that_cannot_be_decoded_is_named_by_shard_record_and_source(
+def test_an_image_that_cannot_be_decoded_is_named_by_shard_record_and_source(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "s"
     with PackedWriter(path, mode="encoded") as writer:
         writer.add(png(pixels_of(0)), label=0, source="a/good.png")
-        writer.add(b"no picture", label=0, source="a/bad.png")
+        writer.add(b"no image", label=0, source="a/bad.png")
     for transform in (None, RandomResizedCrop(8)):
         dataset = PackedDataset(path, transform=transform)
         dataset[0]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from click.testing import CliRunner
 pytest.importorskip("pyarrow")
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
+from fastload.datasets.packed.format import read_packed_index
+from fastload.datasets.packed.passes import Checks, each
 from fastload.datasets.packed.staging import stage
 from fastload.errors import PackedDataError
 from tests.children import Python
@@ -36,7 +40,7 @@ def make(path: Path, *, seed: int = 0, empty: int | None = None) -> Path:
         for number in range(writer.done, RECORDS):
             content = bytes([(number + seed) % 256]) * (0 if number == empty else 100)
             writer.add(content, label=number, source=f"{number}.bin")
-        writer.reject("bad.bin", "no picture")
+        writer.reject("bad.bin", "no image")
     return path
 
 
@@ -122,3 +126,21 @@ def test_a_users_error_is_one_sentence(
     result = CliRunner().invoke(main, ["stage", *map(str, arguments(source, tmp_path))])
     assert result.exit_code == status
     assert said in result.output
+
+
+def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
+    """A shard may take minutes to copy or to check."""
+    index = read_packed_index(str(source))
+    begun = threading.Barrier(2)
+
+    def endless(*_: Any) -> Iterator[memoryview]:
+        yield memoryview(b"")
+        if begun.wait(30) == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while True:
+            yield memoryview(b"")
+
+    checks = Checks(str(source), index, index.shards, endless)
+    with pytest.raises(KeyboardInterrupt):
+        list(each(checks, workers=2, progress=False, what="Verifying"))
+    assert checks.stopped

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,12 @@ def _fields_are_made_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate_images(tmp_path_factory.mktemp("pictures"), count=COUNT, workers=2)
+    return generate_images(tmp_path_factory.mktemp("images"), count=COUNT, workers=2)
 
 
 @pytest.fixture(scope="module")
-def pictures(file_list: Path) -> list[Image.Image]:
-    return [picture for picture, _ in ImageFileList(file_list)]
+def images(file_list: Path) -> list[Image.Image]:
+    return [image for image, _ in ImageFileList(file_list)]
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -75,27 +76,27 @@ def test_the_layout_is_that_of_imagenet_and_the_list_is_in_order_of_numbers(
 
 
 def test_sides_and_file_sizes_are_those_of_photographs(
-    file_list: Path, pictures: list[Image.Image]
+    file_list: Path, images: list[Image.Image]
 ) -> None:
-    sides = np.array([picture.size for picture in pictures])
+    sides = np.array([image.size for image in images])
     assert sides.min() >= 300
     assert sides.max() <= 640
-    assert len({picture.size for picture in pictures}) > COUNT // 2
-    assert {picture.width > picture.height for picture in pictures} == {True, False}
+    assert len({image.size for image in images}) > COUNT // 2
+    assert {image.width > image.height for image in images} == {True, False}
     sizes = [(file_list.parent / line).stat().st_size for line in file_list.read_text().split()]
     assert 80_000 <= np.mean(sizes) <= 110_000
     with Image.open(file_list.parent / file_list.read_text().split()[0]) as file:
         assert file.format == "JPEG"
 
 
-def test_the_power_spectrum_falls_as_in_photographs(pictures: list[Image.Image]) -> None:
+def test_the_power_spectrum_falls_as_in_photographs(images: list[Image.Image]) -> None:
     """The power goes with frequency to about -2, measured on the upper left 256 x 256 pixels."""
     side = 256
     f = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.fftfreq(side))
     edges = np.geomspace(0.02, 0.35, 12)
     slopes = []
-    for picture in pictures:
-        luma = np.asarray(picture.convert("L"), dtype=float)[:side, :side]
+    for image in images:
+        luma = np.asarray(image.convert("L"), dtype=float)[:side, :side]
         window = np.hanning(side)[:, None] * np.hanning(side)
         power = np.abs(np.fft.fft2((luma - luma.mean()) * window)) ** 2
         bands = [power[(f >= low) & (f < high)].mean() for low, high in itertools.pairwise(edges)]
@@ -106,19 +107,19 @@ def test_the_power_spectrum_falls_as_in_photographs(pictures: list[Image.Image])
 
 
 def test_colours_go_together_and_brightness_varies_more_than_colour(
-    pictures: list[Image.Image],
+    images: list[Image.Image],
 ) -> None:
     correlations, spreads = [], []
-    for picture in pictures:
-        red, green, blue = np.moveaxis(np.asarray(picture, dtype=float)[:250], -1, 0)
+    for image in images:
+        red, green, blue = np.moveaxis(np.asarray(image, dtype=float)[:250], -1, 0)
         correlations.append(np.corrcoef(red.ravel(), green.ravel())[0, 1])
         spreads.append((red + green + blue).std() / 3 / (red - blue).std())
     assert 0.5 < np.mean(correlations) < 0.99
     assert np.mean(spreads) > 1
 
 
-def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None:
-    assert [read_number(picture) for picture in pictures] == list(range(COUNT))
+def test_the_number_is_read_from_the_pixels(images: list[Image.Image]) -> None:
+    assert [read_number(image) for image in images] == list(range(COUNT))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
     [
         transforms.ToTensor(),
         np.asarray,
-        lambda picture: picture.convert("L"),
+        lambda image: image.convert("L"),
         transforms.Resize(256),
         transforms.Compose(
             [
@@ -138,10 +139,10 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
     ],
     ids=["float", "numpy", "grey", "shorter side", "normalised"],
 )
-def test_the_number_survives_what_keeps_the_whole_picture(
-    pictures: list[Image.Image], transform: transforms.Compose
+def test_the_number_survives_what_keeps_the_whole_image(
+    images: list[Image.Image], transform: transforms.Compose
 ) -> None:
-    read = [read_number(transform(picture)) for picture in pictures[::4]]
+    read = [read_number(transform(image)) for image in images[::4]]
     assert read == list(range(0, COUNT, 4))
 
 
@@ -152,17 +153,17 @@ def test_large_numbers_survive_too(number: int) -> None:
     assert read_number(planes[0]) == number
 
 
-def test_no_number_is_made_up(pictures: list[Image.Image]) -> None:
-    for picture in pictures:
+def test_no_number_is_made_up(images: list[Image.Image]) -> None:
+    for image in images:
         for other in (
-            picture.crop((0, 0, picture.width, picture.height * 3 // 4)),
-            picture.transpose(Image.Transpose.ROTATE_180),
+            image.crop((0, 0, image.width, image.height * 3 // 4)),
+            image.transpose(Image.Transpose.ROTATE_180),
             Image.new("RGB", (400, 300)),
         ):
             with pytest.raises(ValueError, match="holds no number"):
                 read_number(other)
     with pytest.raises(ValueError, match="too small"):
-        read_number(pictures[0].resize((8, 8)))
+        read_number(images[0].resize((8, 8)))
     with pytest.raises(ValueError, match="expected one image"):
         read_number(torch.zeros(2, 3, 64, 64))
 
@@ -180,23 +181,29 @@ def test_the_bytes_depend_on_seed_and_number_alone(
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_as_many_threads_paint_as_were_asked_for(tmp_path: Path, workers: int) -> None:
-    seen: list[set[str]] = []
+def test_as_many_threads_paint_as_were_asked_for(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint, seen = synthetic._paint, set()
+    together = threading.Barrier(max(1, workers))
 
-    def look(done: int, count: int) -> None:
-        names = {thread.name for thread in threading.enumerate()}
-        seen.append({name for name in names if name.startswith("fastload-worker-")})
+    def painted(*arguments: Any, **options: Any) -> Any:
+        together.wait(30)
+        seen.add(threading.current_thread())
+        return paint(*arguments, **options)
 
-    generate_images(tmp_path, count=16, workers=workers, progress=look)
-    assert seen[0] == {f"fastload-worker-{k}" for k in range(workers)}
+    monkeypatch.setattr(synthetic, "_paint", painted)
+    generate_images(tmp_path, count=6, workers=workers)
+    assert len(seen) == max(1, workers)
+    assert (threading.main_thread() in seen) == (workers == 0)
 
 
-def test_other_seeds_and_numbers_give_other_pictures(
-    pictures: list[Image.Image], tmp_path: Path
+def test_other_seeds_and_numbers_give_other_images(
+    images: list[Image.Image], tmp_path: Path
 ) -> None:
     other = ImageFileList(generate_images(tmp_path, count=8, seed=1, workers=0))
-    distinct = {picture.resize((16, 16)).tobytes() for picture in pictures}
-    distinct |= {picture.resize((16, 16)).tobytes() for picture, _ in other}
+    distinct = {image.resize((16, 16)).tobytes() for image in images}
+    distinct |= {image.resize((16, 16)).tobytes() for image, _ in other}
     assert len(distinct) == COUNT + 8
 
 
@@ -221,7 +228,7 @@ def test_a_killed_run_leaves_no_half_file_and_the_next_completes_it(
     assert 5 <= len(left) < 12
     assert all(whole[name] == made for name, made in left.items())
     assert not (tmp_path / "filelist.txt").exists()
-    (tmp_path / ".partial" / "n00000001_0.JPEG").write_bytes(b"half a picture")
+    (tmp_path / ".partial" / "n00000001_0.JPEG").write_bytes(b"half an image")
 
     told: list[tuple[int, int]] = []
     generate_images(tmp_path, count=12, workers=2, progress=lambda *done: told.append(done))
@@ -248,7 +255,7 @@ def test_a_full_disk_leaves_no_half_file_either(
     names = [f"train/n{k + 1:08d}/n{k + 1:08d}_{k}.JPEG" for k in range(2)]
     assert set(contents(tmp_path)) == {*names, "synthetic.json"}
     completed = ImageFileList(generate_images(tmp_path, count=5, workers=0))
-    assert [read_number(picture) for picture, _ in completed] == list(range(5))
+    assert [read_number(image) for image, _ in completed] == list(range(5))
 
 
 def test_a_second_call_makes_nothing_and_a_larger_count_makes_the_rest(tmp_path: Path) -> None:
@@ -275,7 +282,7 @@ def test_a_run_holds_the_directory_against_a_second_one(tmp_path: Path) -> None:
         assert json.load(marker)["seed"] == 0
 
 
-def test_pictures_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
+def test_images_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
     generate_images(tmp_path, count=1, seed=1, workers=0)
     before = contents(tmp_path)
     with pytest.raises(FileExistsError, match=r'"seed": 1.*"seed": 0'):

@@ -116,7 +116,7 @@ def test_text_of_tasks() -> None:
     )
 
 
-def test_a_picture_has_a_box_for_each_task_and_an_arrow_for_each_edge(tmp_path: Path) -> None:
+def test_a_drawing_has_a_box_for_each_task_and_an_arrow_for_each_edge(tmp_path: Path) -> None:
     after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
     tables = [
         f"[[task]]\nname = '{name}'\ncommand = 'true'\nafter = {before}\n"

@@ -230,7 +230,7 @@ class Fuzz:
                 ] += 1
 
     def _by_simplejpeg(self, plan: Plan, content: bytes) -> Pixels:
-        height, width, top, left, h, w, flip = self.trial.picture[
+        height, width, top, left, h, w, flip = self.trial.image[
             ["height", "width", "top", "left", "box_height", "box_width", "flip"]
         ][0].item()
         size, least = result_size(plan), (height, width)

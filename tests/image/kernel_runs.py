@@ -51,29 +51,29 @@ def guarded_copy(pixels: Pixels) -> Pixels:
     return reshaped
 
 
-def picture_of(pixels: Pixels, row: torch.Tensor, *, key: int = 0) -> Any:
+def image_of(pixels: Pixels, row: torch.Tensor, *, key: int = 0) -> Any:
     """A row of IMAGE for raw pixels in memory: the box is all of them until one is drawn."""
-    picture = np.zeros(1, IMAGE)
-    picture["key"], picture["file"], picture["checksum"] = key, -1, -1
-    picture["source"], picture["length"] = pixels.ctypes.data, pixels.size
-    picture["height"], picture["width"] = pixels.shape[:2]
-    picture["box_height"], picture["box_width"] = pixels.shape[:2]
-    picture["stride"] = pixels.strides[0]
-    picture["row"] = row.data_ptr()
-    return picture
+    image = np.zeros(1, IMAGE)
+    image["key"], image["file"], image["checksum"] = key, -1, -1
+    image["source"], image["length"] = pixels.ctypes.data, pixels.size
+    image["height"], image["width"] = pixels.shape[:2]
+    image["box_height"], image["box_width"] = pixels.shape[:2]
+    image["stride"] = pixels.strides[0]
+    image["row"] = row.data_ptr()
+    return image
 
 
 @dataclass
 class Made:
-    """What a kernel made of a picture."""
+    """What a kernel made of an image."""
 
     row: torch.Tensor
-    picture: Any
+    image: Any
     needed: int
 
     @property
     def state(self) -> int:
-        return int(self.picture["state"])
+        return int(self.image["state"])
 
 
 def make(
@@ -88,16 +88,16 @@ def make(
     limit: int | None = None,
     **fields: int,
 ) -> Made:
-    """Run a kernel on one picture, with `fields` of IMAGE set."""
+    """Run a kernel on one image, with `fields` of IMAGE set."""
     row = empty_row(plan) if row is None else row
-    picture = picture_of(pixels, row, key=key)
+    image = image_of(pixels, row, key=key)
     for name, value in fields.items():
-        picture[name] = value
+        image[name] = value
     table = plan_table(plan, row.stride(), 2 * (limit or 0))
     needed = getattr(kernels, entry)(
-        picture.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes
+        image.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes
     )
-    return Made(row, picture[0], needed)
+    return Made(row, image[0], needed)
 
 
 def size_of(plan: Any) -> tuple[int, int]:

@@ -19,14 +19,14 @@ Pixels = NDArray[np.uint8]
 
 @lru_cache(maxsize=1)
 def photographs() -> dict[str, Pixels]:
-    """At least three pictures by name, uint8[H, W, 3]; not to be written to."""
+    """At least three images by name, uint8[H, W, 3]; not to be written to."""
     found: dict[str, Pixels] = {}
     try:
         import skimage.data
 
         found |= {name: getattr(skimage.data, name)() for name in ("astronaut", "chelsea")}
     except (ImportError, OSError):
-        pass  # the package is absent, or came without its pictures
+        pass  # the package is absent, or came without its images
     try:
         from sklearn.datasets import load_sample_images
 
@@ -37,17 +37,17 @@ def photographs() -> dict[str, Pixels]:
         with tempfile.TemporaryDirectory() as folder:
             file_list = generate_images(folder, count=3, workers=1)
             for line in file_list.read_text().split():
-                with Image.open(Path(folder, line)) as picture:
-                    found[f"synthetic {Path(line).name}"] = np.array(picture.convert("RGB"))
+                with Image.open(Path(folder, line)) as image:
+                    found[f"synthetic {Path(line).name}"] = np.array(image.convert("RGB"))
     for pixels in found.values():
         pixels.flags.writeable = False
     return found
 
 
-def encoded(picture: Any, kind: str = "JPEG", **options: Any) -> bytes:
-    """`picture`, Pillow's or an array, in a file format by Pillow."""
-    if isinstance(picture, np.ndarray):
-        picture = Image.fromarray(picture)
+def encoded(image: Any, kind: str = "JPEG", **options: Any) -> bytes:
+    """`image`, Pillow's or an array, in a file format by Pillow."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -30,7 +30,7 @@ def test_many_threads_decode_files_as_pillow_does_alone(tmp_path: Path) -> None:
     alone = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(decode_rgb, paths * 8))
-    assert {picture.mode for picture in together} == {"RGB"}
+    assert {image.mode for image in together} == {"RGB"}
     assert all(map(np.array_equal, map(np.asarray, together), alone * 8))
 
 

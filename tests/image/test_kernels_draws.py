@@ -27,12 +27,12 @@ def draw(
     kernels: Kernels, plan: Plan, keys: Any, heights: Any, widths: Any, limit: int | None = None
 ) -> Any:
     """The rows of IMAGE after `draw_run`."""
-    pictures = np.zeros(len(keys), IMAGE)
-    pictures["key"], pictures["height"], pictures["width"] = keys, heights, widths
+    images = np.zeros(len(keys), IMAGE)
+    images["key"], images["height"], images["width"] = keys, heights, widths
     table = plan_table(plan, (1, 1, 1), 2 * (limit or 0))
-    done = kernels.draw_run(pictures.ctypes.data, len(pictures), table.address)
-    assert done == (pictures["state"] == DONE).sum()
-    return pictures
+    done = kernels.draw_run(images.ctypes.data, len(images), table.address)
+    assert done == (images["state"] == DONE).sum()
+    return images
 
 
 @settings(max_examples=50, deadline=None)
@@ -48,11 +48,11 @@ def test_boxes_and_flips_are_those_of_the_plan(
     kernels: Kernels, scale: Any, ratio: Any, flip: float, height: int, width: int, key: int
 ) -> None:
     plan = RandomResizedCrop(8, scale, ratio, flip)
-    pictures = draw(kernels, plan, range(key, key + 20), height, width)
-    for picture in pictures[pictures["state"] == DONE]:
-        generator = torch.Generator().manual_seed(int(picture["key"]))
+    images = draw(kernels, plan, range(key, key + 20), height, width)
+    for image in images[images["state"] == DONE]:
+        generator = torch.Generator().manual_seed(int(image["key"]))
         region = plan.region(height, width, generator)
-        assert picture[BOX].item() == (*region.box, region.flip)
+        assert image[BOX].item() == (*region.box, region.flip)
 
 
 def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
@@ -60,18 +60,18 @@ def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
     count = 500
     sides = random.integers(1, 700, (count, 2))
     keys = random.integers(0, 2**63, count)
-    pictures = draw(kernels, RandomResizedCrop(8, flip=0.5), keys, *sides.T)
+    images = draw(kernels, RandomResizedCrop(8, flip=0.5), keys, *sides.T)
     undecided = 0
     with torch.random.fork_rng(devices=[]):
-        for picture, key in zip(pictures, keys, strict=True):
-            if picture["state"] == UNDECIDED:
+        for image, key in zip(images, keys, strict=True):
+            if image["state"] == UNDECIDED:
                 undecided += 1
                 continue
             torch.manual_seed(int(key))
-            image = torch.empty(3, int(picture["height"]), 1).expand(-1, -1, int(picture["width"]))
-            box = v2.RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))  # type: ignore[attr-defined]
+            pixels = torch.empty(3, int(image["height"]), 1).expand(-1, -1, int(image["width"]))
+            box = v2.RandomResizedCrop.get_params(pixels, (0.08, 1.0), (3 / 4, 4 / 3))  # type: ignore[attr-defined]
             flip = bool(torch.rand(1) < 0.5)
-            assert picture[BOX].item() == (*box, flip)
+            assert image[BOX].item() == (*box, flip)
     assert undecided < 0.02 * count
 
 
@@ -87,17 +87,17 @@ def test_both_ways_of_rounding(kernels: Kernels) -> None:
         table["ratio_low"], table["ratio_high"] = plan.ratio
         table["flip"], table["fused"] = 0.5, is_fused
         table["height"] = table["width"] = 8
-        pictures = np.zeros(1_000, IMAGE)
-        pictures["key"] = np.arange(1_000) + 2**40
-        pictures["height"], pictures["width"] = 300_000, 400_000
-        kernels.draw_run(pictures.ctypes.data, 1_000, table.ctypes.data)
-        done = pictures[pictures["state"] == DONE]
+        images = np.zeros(1_000, IMAGE)
+        images["key"] = np.arange(1_000) + 2**40
+        images["height"], images["width"] = 300_000, 400_000
+        kernels.draw_run(images.ctypes.data, 1_000, table.ctypes.data)
+        done = images[images["state"] == DONE]
         assert len(done) > 100
-        for picture in done:
-            seed(int(picture["key"]) & 0xFFFF_FFFF)
+        for image in done:
+            seed(int(image["key"]) & 0xFFFF_FFFF)
             draws = WordDraws(lambda: int(generator.random_raw()), rule)
             region = plan.drawn_region(300_000, 400_000, draws)
-            assert picture[BOX].item() == (*region.box, region.flip)
+            assert image[BOX].item() == (*region.box, region.flip)
 
 
 def separate(word: int, low: float, high: float) -> float:
@@ -111,12 +111,12 @@ def separate(word: int, low: float, high: float) -> float:
 )
 def test_no_draw_fits(kernels: Kernels, height: int, width: int, ratio: Any) -> None:
     plan = RandomResizedCrop(8, (1.0, 1.0), ratio, 0.5)
-    pictures = draw(kernels, plan, range(50), height, width)
-    for picture in pictures[pictures["state"] == DONE]:
-        generator = torch.Generator().manual_seed(int(picture["key"]))
+    images = draw(kernels, plan, range(50), height, width)
+    for image in images[images["state"] == DONE]:
+        generator = torch.Generator().manual_seed(int(image["key"]))
         region = plan.region(height, width, generator)
-        assert picture[BOX].item() == (*region.box, region.flip)
-    assert (pictures["state"] == DONE).sum() > 40
+        assert image[BOX].item() == (*region.box, region.flip)
+    assert (images["state"] == DONE).sum() > 40
 
 
 def test_a_tie_that_the_last_bit_of_exp_decides_is_left_to_torch(kernels: Kernels) -> None:
@@ -127,8 +127,8 @@ def test_a_tie_that_the_last_bit_of_exp_decides_is_left_to_torch(kernels: Kernel
 
 @pytest.mark.parametrize("plan", [Resize((5, 6)), ResizeCenterCrop(7, 5)])
 def test_the_other_plans_take_all_and_draw_nothing(kernels: Kernels, plan: Plan) -> None:
-    pictures = draw(kernels, plan, [1, 2], [30, 40], [50, 20])
-    assert pictures[BOX].tolist() == [(0, 0, 30, 50, 0), (0, 0, 40, 20, 0)]
+    images = draw(kernels, plan, [1, 2], [30, 40], [50, 20])
+    assert images[BOX].tolist() == [(0, 0, 30, 50, 0), (0, 0, 40, 20, 0)]
 
 
 @pytest.mark.parametrize("plan", [RandomResizedCrop(8), Resize((8, 8)), ResizeCenterCrop(8, 8)])
@@ -150,7 +150,7 @@ def test_forged_sizes(kernels: Kernels, plan: Plan, height: int, width: int, sta
     assert draw(kernels, plan, [3], height, width, limit=10_000)["state"] == state
 
 
-def test_a_picture_so_narrow_that_it_grows_beyond_the_limit(kernels: Kernels) -> None:
+def test_an_image_so_narrow_that_it_grows_beyond_the_limit(kernels: Kernels) -> None:
     plan = ResizeCenterCrop(256, 224)
     with pytest.raises(ValueError, match="MAX_IMAGE_PIXELS"):
         plan.region(1, 10_000)
@@ -158,10 +158,10 @@ def test_a_picture_so_narrow_that_it_grows_beyond_the_limit(kernels: Kernels) ->
     assert states.tolist() == [TOO_LARGE, DONE]
 
 
-def test_pictures_that_are_not_done_are_left_alone(kernels: Kernels) -> None:
-    pictures = np.zeros(3, IMAGE)
-    pictures["height"] = pictures["width"] = 9
-    pictures["state"][1] = DAMAGED
+def test_images_that_are_not_done_are_left_alone(kernels: Kernels) -> None:
+    images = np.zeros(3, IMAGE)
+    images["height"] = images["width"] = 9
+    images["state"][1] = DAMAGED
     table = plan_table(Resize((8, 8)), (1, 1, 1), 0)
-    assert kernels.draw_run(pictures.ctypes.data, 3, table.address) == 2
-    assert pictures["box_height"].tolist() == [9, 0, 9]
+    assert kernels.draw_run(images.ctypes.data, 3, table.address) == 2
+    assert images["box_height"].tolist() == [9, 0, 9]

@@ -26,8 +26,8 @@ from tests.image.kernel_runs import (
     empty_row,
     guarded,
     guarded_copy,
+    image_of,
     make,
-    picture_of,
 )
 from tests.image.photographs import Pixels, photographs
 
@@ -124,7 +124,7 @@ def test_extreme_sizes(
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"channels_last": True}, FLOATS], ids=str)
-def test_a_window_beyond_the_picture_is_black(
+def test_a_window_beyond_the_image_is_black(
     kernels: Kernels, resize: Any, crop: Any, options: Any
 ) -> None:
     plan, pixels = ResizeCenterCrop(resize, crop, **options), guarded_copy(noise(50, 70))
@@ -171,9 +171,9 @@ def test_floats_by_a_table_that_no_line_goes_through(
         (ctypes.c_uint8 * PLAN.itemsize).from_address(table.address), PLAN
     )[0]
     changed["levels"] = levels.ctypes.data
-    picture = picture_of(pixels, row)
+    image = image_of(pixels, row)
     arena = ARENA.ctypes.data, ARENA.nbytes
-    assert kernels.raw_run(picture.ctypes.data, 1, changed.ctypes.data, *arena) == 0
+    assert kernels.raw_run(image.ctypes.data, 1, changed.ctypes.data, *arena) == 0
     values = by_torch(Resize((20, width)), pixels).numpy()
     expected = np.stack([levels[colour][values[colour]] for colour in range(3)])
     assert np.array_equal(row.numpy(), expected)
@@ -194,7 +194,7 @@ def test_floats_of_any_mean_and_deviation(
     assert torch.equal(row.view(torch.int32), expected.view(torch.int32))
 
 
-def test_a_picture_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernels) -> None:
+def test_an_image_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernels) -> None:
     plan = ResizeCenterCrop(64, 48)
     height, width = 501, 333
     pixels = guarded_copy(noise(63, 42))  # an eighth, rounded up
@@ -208,13 +208,13 @@ def test_a_box_inside_of_decoded_pixels(kernels: Kernels) -> None:
     plan, pixels = Resize((40, 50)), noise(90, 80)
     box = pixels[20:61, 13:55]
     row = empty_row(plan)
-    picture = picture_of(box, row)
+    image = image_of(box, row)
     table = plan_table(plan, row.stride(), 0)
     arena = ARENA.ctypes.data, ARENA.nbytes
-    assert kernels.resample_run(picture.ctypes.data, 1, table.address, *arena) == 0
-    assert picture["stride"] == 240
+    assert kernels.resample_run(image.ctypes.data, 1, table.address, *arena) == 0
+    assert image["stride"] == 240
     assert torch.equal(row, by_torch(plan, box))
-    assert picture["transform_ns"] > 0
+    assert image["transform_ns"] > 0
 
 
 def test_memory_of_neither_layout_is_left_alone(kernels: Kernels) -> None:
@@ -245,25 +245,25 @@ def test_a_run_does_what_it_can(kernels: Kernels) -> None:
     many = [noise(20 + k, 30, k) for k in range(4)]
     rows = torch.full((4, 3, 16, 16), 77, dtype=torch.uint8)
     table = plan_table(plan, rows.stride()[1:], 0)
-    pictures = np.concatenate([picture_of(p, row) for p, row in zip(many, rows, strict=True)])
-    pictures["state"][0] = UNDECIDED
-    pictures["length"][2] += 1
+    images = np.concatenate([image_of(p, row) for p, row in zip(many, rows, strict=True)])
+    images["state"][0] = UNDECIDED
+    images["length"][2] += 1
     arena = ARENA.ctypes.data, ARENA.nbytes
-    assert kernels.raw_run(pictures.ctypes.data, 4, table.address, *arena) == 0
-    assert pictures["state"].tolist() == [UNDECIDED, DONE, DAMAGED, DONE]
+    assert kernels.raw_run(images.ctypes.data, 4, table.address, *arena) == 0
+    assert images["state"].tolist() == [UNDECIDED, DONE, DAMAGED, DONE]
     for k, row in enumerate(rows):
         expected = by_torch(plan, many[k]) if k in (1, 3) else torch.full_like(row, 77)
         assert torch.equal(row, expected)
-    assert kernels.raw_run(pictures.ctypes.data, 0, table.address, *arena) == 0
+    assert kernels.raw_run(images.ctypes.data, 0, table.address, *arena) == 0
 
 
 def test_the_check_of_the_compiler_sees_a_kernel_that_differs(kernels: Kernels) -> None:
     assert IMAGE.fields is not None
     row_at = IMAGE.fields["row"][1]
 
-    def wrong(pictures: int, *others: int) -> int:
-        needed = kernels.raw_run(pictures, *others)
-        row = ctypes.c_int64.from_address(pictures + row_at).value
+    def wrong(images: int, *others: int) -> int:
+        needed = kernels.raw_run(images, *others)
+        row = ctypes.c_int64.from_address(images + row_at).value
         ctypes.c_uint8.from_address(row).value ^= 1
         return needed
 

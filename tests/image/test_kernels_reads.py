@@ -51,10 +51,10 @@ def test_a_box_out_of_a_file(kernels: Kernels, file: int, checksum: int) -> None
         if made.state != UNDECIDED:
             assert made.state == DONE
             assert torch.equal(made.row, by_torch(plan, PIXELS, key))
-            assert made.picture["read_ns"] > 0
-            assert made.picture["transform_ns"] > 0
-            assert made.picture["source"] == BEGIN
-            assert made.picture["checksum"] == checksum
+            assert made.image["read_ns"] > 0
+            assert made.image["transform_ns"] > 0
+            assert made.image["source"] == BEGIN
+            assert made.image["checksum"] == checksum
 
 
 @pytest.mark.parametrize("in_file", [False, True])

@@ -198,7 +198,7 @@ def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> No
 
 
 @pytest.mark.parametrize("tag", range(1, 9))
-def test_an_upright_picture_is_resized_and_scaled_as_one_that_was_stored_so(tag: int) -> None:
+def test_an_upright_image_is_resized_and_scaled_as_one_that_was_stored_so(tag: int) -> None:
     large = np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1)
     exif = Image.Exif()
     exif[0x0112] = tag
@@ -237,7 +237,7 @@ def test_bytes_may_be_of_any_kind(kind: Callable[[bytes], bytes]) -> None:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
-    "text": (b"not a picture", "not an image in a format that Pillow can read"),
+    "text": (b"not an image", "not an image in a format that Pillow can read"),
     "a jpeg's magic": (JPEG[:3], "not an image|cannot be decoded"),
     "a png's magic": (PNG[:8], "not an image|cannot be decoded"),
     "a jpeg's header": (JPEG[: JPEG.index(b"\xff\xda")], "not an image|cannot be decoded"),
@@ -257,7 +257,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "decode", [RandomResizedCrop(16).decode, Resize(16, upright=True).decode, open_rgb]
 )
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_picture_is_named_with_the_reason(kind: str, decode: Any) -> None:
+def test_what_is_no_image_is_named_with_the_reason(kind: str, decode: Any) -> None:
     content, reason = BAD[kind]
     with pytest.raises(DecodeError, match=f"^some/file.jpg: ({reason})") as caught:
         decode(content, name="some/file.jpg")
@@ -298,7 +298,7 @@ def test_cut_off_anywhere_it_is_right_or_a_decode_error(kind: str) -> None:
     assert errors > len(lengths) // 2
 
 
-def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> None:
+def test_flipped_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> None:
     """Other bytes each time, except in CI: a failure prints what it was."""
     drawn = np.random.SeedSequence().generate_state(1).tobytes()
     seed = 0 if "CI" in os.environ else int.from_bytes(drawn, "little")
@@ -310,7 +310,7 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
         (Resize((9, 11), upright=True).decode, (3, 9, 11)),
         (open_rgb, None),
     ]
-    outcomes = {"picture": 0, "error": 0}
+    outcomes = {"image": 0, "error": 0}
     for number in range(1_500):
         name = names[number % len(names)]
         damaged = bytearray(contents[name])
@@ -330,7 +330,7 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
             except BaseException as error:
                 error.add_note(f"{name}, number {number} of seed {seed}: {bytes(damaged).hex()}")
                 raise
-        outcomes["picture"] += 1
+        outcomes["image"] += 1
         if shape is None:
             assert result.mode == "RGB"
         else:
@@ -343,7 +343,7 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
     st.binary(max_size=200),
     st.sampled_from([b"", JPEG[:200], JPEG[:2], PNG[:40], b"P6 9 9 255\n", b"GIF89a"]),
 )
-def test_any_bytes_give_a_picture_or_a_decode_error(tail: bytes, head: bytes) -> None:
+def test_any_bytes_give_an_image_or_a_decode_error(tail: bytes, head: bytes) -> None:
     try:
         result = RandomResizedCrop(8).decode(head + tail, name="a")
     except DecodeError as error:
@@ -488,7 +488,7 @@ def test_a_result_does_not_change_when_the_thread_decodes_again(
 
 
 def test_many_threads_decode_as_one_does() -> None:
-    """Small pictures of every kind, and large ones, in which several threads are at a time."""
+    """Small images of every kind, and large ones, in which several threads are at a time."""
     contents = [make() for make in KINDS.values()] + [encoded(255 - NOISE), JPEG[:-300]]
     large = np.tile(NOISE, (12, 10, 1))
     contents += [encoded(large ^ number) for number in range(0, 240, 10)]

@@ -58,11 +58,11 @@ MEAN_SCALED, MEAN_SCALED_CROP = 5.0, 8.0
 
 SIDES = st.one_of(st.integers(1, 64), st.integers(1, 4000))
 NOISE: Pixels = np.random.default_rng(0).integers(0, 256, (211, 307, 3), dtype=np.uint8)
-PICTURES = [*photographs(), "noise"]
+IMAGES = [*photographs(), "noise"]
 VERSIONS = pytest.mark.parametrize("theirs", [v1, v2], ids=["v1", "v2"])
 
 
-def picture(name: str) -> Pixels:
+def sample_image(name: str) -> Pixels:
     return NOISE if name == "noise" else photographs()[name]
 
 
@@ -75,7 +75,7 @@ def apart(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, float]:
 
 
 def pil_result(transform: Callable[[Any], Any], pixels: Any) -> torch.Tensor:
-    """What torchvision's transform makes of a PIL picture, as uint8[3, H, W]."""
+    """What torchvision's transform makes of a PIL image, as uint8[3, H, W]."""
     source = Image.fromarray(pixels) if isinstance(pixels, np.ndarray) else pixels
     return v1.functional.pil_to_tensor(transform(source))
 
@@ -268,26 +268,26 @@ PAIRS: dict[str, tuple[Plan, Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("pair", PAIRS)
-def test_pixels_of_a_decoded_picture_are_as_near_as_stated(pair: str, name: str) -> None:
+def test_pixels_of_a_decoded_image_are_as_near_as_stated(pair: str, name: str) -> None:
     plan, theirs = PAIRS[pair]
     distances = []
     for seed in range(2):
         torch.manual_seed(seed)
-        expected = pil_result(theirs, picture(name))
+        expected = pil_result(theirs, sample_image(name))
         torch.manual_seed(seed)
-        distances.append(apart(plan(Image.fromarray(picture(name))), expected))
+        distances.append(apart(plan(Image.fromarray(sample_image(name))), expected))
     farthest, mean = (max(values) for values in zip(*distances, strict=True))
     assert farthest <= FARTHEST
     assert mean < MEAN
 
 
-@pytest.mark.parametrize("name", [name for name in PICTURES if name != "noise"])
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "noise"])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_pixels_of_a_jpeg_are_as_near_as_stated(pair: str, name: str) -> None:
     plan, theirs = PAIRS[pair]
-    jpeg = encoded(picture(name), quality=90)
+    jpeg = encoded(sample_image(name), quality=90)
     by_pillow = Image.open(io.BytesIO(jpeg)).convert("RGB")
     scaled_means = []
     for seed in range(2 if isinstance(plan, RandomResizedCrop) else 1):
@@ -390,8 +390,8 @@ LAYOUTS: dict[str, Callable[[Pixels], Any]] = {
     "channels first in memory": lambda p: p.transpose(2, 0, 1).copy().transpose(1, 2, 0),
     "Fortran order": np.asfortranarray,
     "with alpha behind": lambda p: np.concatenate([p, p[..., :1]], axis=2)[..., :3],
-    "a picture": Image.fromarray,
-    "a picture with alpha": lambda p: Image.fromarray(p).convert("RGBA"),
+    "an image": Image.fromarray,
+    "an image with alpha": lambda p: Image.fromarray(p).convert("RGBA"),
 }
 
 
@@ -408,9 +408,7 @@ def test_the_memory_of_an_array_does_not_matter(plan: Plan, layout: str) -> None
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (2, 3), (7, 6000), (6000, 7)])
 @pytest.mark.parametrize("pair", ["crop and flip", "resize both sides", "validation, odd"])
-def test_tiny_and_narrow_pictures_are_as_with_torchvision(
-    pair: str, shape: tuple[int, int]
-) -> None:
+def test_tiny_and_narrow_images_are_as_with_torchvision(pair: str, shape: tuple[int, int]) -> None:
     plan, theirs = PAIRS[pair]
     pixels = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     png = encoded(pixels, "PNG", compress_level=1)
@@ -431,7 +429,7 @@ def test_tiny_and_narrow_pictures_are_as_with_torchvision(
 
 @pytest.mark.parametrize("plan", [Resize(224), ResizeCenterCrop(256, 224)])
 @pytest.mark.parametrize("shape", [(1, 60_000), (60_000, 1)])
-def test_a_picture_so_narrow_that_its_resized_form_is_a_bomb_is_refused(
+def test_an_image_so_narrow_that_its_resized_form_is_a_bomb_is_refused(
     plan: Plan, shape: tuple[int, int]
 ) -> None:
     """torchvision asks for 9 GB here, by way of a file of 300 bytes."""

@@ -181,14 +181,14 @@ def with_sampling(content: bytes, sampling: int) -> bytes:
     return content[:at] + bytes([sampling]) + content[at + 1 :]
 
 
-PICTURE = Image.fromarray(NOISE)
+IMAGE = Image.fromarray(NOISE)
 UNFIT: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
     "two bytes": lambda: JPEG[:2],
-    "text": lambda: b"not a picture at all",
+    "text": lambda: b"not an image at all",
     "png": lambda: encoded(NOISE, "PNG"),
     "progressive": lambda: encoded(NOISE, progressive=True),
-    "cmyk": lambda: encoded(PICTURE.convert("CMYK")),
+    "cmyk": lambda: encoded(IMAGE.convert("CMYK")),
     "arithmetic": lambda: with_marker(JPEG, 0xC9),
     "lossless": lambda: with_marker(JPEG, 0xC3),
     "12 bits": lambda: JPEG.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"),
@@ -319,20 +319,20 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
 ) -> None:
     plan, arena = crop((20, 20)), np.empty(1 << 22, np.uint8)
     payload, rows = np.frombuffer(JPEG, np.uint8), np.zeros((4, 20, 20, 3), np.uint8)
-    pictures = np.zeros(4, tables.IMAGE)
-    pictures["file"], pictures["checksum"] = -1, [-1, -1, 7, -1]
-    pictures["source"], pictures["length"] = payload.ctypes.data, len(JPEG)
-    pictures["row"] = rows.ctypes.data + rows[0].nbytes * np.arange(4)
-    pictures["state"][1] = UNREADABLE
+    images = np.zeros(4, tables.IMAGE)
+    images["file"], images["checksum"] = -1, [-1, -1, 7, -1]
+    images["source"], images["length"] = payload.ctypes.data, len(JPEG)
+    images["row"] = rows.ctypes.data + rows[0].nbytes * np.arange(4)
+    images["state"][1] = UNREADABLE
     assert not kernels.jpeg_run(
-        pictures.ctypes.data,
+        images.ctypes.data,
         4,
         plan_table(plan, (1, 3 * 20, 3), 0).address,
         arena.ctypes.data,
         arena.nbytes,
         trial.decoder.address,
     )
-    assert pictures["state"].tolist() == [DONE, UNREADABLE, DAMAGED, DONE]
+    assert images["state"].tolist() == [DONE, UNREADABLE, DAMAGED, DONE]
     assert np.array_equal(rows[0], rows[3])
     assert rows[0].any()
     assert not rows[1].any()

@@ -205,11 +205,11 @@ class CurrentIndex(TwoSamples):
             return self.name()
 
     def name(self) -> str:
-        return f"picture {self.i}"
+        return f"image {self.i}"
 
 
 def test_the_current_index() -> None:
-    assert_samples(CurrentIndex(), ["picture 0", "picture 1"])
+    assert_samples(CurrentIndex(), ["image 0", "image 1"])
 
 
 def test_the_current_indices() -> None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server
+from fastload.parameters.checkpoint import newest
 from fastload.parameters.journal import Journal
 from fastload.parameters.transport import Answer, ServerGoneError
 
@@ -315,4 +319,135 @@ def test_a_server_that_gives_no_answer_is_named(tmp_path: Path) -> None:
     job = Job(str(tmp_path), 1, {(n, False) for n in range(100)})
     with pytest.raises(ParametersError, match="server 0 has not answered for 0 s: died before"):
         job.client(patience_s=0).pull_variable()
+    job.close()
+
+
+# ---- several threads, several workers ----
+
+
+def test_an_answer_of_a_server_that_did_nothing_does_not_count_if_another_thread_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(str(tmp_path), 1, set())
+    (worker,) = begin(job, 1)
+    client, ids = worker.client, torch.arange(3)
+    rows = client.pull_embedding_vectors("t", ids)
+    job.restart(0)
+    real = Mortal.start
+
+    def start(self: Mortal, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        finish = real(self, method, arguments)
+
+        def late() -> Answer:
+            other = threading.Thread(target=client.pull_variable)
+            other.start()
+            other.join(30)
+            return finish()
+
+        return late if method == "rows" else finish
+
+    monkeypatch.setattr(Mortal, "start", start)
+    assert torch.equal(client.pull_embedding_vectors("t", ids), rows)
+    job.close()
+
+
+def test_a_checkpoint_that_waits_for_one_worker_lets_others_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(str(tmp_path), 2, set(), grads_to_wait=1)
+    slow, busy, saver = begin(job, 3)
+    slow.pull()
+    assert slow.push()
+    busy.pull()
+    job.restart(1)  # it waits for the push of `slow`
+    dense = {name: torch.ones(2) for name in "abcd"}
+    meanwhile: list[Callable[[], Any]] = [
+        slow.pull,
+        lambda: busy.client.push_gradients(dense, {}, None, busy.versions),
+    ]
+    told: list[Any] = []
+    monkeypatch.setattr("time.sleep", lambda _: told.append(meanwhile.pop()()))
+    assert saver.client.checkpoint() == 1
+    assert told[0] == (True, 2), "the order is longer than at the mark"
+    found = newest(str(tmp_path))
+    assert found is not None
+    assert found.version == 1
+    assert [server.version for server in job.servers] == [2, 2]
+    job.close()
+
+
+def test_each_thread_that_may_have_old_rows_pushes_them_in_vain(tmp_path: Path) -> None:
+    job = Job(str(tmp_path), 2, set(), grads_to_wait=1)
+    one, two = begin(job, 2)
+    one.pull()
+    assert one.push()
+    two.pull()
+    job.restart(1)  # it waits for the push of `one`
+    ids = torch.arange(4)
+
+    def rows() -> torch.Tensor:
+        return two.client.pull_embedding_vectors("t", ids)
+
+    def pushed(found: torch.Tensor) -> bool:
+        return two.client.push_gradients({}, {"t": (ids, found)}, None, two.versions)[0]
+
+    with ThreadPoolExecutor(1) as other:
+        theirs = other.submit(rows).result()
+        assert not pushed(rows())
+        assert not other.submit(pushed, theirs).result()
+        one.pull()
+        assert other.submit(pushed, other.submit(rows).result()).result()
+    job.close()
+
+
+def test_a_push_that_two_servers_refuse_blocks_no_later_one_if_one_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(str(tmp_path), 2, set())
+    begin(job, 1)
+    client, real, pushes = job.client(patience_s=0), Mortal.start, []
+
+    def start(self: Mortal, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        pushes.append(method)
+        if pushes.count("push") == 3:
+            raise ServerGoneError("while the first one is told to skip the push")
+        return real(self, method, arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mortal, "start", start)
+        with pytest.raises(ParametersError, match="server 0 has not answered"):
+            client.push_gradients({name: torch.ones(3) for name in "abcd"}, {}, None, [0, 0])
+    assert client.push_gradients({name: torch.ones(2) for name in "abcd"}, {}, None, [0, 0])[0]
+    assert [server.version for server in job.servers] == [2, 2], "the refused push counts as empty"
+    job.close()
+
+
+def test_a_forked_worker_is_a_new_one_before_any_of_its_threads_makes_a_call(
+    tmp_path: Path,
+) -> None:
+    job = Job(str(tmp_path), 1, set())
+    (worker,) = begin(job, 1)
+    session = worker.client._session
+    name, held, freed = session.worker, threading.Event(), threading.Event()
+
+    def push() -> None:
+        with session._lock:
+            held.set()
+            freed.wait(30)
+
+    with ThreadPoolExecutor(1) as other, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        other.submit(push)
+        assert held.wait(30)
+        pid = os.fork()
+        if not pid:
+            try:
+                assert session.worker != name
+                assert session._lock.acquire(blocking=False)
+                os._exit(0)
+            finally:
+                os._exit(3)
+        freed.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert session.worker == name
     job.close()

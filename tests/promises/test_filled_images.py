@@ -73,7 +73,7 @@ PLANS: dict[str, Any] = {
 }
 
 
-def pictures() -> Iterator[Any]:
+def image_pixels() -> Iterator[Any]:
     sources = list(photographs().values())
     for number in range(COUNT):
         yield sources[number % len(sources)][: 60 + 9 * number, 40 : 190 - 7 * number]
@@ -81,15 +81,15 @@ def pictures() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same pictures in files of their own and packed, in three shards."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """The same images in files of their own and packed, in three shards."""
+    folder = tmp_path_factory.mktemp("images")
     for kind in ("jpeg", "png"):
         (folder / kind / "class").mkdir(parents=True)
     with (
         PackedWriter(folder / "packed raw", mode="raw", shard_bytes=200_000) as raw,
         PackedWriter(folder / "packed jpeg", mode="jpeg", shard_bytes=20_000) as packed,
     ):
-        for number, pixels in enumerate(pictures()):
+        for number, pixels in enumerate(image_pixels()):
             height, width, _ = pixels.shape
             sides, jpeg = {"height": height, "width": width}, encoded(pixels, quality=90)
             raw.add(pixels.tobytes(), label=number, source=str(number), **sides)
@@ -340,8 +340,8 @@ def child_of(kind: type, name: str) -> Any:
     return type("Child", (kind,), {name: same_again})
 
 
-def transform_of_the_users(picture: Any) -> torch.Tensor:
-    return Resize((48, 48))(picture)
+def transform_of_the_users(image: Any) -> torch.Tensor:
+    return Resize((48, 48))(image)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -350,7 +350,7 @@ def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
     inside: str, workers: int, stored: Path, fills: list[Any]
 ) -> None:
     inner = of_kind("jpeg list", stored, transform=Resize((48, 48)))
-    expected = torch.stack([picture for picture, _ in inner])
+    expected = torch.stack([image for image, _ in inner])
     dataset: Any = Keeps(inner)
     if inside == "subset":
         dataset = Subset(dataset, range(COUNT))
@@ -392,7 +392,7 @@ def test_what_on_error_and_the_loop_make_is_their_own(
     workers: int, engine: str, stored: Path, tmp_path: Path
 ) -> None:
     opened = damage("jpeg list", stored, tmp_path)
-    pixels = next(pictures())
+    pixels = next(image_pixels())
     made: list[torch.Tensor] = []
 
     def replaced(index: int, error: Exception) -> Any:
@@ -478,7 +478,7 @@ def test_a_limit_that_refuses_every_image_is_kept(
 
 
 def folder_of(tmp_path: Path, count: int) -> ImageFolder:
-    """Return a folder of pictures of one class, whose pixels are their numbers."""
+    """Return a folder of images of one class, whose pixels are their numbers."""
     (tmp_path / "a").mkdir()
     for k in range(count):
         Image.fromarray(np.full((20, 20, 3), k, np.uint8)).save(tmp_path / f"a/{k}.png")

@@ -23,28 +23,33 @@ Pair = namedtuple("Pair", "image number")
 
 
 @functools.cache
-def picture(index: int, shape: tuple[int, ...] = LARGE) -> torch.Tensor:
+def sample_image(index: int, shape: tuple[int, ...] = LARGE) -> torch.Tensor:
     generator = torch.Generator().manual_seed(index)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 def interleaved(index: int) -> torch.Tensor:
-    """As a PIL picture gives it: [3, H, W] in the memory of [H, W, 3]."""
-    return picture(index).permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    """As a PIL image gives it: [3, H, W] in the memory of [H, W, 3]."""
+    return sample_image(index).permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 SAMPLES: dict[str, Callable[[int], Any]] = {
-    "planes": lambda i: (picture(i), i),
+    "planes": lambda i: (sample_image(i), i),
     "interleaved": lambda i: (interleaved(i), i),
-    "small": lambda i: (picture(i, SMALL), i),
-    "float": lambda i: picture(i).float(),
-    "array": lambda i: picture(i).numpy(),
-    "mapping": lambda i: {"image": interleaved(i), "mask": [picture(i, (1, 200, 200)), str(i)]},
-    "mapping of the user's": lambda i: UserDict(image=picture(i), small=picture(i, SMALL)),
-    "named": lambda i: Pair(picture(i), float(i)),
-    "alternating": lambda i: picture(i) if i % 2 else interleaved(i),
-    "volume": lambda i: picture(i, (2, 3, 80, 80)),
-    "flat": lambda i: picture(i, (300, 200)),
+    "small": lambda i: (sample_image(i, SMALL), i),
+    "float": lambda i: sample_image(i).float(),
+    "array": lambda i: sample_image(i).numpy(),
+    "mapping": lambda i: {
+        "image": interleaved(i),
+        "mask": [sample_image(i, (1, 200, 200)), str(i)],
+    },
+    "mapping of the user's": lambda i: UserDict(
+        image=sample_image(i), small=sample_image(i, SMALL)
+    ),
+    "named": lambda i: Pair(sample_image(i), float(i)),
+    "alternating": lambda i: sample_image(i) if i % 2 else interleaved(i),
+    "volume": lambda i: sample_image(i, (2, 3, 80, 80)),
+    "flat": lambda i: sample_image(i, (300, 200)),
 }
 
 
@@ -141,7 +146,7 @@ def test_skipped_and_odd_samples_gathered_tensors_and_streams() -> None:
 
 def test_a_ragged_batch_raises_what_torch_raises() -> None:
     loader = DataLoader(
-        Samples(lambda i: picture(i, (3, 100 + i, 120))), 3, memory_format=torch.channels_last
+        Samples(lambda i: sample_image(i, (3, 100 + i, 120))), 3, memory_format=torch.channels_last
     )
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         next(iter(loader))

@@ -373,7 +373,7 @@ def test_forged_offsets_of_payloads_are_refused(packed: Path, offsets: list[int]
 
 
 @pytest.mark.parametrize("sides", [[2**31 - 1, 2], [0, 2], [-2, 2], [2**21, 2], [3, 2]])
-def test_forged_sides_of_raw_pictures_are_refused(tmp_path: Path, sides: list[int]) -> None:
+def test_forged_sides_of_raw_images_are_refused(tmp_path: Path, sides: list[int]) -> None:
     path = shutil.copytree(GOLDEN / "raw", tmp_path / "set")
     forge(path, "shard-00000.arrow", replace_numbers([1, 2, 3], [1, sides[0], 3], "<i4"))
     dataset = PackedDataset(path)

@@ -34,7 +34,7 @@ from tests.contracts.sets import at_change, call, killed
 ARGUMENTS: dict[str, Any] = {"mode": "raw", "max_size": 8, "shard_mb": 0.00025, "on_error": "skip"}
 
 
-def picture(number: int, kind: str = "PNG") -> bytes:
+def sample_image(number: int, kind: str = "PNG") -> bytes:
     rng = np.random.default_rng(number)
     pixels = rng.integers(0, 256, (4 + number % 9, 12 - number % 5, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -44,14 +44,14 @@ def picture(number: int, kind: str = "PNG") -> bytes:
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A list of 20 files: 17 pictures in three classes, one cut off, one empty, one missing, at 3, 4 and 19."""
+    """A list of 20 files: 17 images in three classes, one cut off, one empty, one missing, at 3, 4 and 19."""
     folder = tmp_path_factory.mktemp("files")
     lines = []
     for number in range(20):
         name = f"{('dog', 'cat', 'eel')[number % 3]}/{number}.png"
         lines.append(name + "\n")
         (folder / name).parent.mkdir(exist_ok=True)
-        content = {3: picture(3)[:60], 4: b""}.get(number, picture(number))
+        content = {3: sample_image(3)[:60], 4: b""}.get(number, sample_image(number))
         if number != 19:
             (folder / name).write_bytes(content)
     (folder / "list.txt").write_text("".join(lines))
@@ -99,7 +99,7 @@ def test_what_is_left_out_is_listed_and_the_rest_is_right(
     good = [number for number in range(19) if number not in (3, 4)]
     for record, number in enumerate(good):
         pixels, label = dataset[record]
-        expected = decode_pixels(picture(number), name="", max_size=8)
+        expected = decode_pixels(sample_image(number), name="", max_size=8)
         assert max(pixels.shape) <= 8
         assert (pixels == expected).all()
         assert label == [1, 0, 2][number % 3]
@@ -230,7 +230,7 @@ def test_encoded_keeps_the_bytes_and_jpeg_makes_them_small(listed: Path, tmp_pat
     pack(listed, tmp_path / "encoded", mode="encoded", on_error="skip")
     dataset = PackedDataset(tmp_path / "encoded", decode=False)
     assert len(dataset) == 17
-    assert dataset[3][0] == picture(5)
+    assert dataset[3][0] == sample_image(5)
     pack(listed, tmp_path / "unseen", mode="encoded", check=False, on_error="skip")
     assert len(PackedDataset(tmp_path / "unseen")) == 19  # all but the missing one
     pack(listed, tmp_path / "jpeg", max_size=6, quality=50, on_error="skip")
@@ -244,12 +244,12 @@ def test_a_folder_is_packed_as_image_folder_reads_it(tmp_path: Path) -> None:
     for number in range(6):
         path = tmp_path / "train" / ("b", "a")[number % 2] / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture(number, "JPEG"))
+        path.write_bytes(sample_image(number, "JPEG"))
     pack(tmp_path / "train", tmp_path / "set", mode="encoded")
     dataset = PackedDataset(tmp_path / "set", decode=False)
     assert dataset.classes == ["a", "b"]
     assert [label for _, label in (dataset[k] for k in range(6))] == [0, 0, 0, 1, 1, 1]
-    assert dataset[1][0] == picture(3, "JPEG")
+    assert dataset[1][0] == sample_image(3, "JPEG")
     assert dataset.locate(1).endswith("(a/3.jpg)")
 
 
@@ -276,7 +276,7 @@ def test_where_nothing_can_be_packed_there_is_no_set(listed: Path, tmp_path: Pat
 
 def parquet(path: Path, numbers: range, **changes: Any) -> Path:
     columns = {
-        "image": [{"bytes": picture(k), "path": f"{k}.png"} for k in numbers],
+        "image": [{"bytes": sample_image(k), "path": f"{k}.png"} for k in numbers],
         "label": [("dog", "cat")[k % 2] for k in numbers],
         "caption": [f"no. {k}" for k in numbers],
         **changes,
@@ -298,7 +298,7 @@ def test_parquet_files_are_packed_in_order_with_their_columns(
     dataset = PackedDataset(tmp_path / "set", decode=False, columns=["caption"])
     assert dataset.classes == ["cat", "dog"]
     assert [dataset[k] for k in range(31)] == [
-        (picture(k), 1 - k % 2, f"no. {k}") for k in range(31)
+        (sample_image(k), 1 - k % 2, f"no. {k}") for k in range(31)
     ]
     assert dataset.locate(30).endswith("(30.png)")
     # A run that is stopped goes on in the middle of a file, and of a row group.
@@ -315,12 +315,12 @@ def _interrupt() -> None:
 
 
 def test_parquet_with_bytes_numbers_and_rows_that_lack_them(tmp_path: Path) -> None:
-    images = [picture(0), None, b"no picture", picture(3)]
+    images = [sample_image(0), None, b"no image", sample_image(3)]
     labels = pa.array([5, 6, 7, None], pa.int32())
     path = parquet(tmp_path / "p" / "x.parquet", range(4), image=images, label=labels)
     pack(path, tmp_path / "set", mode="encoded", on_error="skip")
     dataset = PackedDataset(tmp_path / "set", decode=False)
-    assert [dataset[k] for k in range(2)] == [(picture(0), 5), (picture(3), -1)]
+    assert [dataset[k] for k in range(2)] == [(sample_image(0), 5), (sample_image(3), -1)]
     rejected = (tmp_path / "set" / "rejected.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in rejected] == ["x.parquet:1", "x.parquet:2"]
     assert dataset.classes == []
@@ -331,20 +331,20 @@ def test_a_folder_may_be_named_as_a_parquet_file_is(tmp_path: Path) -> None:
     parquet(tmp_path / "spark.parquet" / "part-0.snappy.parquet", range(3))
     (tmp_path / "spark.parquet" / "empty.parquet").mkdir()
     pack(tmp_path / "spark.parquet", tmp_path / "rows", mode="encoded", workers=0)
-    assert PackedDataset(tmp_path / "rows", decode=False)[2] == (picture(2), 1)
+    assert PackedDataset(tmp_path / "rows", decode=False)[2] == (sample_image(2), 1)
     for name in ("ant.parquet", "bee"):
         path = tmp_path / "classes.parquet" / name / "1.jpg"
         path.parent.mkdir(parents=True)
-        path.write_bytes(picture(1, "JPEG"))
-    pack(tmp_path / "classes.parquet", tmp_path / "pictures", mode="encoded", workers=0)
-    assert PackedDataset(tmp_path / "pictures").classes == ["ant.parquet", "bee"]
+        path.write_bytes(sample_image(1, "JPEG"))
+    pack(tmp_path / "classes.parquet", tmp_path / "images", mode="encoded", workers=0)
+    assert PackedDataset(tmp_path / "images").classes == ["ant.parquet", "bee"]
     with pytest.raises(FileNotFoundError, match="missing"):
         pack(tmp_path / "missing.parquet", tmp_path / "none")
 
 
 def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
     names = {"label": {"names": ["dog", "cat"], "_type": "ClassLabel"}}
-    table = pa.table({"image": [picture(0)], "label": pa.array([1])})
+    table = pa.table({"image": [sample_image(0)], "label": pa.array([1])})
     table = table.replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": names}})}
     )

@@ -5,8 +5,8 @@
 - `prefetch_to` copies at most `depth` batches ahead.
 - Looking ahead never waits for a fastload loader and never reads from it. Ctrl-C during a copy loses no batch.
 - `prefetch_to` copies any iterable ahead. Errors arrive in their place, and nothing is left over.
-- `prefetch_to` gives the state of a fastload loader as what the loop has had, with threads, without threads and for
-  iterable datasets. Other iterables have no state.
+- The state of `prefetch_to` around a fastload loader counts the batches delivered to the loop, with threads, without
+  threads and for iterable datasets. Other iterables have no state.
 - On the CPU the batches of `prefetch_to` are the loader's own.
 
 The device is SIMULATED: its streams put off what they are given, as a GPU's do, and run it as late or as early as
@@ -316,6 +316,16 @@ def test_a_copy_that_fails_arrives_in_its_place(machine: Machine) -> None:
     assert [batch[1] for batch in iterator] == [5]
 
 
+def test_a_copy_that_fails_after_ctrl_c_arrives_in_its_place(machine: Machine) -> None:
+    iterator = iter(prefetch_to(pairs(3), SIMULATED))
+    machine.interrupts = [MemoryError("out of memory on the device"), KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(MemoryError):
+        next(iterator)
+    assert [batch[1] for batch in iterator] == [2, 3]
+
+
 # ---- looking ahead ----
 
 
@@ -499,7 +509,7 @@ def test_the_state_says_what_the_loop_has_had(machine: Machine, kind: str) -> No
         assert json.dumps(ahead.state_dict()) == states[k]
         look_far_ahead(running)
         assert values(next(running)) == batch
-        fetched_ahead = max(fetched_ahead, len(running._line))
+        fetched_ahead = max(fetched_ahead, len(running._pending))
     assert json.dumps(ahead.state_dict()) == states[-2]
     assert next(running, None) is None
     assert json.dumps(ahead.state_dict()) == states[-1]
@@ -560,6 +570,29 @@ class Joined(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
         return zip(batches, batches, strict=False)
+
+
+class Numbered(DataLoader[Any]):
+    """Counts its epochs, and hands out the loader's own iterator."""
+
+    epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epochs += 1
+        return super().__iter__()
+
+
+def test_a_subclass_that_hands_out_the_loaders_iterator_has_its_state(machine: Machine) -> None:
+    loader = Numbered(Gated(6), 1, num_workers=2, collate_fn=to_host, prefetch_batches=6)
+    ahead = prefetch_to(loader, SIMULATED, depth=2)
+    iterator: Any = iter(ahead)
+    source = iterator._source
+    wait_until(lambda: len(source._window._ready_tickets) == 6, "all are ready")
+    next(iterator)
+    assert loader.state_dict()["batches"] == 3
+    assert ahead.state_dict()["batches"] == 1
+    assert ahead.epochs == 1
+    loader.close()
 
 
 @pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])

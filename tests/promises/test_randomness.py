@@ -117,7 +117,7 @@ def states() -> tuple[Any, Any, Any]:
 # Unmodified transforms.
 
 
-def pictures(kind: str) -> Dataset[Any]:
+def image_dataset(kind: str) -> Dataset[Any]:
     """Samples through torchvision's transforms of either generation; skips without torchvision."""
     pytest.importorskip("torchvision")
     if kind == "v1":
@@ -142,19 +142,19 @@ def pictures(kind: str) -> Dataset[Any]:
     source = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (20, 3, 24, 24), dtype=torch.uint8, generator=source)
 
-    class Pictures(Dataset[Any]):
+    class Images(Dataset[Any]):
         def __len__(self) -> int:
             return 20
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             return transform(images[index]), index
 
-    return Pictures()
+    return Images()
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_torchvisions_transforms_give_the_same_for_any_number_of_workers(kind: str) -> None:
-    dataset = pictures(kind)
+    dataset = image_dataset(kind)
     serial = epochs(dataset, shuffle=True)
     assert not same(serial[0], serial[1])
     for workers in WORKERS[1:]:
@@ -163,7 +163,7 @@ def test_torchvisions_transforms_give_the_same_for_any_number_of_workers(kind: s
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_without_a_seed_torchs_seed_decides_for_any_number_of_workers(kind: str) -> None:
-    dataset = pictures(kind)
+    dataset = image_dataset(kind)
 
     def seeded(seed: int, workers: int) -> list[list[Any]]:
         torch.manual_seed(seed)
@@ -186,7 +186,7 @@ def test_torchvisions_mixup_and_cutmix_in_collate() -> None:
     def collate(samples: list[Any]) -> Any:
         return mix(*default_collate(samples))
 
-    dataset = pictures("v2")
+    dataset = image_dataset("v2")
     serial = epochs(dataset, collate_fn=collate)
     assert not same(serial, epochs(dataset, collate_fn=collate, seed=SEED + 1))
     for workers in WORKERS[1:]:
@@ -526,7 +526,7 @@ def mixup(samples: list[Any]) -> Any:
 @pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1), (4, 2)])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_serial_loop_reproduces_any_batch(workers: int, world: int, rank: int) -> None:
-    dataset = pictures("v2")
+    dataset = image_dataset("v2")
     sampler = fastload.RankSampler(20, rank=rank, world_size=world, seed=3)
     options: dict[str, Any] = {"sampler": sampler, "batch_size": 4, "collate_fn": mixup}
     got = epochs(dataset, num_workers=workers, **options)
@@ -1225,14 +1225,14 @@ def test_what_is_routed_draws() -> None:
 
 
 class Seeding(Dataset[Any]):
-    """Crops a picture and its mask alike, in the three ways that people do it."""
+    """Crops an image and its mask alike, in the three ways that people do it."""
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> Any:
         torch.manual_seed(index)
-        picture = torch.rand(2)
+        image = torch.rand(2)
         torch.manual_seed(index)
         mask = torch.rand(2)
         state = torch.get_rng_state()
@@ -1241,7 +1241,7 @@ class Seeding(Dataset[Any]):
         with torch.random.fork_rng(devices=[]):
             torch.random.manual_seed(3)
             forked = torch.rand(1, generator=torch.default_generator)
-        return picture, mask, second, torch.rand(2), forked, torch.initial_seed()
+        return image, mask, second, torch.rand(2), forked, torch.initial_seed()
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

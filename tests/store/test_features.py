@@ -382,7 +382,7 @@ def key_of(dataset: Any, **given: Any) -> dict[str, str]:
     return feature_key.key_of(dataset, arguments.pop("model", None), **arguments)
 
 
-def pictures(folder: Path, count: int = 6) -> Path:
+def image_tree(folder: Path, count: int = 6) -> Path:
     """A folder of two classes of small JPEGs."""
     image = pytest.importorskip("PIL.Image")
     for number in range(count):
@@ -397,7 +397,7 @@ def test_image_files_are_known_by_path_size_and_time_and_none_is_opened(tmp_path
     from fastload.datasets import ImageFolder
     from fastload.image import Resize
 
-    root = pictures(tmp_path / "images")
+    root = image_tree(tmp_path / "images")
     plan = Resize((8, 8), mean=(0.5, 0.5, 0.5), std=(1, 1, 1))
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
     opened = OpenedImages()
@@ -445,7 +445,7 @@ class OpenedImages:
 
 def test_files_of_torchvision_and_of_a_dataset_of_paths_count_too(tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
-    root = pictures(tmp_path / "images")
+    root = image_tree(tmp_path / "images")
 
     class Photos(Dataset[Any]):
         def __init__(self) -> None:
@@ -501,7 +501,7 @@ def test_a_packed_set_is_known_by_its_index(tmp_path: Path) -> None:
     from fastload.datasets.packed.packing import pack
 
     for name, count in (("a", 6), ("b", 6), ("c", 4)):
-        pack(pictures(tmp_path / f"images-{name}", count), tmp_path / name, mode="encoded")
+        pack(image_tree(tmp_path / f"images-{name}", count), tmp_path / name, mode="encoded")
     keys = []
     for name in "abca":
         packed = PackedDataset(tmp_path / name)
@@ -753,7 +753,7 @@ def test_the_command_makes_features_once_and_names_what_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torchvision")
-    root = pictures(tmp_path / "images")
+    root = image_tree(tmp_path / "images")
     given = (root, "--root", tmp_path / "sets", "--name", "few", "--weights", "random")
     first = featurize(*given, "--parts", "2")
     assert first.exit_code == 0, first.output
@@ -781,7 +781,7 @@ def test_the_command_takes_lists_and_packed_sets(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     from fastload.datasets.packed.packing import pack
 
-    root = pictures(tmp_path / "images")
+    root = image_tree(tmp_path / "images")
     listed = tmp_path / "list.txt"
     listed.write_text("".join(f"{path}\n" for path in sorted(root.rglob("*.jpg"))))
     pack(root, tmp_path / "packed", mode="encoded")
@@ -793,7 +793,7 @@ def test_the_command_takes_lists_and_packed_sets(tmp_path: Path) -> None:
 
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
-    root = pictures(tmp_path / "images")
+    root = image_tree(tmp_path / "images")
     name = ("--name", tmp_path / "set")
     for arguments, code, text in (
         (name, 2, "Give either a folder of images or --file-list-path"),

@@ -41,7 +41,7 @@ def make(path: Path, **options: Any) -> Path:
 def make_packed(path: Path) -> Path:
     with PackedWriter(path, mode="encoded") as writer:
         writer.add(b"bytes", label=3, source="a.bin")
-        writer.reject("bad.bin", "no picture")
+        writer.reject("bad.bin", "no image")
     return path
 
 

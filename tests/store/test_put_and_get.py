@@ -91,7 +91,7 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
         "tensor": X,
         "array": Y.numpy(),
         "cells": [row.numpy() for row in X],  # as a frame has them
-        "text": [f"picture {k}" for k in range(100)],
+        "text": [f"image {k}" for k in range(100)],
         "bytes": [bytes([k]) for k in range(100)],
         "list": list(range(100)),
     }
@@ -101,7 +101,7 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
     assert torch.equal(sample["tensor"], X[42])
     assert torch.equal(sample["cells"], X[42])
     assert (sample["array"].item(), sample["list"].item()) == (42, 42)
-    assert (sample["text"], sample["bytes"]) == ("picture 42", b"*")
+    assert (sample["text"], sample["bytes"]) == ("image 42", b"*")
     assert (dataset.classes, dataset.made) == (["cat", "dog"], {"by": "a test"})
     assert len(DataLoader(dataset, 10, num_workers=2)) == 10
 

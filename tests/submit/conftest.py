@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.launching import ROOT
-from tests.pictures import listed_pictures
+from tests.image_files import listed_images
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A fresh clone with 16 listed images, and a home beside it."""
     clone = tmp_path / "the clone"
-    listed_pictures(clone / "samples", 16)
+    listed_images(clone / "samples", 16)
     (tmp_path / "home").mkdir()
     (clone / "logdir").mkdir()
     for name in ("fastload", "submit", "scripts", "pyproject.toml"):

@@ -255,7 +255,7 @@ def test_a_job_without_data_or_from_elsewhere_says_so(site: Site) -> None:
     assert "is not a clone of fastload" in output
 
 
-def test_local_makes_pictures_and_trains_here_or_stages_a_packed_set_as_a_job_does(
+def test_local_makes_images_and_trains_here_or_stages_a_packed_set_as_a_job_does(
     site: Site,
 ) -> None:
     venv = site.root / "venv" / "bin"

@@ -14,7 +14,7 @@ pytest.importorskip("PIL")
 
 from fastload.cli import main
 from tests.distributed.launching import command, run
-from tests.pictures import listed_pictures
+from tests.image_files import listed_images
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ranks_started
@@ -25,9 +25,9 @@ FILES, MISSING = 8, "class1/5.jpg"
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with JPEGs, and `list.txt` of them, one of which is not there."""
-    folder = listed_pictures(tmp_path_factory.mktemp("pictures"), FILES).parent
+    folder = listed_images(tmp_path_factory.mktemp("images"), FILES).parent
     (folder / MISSING).unlink()
     return folder
 
@@ -47,15 +47,13 @@ USER_ERRORS = {
 
 
 @pytest.mark.parametrize("error", USER_ERRORS)
-def test_an_error_of_all_ranks_is_one_line(error: str, pictures: Path, tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_one_line(error: str, images: Path, tmp_path: Path) -> None:
     options, code = USER_ERRORS[error]
     (tmp_path / "stats.csv").write_text("4,1.5,0.2,0.1\n" if code == 1 else "")
-    alone = CliRunner().invoke(main, arguments(pictures, tmp_path, *options))
+    alone = CliRunner().invoke(main, arguments(images, tmp_path, *options))
     assert alone.exit_code == code
     (line,) = alone.stderr.splitlines()
-    with ranks_started(
-        2, ["-m", "fastload", *arguments(pictures, tmp_path, *options)]
-    ) as processes:
+    with ranks_started(2, ["-m", "fastload", *arguments(images, tmp_path, *options)]) as processes:
         printed = "".join(process.communicate(timeout=100)[0] for process in processes)
         assert [process.returncode for process in processes] == [code, code]
     assert printed == f"{line}\n"
@@ -63,32 +61,30 @@ def test_an_error_of_all_ranks_is_one_line(error: str, pictures: Path, tmp_path:
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_an_error_of_one_rank_is_one_line_whichever_it_is(
-    seed: str, pictures: Path, tmp_path: Path
+    seed: str, images: Path, tmp_path: Path
 ) -> None:
-    """A picture that is not there is in the part of one rank; the other one waits for its gradients."""
+    """An image that is not there is in the part of one rank; the other one waits for its gradients."""
     options = ["--epochs", "1", "--status-print-interval", "1000", "--seed", seed]
-    with ranks_started(
-        2, ["-m", "fastload", *arguments(pictures, tmp_path, *options)]
-    ) as processes:
+    with ranks_started(2, ["-m", "fastload", *arguments(images, tmp_path, *options)]) as processes:
         printed = "".join(process.communicate(timeout=100)[0] for process in processes)
         assert [process.returncode for process in processes] == [1, 1], printed
     assert "Traceback" not in printed
     # Torch's log may say, with a stack in C++, that the store's connection ended as it was read from.
     said = [line for line in printed.splitlines() if line.startswith(("Error:", "fastload:"))]
-    missing = pictures / MISSING
+    missing = images / MISSING
     assert said[0] == f"Error: {missing}: No such file or directory"
     # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
     assert said[1:] in ([], ["fastload: rank 1 of 2 ends, because rank 0 has ended"])
 
 
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
-def test_under_a_launcher_too(launcher: str, pictures: Path, tmp_path: Path) -> None:
+def test_under_a_launcher_too(launcher: str, images: Path, tmp_path: Path) -> None:
     """MPICH prints nothing more; Open MPI prints that a process ended with another code than 0."""
     options = ["--oversubscribe"] if launcher == "openmpi" else []
     started = command(
         launcher,
         2,
-        *("-m", "fastload", *arguments(pictures, tmp_path, "--lr", "nan")),
+        *("-m", "fastload", *arguments(images, tmp_path, "--lr", "nan")),
         options=tuple(options),
     )
     ended = run(started, tmp_path)

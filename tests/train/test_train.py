@@ -49,7 +49,7 @@ from fastload.train.stats_file import StatsFileError, append_row
 from fastload.train.summary import gather
 from fastload.train.tensorboard import Recording
 from tests.children import Python
-from tests.pictures import listed_pictures
+from tests.image_files import listed_images
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ROOT, ranks_started
@@ -59,9 +59,9 @@ FILES = 24
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small JPEGs of three classes, and `list.txt`, whose paths are relative to it."""
-    return listed_pictures(tmp_path_factory.mktemp("pictures"), FILES, classes=3).parent
+    return listed_images(tmp_path_factory.mktemp("images"), FILES, classes=3).parent
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +71,14 @@ def _settings_of_torch() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def recipe(pictures: Path, logdir: Path, **options: Any) -> Recipe:
+def recipe(images: Path, logdir: Path, **options: Any) -> Recipe:
     small = {"batch_size": 4, "image_size": 16, "device": "cpu", "logdir": logdir}
-    return Recipe(file_list=pictures / "list.txt", **{**small, **options})
+    return Recipe(file_list=images / "list.txt", **{**small, **options})
 
 
-def run(pictures: Path, logdir: Path, **options: Any) -> tuple[Trained, list[str]]:
+def run(images: Path, logdir: Path, **options: Any) -> tuple[Trained, list[str]]:
     said: list[str] = []
-    return train(recipe(pictures, logdir, **options), say=said.append), said
+    return train(recipe(images, logdir, **options), say=said.append), said
 
 
 def entry(said: list[str], name: str) -> str:
@@ -112,11 +112,11 @@ LINES = {
 
 @pytest.mark.parametrize("script", ["serial", "parallel"])
 def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_a_stopwatch(
-    script: str, pictures: Path, tmp_path: Path
+    script: str, images: Path, tmp_path: Path
 ) -> None:
     command = [str(ROOT / "benchmarks" / f"imagenet_{script}.py")]
     command += ["-b", "4", "-s", "20", "--status-print-interval", "5", "--step-ms", "100"]
-    command += ["--base-dir", str(pictures), "--file-list-path", "list.txt", "--image-size", "16"]
+    command += ["--base-dir", str(images), "--file-list-path", "list.txt", "--image-size", "16"]
     command += ["--logdir", str(tmp_path), "--device", "cpu"]
     if script == "parallel":
         command += ["-w", "2", "--cache-size", "3"]
@@ -160,7 +160,7 @@ def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_
 
 
 def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     options = {"steps": 16, "status_print_interval": 4, "step_ms": 50}
     for _ in range(4):  # on busy cores `say` may be called late
@@ -170,7 +170,7 @@ def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
             if line.startswith("step_img_rate: "):
                 heard.append((time.perf_counter(), float(line.split()[1])))
 
-        train(recipe(pictures, tmp_path, **options), say=say)
+        train(recipe(images, tmp_path, **options), say=say)
         assert len(heard) == 4
         rates = [rate for _, rate in heard[1:]]
         by_the_stopwatch = [4 * 4 / (at - before) for (before, _), (at, _) in pairwise(heard)]
@@ -184,12 +184,12 @@ def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
 def test_what_is_not_known_is_no_figure(
     share: float | None,
     column: str,
-    pictures: Path,
+    images: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fastload.train.data.cached_share", lambda _: share)
-    _, said = run(pictures, tmp_path, steps=3, status_print_interval=1)
+    _, said = run(images, tmp_path, steps=3, status_print_interval=1)
     assert entry(said, "page cache").startswith("38% of" if share else "not known")
     assert "Average image rate: n/a" in said
     assert entry(said, "image rate").startswith("n/a")
@@ -210,21 +210,21 @@ def test_what_is_not_known_is_no_figure(
     ids=["whole epochs", "cached batches"],
 )
 def test_samples_are_counted(
-    options: dict[str, Any], last_step: int, samples: str, pictures: Path, tmp_path: Path
+    options: dict[str, Any], last_step: int, samples: str, images: Path, tmp_path: Path
 ) -> None:
     """Of whole epochs, whose last batches are shorter; of cached batches, which are few and no loading."""
-    trained, said = run(pictures, tmp_path, **options)
+    trained, said = run(images, tmp_path, **options)
     assert trained.last_step == last_step
     assert entry(said, "samples") == samples
     assert ("none" in entry(said, "loader")) == ("loader" in options)
 
 
 def test_the_number_of_workers_changes_nothing_that_is_learned(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     for workers in (0, 3):
         options = {"workers": workers, "steps": 9, "transform": "rrc", "image_size": 8}
-        run(pictures, tmp_path, checkpoint=tmp_path / str(workers), **options)
+        run(images, tmp_path, checkpoint=tmp_path / str(workers), **options)
     serial, parallel = (Checkpoint.load(tmp_path / str(workers)) for workers in (0, 3))
     assert serial is not None
     assert parallel is not None
@@ -233,9 +233,9 @@ def test_the_number_of_workers_changes_nothing_that_is_learned(
         assert torch.equal(value, parallel.model[name])
 
 
-def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
+def test_a_packed_set_is_trained_on(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    arguments = ["pack", str(pictures / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
+    arguments = ["pack", str(images / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     arguments = ["train", "--packed", str(tmp_path / "packed"), "-b", "8", "-s", "3"]
     arguments += ["--logdir", str(tmp_path), "--image-size", "8", "--device", "cpu"]
@@ -248,7 +248,7 @@ def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
 
 
 class Slow(SlowDataset):
-    """Samples that take a while to read, as those of pictures."""
+    """Samples that take a while to read, as those of images."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(1), 0, super().__getitem__(index)
@@ -298,9 +298,9 @@ def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
 # ---- what is said of the run ----
 
 
-def test_the_verdict_is_of_all_epochs_without_the_warm_up(pictures: Path, tmp_path: Path) -> None:
+def test_the_verdict_is_of_all_epochs_without_the_warm_up(images: Path, tmp_path: Path) -> None:
     """Six steps an epoch: of the first one is counted, and of the last, which is cut off, two."""
-    trained, said = run(pictures, tmp_path, steps=6 + 6 + 2, workers=2)
+    trained, said = run(images, tmp_path, steps=6 + 6 + 2, workers=2)
     assert trained.measured.stats is not None
     assert trained.measured.stats.batches == 1 + 6 + 2
     assert trained.measured.stats.samples == 4 * (1 + 6 + 2)
@@ -308,9 +308,9 @@ def test_the_verdict_is_of_all_epochs_without_the_warm_up(pictures: Path, tmp_pa
     assert said[-3].startswith("Rank 0: ")
 
 
-def test_one_run_has_one_share_of_waiting(pictures: Path, tmp_path: Path) -> None:
+def test_one_run_has_one_share_of_waiting(images: Path, tmp_path: Path) -> None:
     """The loop's own timer counts the work of `next()` too, and said "1 %" where the verdict said "0 %"."""
-    trained, said = run(pictures, tmp_path, steps=8, workers=1)
+    trained, said = run(images, tmp_path, steps=8, workers=1)
     measured = trained.measured
     assert measured.stats is not None
     share = waited_share(measured.stats)
@@ -333,7 +333,7 @@ def handlers_kept() -> Iterator[None]:
 
 @pytest.mark.parametrize("second", [0, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_training_after_the_step_with_a_checkpoint(
-    second: int, pictures: Path, tmp_path: Path
+    second: int, images: Path, tmp_path: Path
 ) -> None:
     """Slurm sends SIGTERM twice at a time limit, and one Ctrl-C may reach a rank twice."""
 
@@ -346,7 +346,7 @@ def test_a_signal_ends_the_training_after_the_step_with_a_checkpoint(
     said: list[str] = []
     with handlers_kept():
         trained = train(
-            recipe(pictures, tmp_path, checkpoint=tmp_path / "c"), say=said.append, on_step=on_step
+            recipe(images, tmp_path, checkpoint=tmp_path / "c"), say=said.append, on_step=on_step
         )
     assert (trained.stopped_by, trained.last_step) == (signal.SIGTERM, 3)
     assert "Stopped by SIGTERM after step 3 of 20" in said
@@ -357,7 +357,7 @@ def test_a_signal_ends_the_training_after_the_step_with_a_checkpoint(
 
 
 def test_a_later_ctrl_c_ends_the_training_at_once_and_a_later_sigterm_does_not(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fastload.distributed.guard.TOGETHER_S", -1.0)
 
@@ -369,7 +369,7 @@ def test_a_later_ctrl_c_ends_the_training_at_once_and_a_later_sigterm_does_not(
         return on_step
 
     for name, number in (("a", signal.SIGINT), ("b", signal.SIGTERM)):
-        plan = recipe(pictures, tmp_path, checkpoint=tmp_path / name)
+        plan = recipe(images, tmp_path, checkpoint=tmp_path / name)
         ends: Any = pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else nullcontext()
         with handlers_kept(), ends:
             train(plan, say=lambda _: None, on_step=twice(number))
@@ -377,7 +377,7 @@ def test_a_later_ctrl_c_ends_the_training_at_once_and_a_later_sigterm_does_not(
 
 
 def test_a_signal_that_comes_again_while_the_results_are_written_changes_nothing(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Recording.step
 
@@ -389,7 +389,7 @@ def test_a_signal_that_comes_again_while_the_results_are_written_changes_nothing
     monkeypatch.setattr(
         "fastload.train.loop.append_row", lambda *given: signalled(append_row, *given)
     )
-    arguments = ["train", "--file-list-path", str(pictures / "list.txt"), "--device", "cpu"]
+    arguments = ["train", "--file-list-path", str(images / "list.txt"), "--device", "cpu"]
     arguments += ["--image-size", "8", "-b", "2", "-s", "9", "--logdir", str(tmp_path)]
     with handlers_kept():
         result = CliRunner().invoke(main, arguments)
@@ -419,9 +419,9 @@ def test_a_sigint_that_is_ignored_stays_ignored_and_sigterm_stops_all_the_same(
 
 @pytest.mark.slow
 def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
-    arguments = ["-m", "fastload", "train", "--file-list-path", str(pictures / "list.txt")]
+    arguments = ["-m", "fastload", "train", "--file-list-path", str(images / "list.txt")]
     arguments += ["-b", "2", "-s", "100000", "--status-print-interval", "10", "--step-ms", "5"]
     arguments += ["--image-size", "8", "--device", "cpu", "--logdir", str(tmp_path)]
     arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "1000000"]
@@ -454,9 +454,7 @@ def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
 # ---- what is asked for and cannot be ----
 
 
-def test_the_command_ends_in_one_line_where_a_file_is_missing(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_the_command_ends_in_one_line_where_a_file_is_missing(images: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("class0/none.jpg\n")
     arguments = ["train", "--file-list-path", str(tmp_path / "list.txt"), "--device", "cpu"]
     result = CliRunner().invoke(main, [*arguments, "--logdir", str(tmp_path)])
@@ -474,7 +472,7 @@ def test_the_command_ends_in_one_line_where_a_file_is_missing(
     ],
 )
 def test_where_no_row_can_be_written_nothing_is_trained(
-    logdir: str, said: str, pictures: Path, tmp_path: Path
+    logdir: str, said: str, images: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stats.csv").write_text("4,1.5,0.2,0.1\n")
     (tmp_path / "a file").touch()
@@ -484,21 +482,21 @@ def test_where_no_row_can_be_written_nothing_is_trained(
         pytest.fail("it trained")
 
     with pytest.raises(StatsFileError, match=said):
-        train(recipe(pictures, tmp_path / logdir), say=lambda _: None, on_step=on_step)
+        train(recipe(images, tmp_path / logdir), say=lambda _: None, on_step=on_step)
 
 
-def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) -> None:
+def test_devices_that_are_not_there_are_named(images: Path, tmp_path: Path) -> None:
     for name in ("nonsense", "mps", "cpu:7"):
         with pytest.raises(TrainError, match=f"--device {name}"):
-            open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
+            open_learner(recipe(images, tmp_path, device=name), ALONE, classes=3)
     with pytest.raises(TrainError, match="--file-list-path or --packed"):
-        recipe(pictures, tmp_path, packed=tmp_path)
+        recipe(images, tmp_path, packed=tmp_path)
     with pytest.raises(TrainError, match="--classes 2 is too small: the dataset has 3"):
-        open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
+        open_learner(recipe(images, tmp_path, classes=2), ALONE, classes=3)
 
 
 def test_ranks_have_a_device_each_by_one_rule(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
@@ -552,28 +550,28 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_from_its_checkpoint_until_nothing_is_left(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     options = {"checkpoint": tmp_path / "c", "resume": True}
-    run(pictures, tmp_path, steps=2, **options)
+    run(images, tmp_path, steps=2, **options)
     assert (tmp_path / "c" / NAME).exists()
     with pytest.raises(TrainError, match=r"has 15\. Give --nsteps 18 or more"):
-        run(pictures, tmp_path, steps=17, profile=True, **options)
-    trained, said = run(pictures, tmp_path, steps=5, **options)
+        run(images, tmp_path, steps=17, profile=True, **options)
+    trained, said = run(images, tmp_path, steps=5, **options)
     assert (trained.first_step, trained.last_step) == (2, 5)
     assert entry(said, "steps").startswith("3, from 3 to 5;")
     assert entry(said, "samples") == "12 trained on, 12 of them different"
-    _, said = run(pictures, tmp_path, steps=5, **options)
+    _, said = run(images, tmp_path, steps=5, **options)
     assert entry(said, "steps").startswith("none left: the checkpoint is of step 5")
     assert not any("epoch -1" in line for line in said)
 
 
-def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_path: Path) -> None:
+def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
-        run(pictures, tmp_path, steps=15, profile=True)
+        run(images, tmp_path, steps=15, profile=True)
     assert list(tmp_path.iterdir()) == [], "it is refused before there is a folder"
-    _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
+    _, said = run(images, tmp_path, steps=16, profile=True, scalars=True)
     folder = Path(entry(said, "Folder of this run"))
     assert folder.parent == tmp_path
     assert re.fullmatch(r"\d{4}(-\d\d){5}-workers1-ranks1", folder.name)

@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, NamedTuple
 
-from torch.utils.data import Dataset
+import torch
 from tqdm import tqdm
 
 import fastload
 from fastload._kit.cores import usable_cores
+from fastload._kit.pool import in_order
 from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
 from fastload.datasets.packed.inspecting import counted, size_text
-from fastload.datasets.packed.sources import Input, Source, open_source
+from fastload.datasets.packed.sources import Input, open_source
 from fastload.datasets.packed.writer import PackedWriter
 from fastload.errors import DecodeError
-from fastload.loader import DataLoader
 
 AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
 """The most records, and the most bytes, that wait to be written: so workers continue while the disk is slow."""
-
-TOGETHER = 16
-"""The number of records in one hand-over. Each hand-over wakes this thread."""
 
 
 class Prepared(NamedTuple):
@@ -115,7 +112,8 @@ def pack(
         image_column, label_column, columns: columns of Parquet files. `columns` become extra columns of the set.
         progress: a bar on standard error, if that is a terminal.
 
-    Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
+    Memory: at most 1,024 records, or about 64 MiB of them, in flight, but one for each thread at least. Beside them
+    two record batches of 16 MiB, and the paths.
 
     Raises ValueError for arguments that are out of range or do not belong to the mode. Raises DecodeError and OSError
     for inputs, FileListError for lists, and OSError if `out` cannot be written. Raises `PackedDataError` if no input
@@ -150,10 +148,10 @@ def pack(
         # None: hidden unless standard error is a terminal.
         hidden = None if progress else True
         with (
-            _loader(prepare, inputs, writer.done, workers) as loader,
+            _prepared(prepare, inputs.inputs(writer.done), workers) as results,
             tqdm(total=len(inputs), initial=writer.done, unit="record", disable=hidden) as bar,
         ):
-            for made_of, payload, sides, size, reason, error in chain.from_iterable(loader):
+            for made_of, payload, sides, size, reason, error in results:
                 if error is not None:
                     raise error
                 if payload is None:
@@ -206,37 +204,29 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
     return found
 
 
-def _loader(prepare: _Prepare, inputs: Source, start: int, workers: int) -> DataLoader[Prepared]:
-    """Return a loader of the prepared inputs from number `start` on, several in a batch."""
-    return DataLoader(
-        prepare,
-        batch_size=TOGETHER,
-        sampler=_Order(inputs, start),
-        collate_fn=list,
-        num_workers=workers,
-        seed=0,
-        prefetch_batches=AHEAD // TOGETHER,
-        prefetch_bytes=AHEAD_BYTES,
-    )
+@contextmanager
+def _prepared(
+    prepare: _Prepare, inputs: Iterator[Input], workers: int
+) -> Iterator[Iterator[Prepared]]:
+    """Yield the prepared inputs. In the block, each thread computes with one of torch's: they use all cores already."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    bounds = {"ahead": AHEAD, "max_bytes": AHEAD_BYTES}
+    try:
+        with in_order(prepare, inputs, workers, nbytes=_nbytes, **bounds) as results:
+            yield results
+    finally:
+        torch.set_num_threads(before)
 
 
-class _Order:
-    """The loader's sampler: the inputs themselves, in order, read in the loop's thread."""
-
-    def __init__(self, source: Source, start: int) -> None:
-        self.source, self.start = source, start
-
-    def __len__(self) -> int:
-        return len(self.source) - self.start
-
-    def __iter__(self) -> Iterator[Input]:
-        return self.source.inputs(self.start)
+def _nbytes(prepared: Prepared) -> int:
+    """Return the bytes in memory: those of the record, and of an input that a table holds."""
+    encoded = prepared.made_of.encoded
+    return len(prepared.payload or b"") + (len(encoded) if isinstance(encoded, bytes) else 0)
 
 
-class _Prepare(Dataset[Prepared]):
-    """Prepares the payload of an input, in the loader's threads."""
-
-    fastload_per_worker = ()
+class _Prepare:
+    """Prepares the payload of the input that it is called with."""
 
     def __init__(
         self, mode: Mode, *, skip: bool, check: bool, max_size: int | None = None, quality: int = 0
@@ -244,7 +234,7 @@ class _Prepare(Dataset[Prepared]):
         self.mode, self.skip, self.check = mode, skip, check
         self.max_size, self.quality = max_size, quality
 
-    def __getitem__(self, made_of: Input) -> Prepared:
+    def __call__(self, made_of: Input) -> Prepared:
         try:
             return self._prepared(made_of)
         except (DecodeError, OSError) as error:
@@ -257,7 +247,7 @@ class _Prepare(Dataset[Prepared]):
         name, encoded = made_of.path or made_of.name, made_of.encoded
         if made_of.path is not None:
             try:
-                with fastload.stage("read"), open(made_of.path, "rb", buffering=0) as file:
+                with open(made_of.path, "rb", buffering=0) as file:
                     encoded = file.readall()
             except OSError as error:
                 error.filename = name  # unlike open(), a read does not name it
@@ -271,11 +261,9 @@ class _Prepare(Dataset[Prepared]):
 
         from fastload.image import decode_pixels, encode_rgb
 
-        with fastload.stage("decode"):
-            pixels = decode_pixels(encoded, name=name, max_size=self.max_size)
+        pixels = decode_pixels(encoded, name=name, max_size=self.max_size)
         if self.mode == "encoded":
             return Prepared(made_of, encoded, None, size)
         if self.mode == "raw":
             return Prepared(made_of, pixels.tobytes(), pixels.shape[:2], size)
-        with fastload.stage("encode"):
-            return Prepared(made_of, encode_rgb(pixels, quality=self.quality), None, size)
+        return Prepared(made_of, encode_rgb(pixels, quality=self.quality), None, size)

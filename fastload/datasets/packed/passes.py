@@ -6,12 +6,11 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from fastload._kit.pool import in_order
 from fastload.datasets.manifest import Index, Shard
 from fastload.errors import PackedDataError, in_one_line
-from fastload.loader import DataLoader
 
 Pieces = Callable[[str, Index, Shard], Iterator[memoryview]]
 """Yields, in order, the bytes of a shard of the set at a path. Raises `PackedDataError` if a byte is wrong or missing.
@@ -20,24 +19,17 @@ A piece is valid until the next one is requested.
 """
 
 
-class Checks(Dataset[str]):
-    """A dataset that checks. Sample k says in a sentence what is wrong with shard k of the set at `path`, or is "".
-
-    Once `stopped` is set, each worker ends after its present piece.
-    """
-
-    fastload_per_worker = ()
+class Checks:
+    """Checks shards of the set at `path`. Once `stopped` is set, each thread ends after its present piece."""
 
     def __init__(self, path: str, index: Index, shards: Sequence[Shard], pieces: Pieces) -> None:
         self.path, self.index, self.shards, self.pieces = path, index, shards, pieces
         self.stopped = False
 
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def __getitem__(self, number: int) -> str:
+    def __call__(self, shard: Shard) -> str:
+        """Return a sentence about what is wrong with a shard, or ""."""
         try:
-            for _ in self.checked(self.shards[number]):
+            for _ in self.checked(shard):
                 pass
         except (PackedDataError, OSError) as error:
             return in_one_line(error)
@@ -52,10 +44,9 @@ class Checks(Dataset[str]):
 
 
 def each(work: Checks, *, workers: int, progress: bool, what: str) -> Iterator[tuple[Shard, str]]:
-    """Yield each shard and its sample, in order. The bar advances by the bytes of each shard."""
-    loader: DataLoader[str] = DataLoader(work, batch_size=None, num_workers=min(workers, len(work)))
+    """Yield each shard and what `work` returns for it, in order. The bar advances by the bytes of each shard."""
     with (
-        loader,
+        in_order(work, work.shards, min(workers, len(work.shards))) as results,
         tqdm(
             desc=what,
             total=sum(shard.bytes for shard in work.shards),
@@ -66,8 +57,8 @@ def each(work: Checks, *, workers: int, progress: bool, what: str) -> Iterator[t
         ) as bar,
     ):
         try:
-            for shard, result in zip(work.shards, loader, strict=True):
+            for shard, result in zip(work.shards, results, strict=True):
                 bar.update(shard.bytes)
                 yield shard, result
         finally:
-            work.stopped = True
+            work.stopped = True  # before the pool waits for calls in progress

@@ -259,14 +259,13 @@ class _Copy:
 
 
 class _Copies(Checks):
-    """Sample k copies shard k, or raises."""
+    """Copies the shard that it is called with, or raises."""
 
     def __init__(self, copy: _Copy, shards: Sequence[Shard]) -> None:
         super().__init__(copy.source, copy.index, shards, copy.pieces)
         self.copy = copy
 
-    def __getitem__(self, number: int) -> str:
-        shard = self.shards[number]
+    def __call__(self, shard: Shard) -> str:
         self.copy.copy_shard(shard, self.checked(shard))
         return ""
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from fastload._kit.cores import usable_cores
+from fastload._kit.pool import in_order
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.reader import PackedDataset
 from fastload.errors import PackedDataError
-from fastload.loader import DataLoader
 
 PIECE = 64
 """Records that a worker verifies at a time."""
@@ -51,11 +50,10 @@ def verify(
         workers = usable_cores()
     began, records, count = time.monotonic(), 0, 0
     bad: list[str] = []
-    loader: DataLoader[tuple[int, int, list[str]]] = DataLoader(
-        _Pieces(dataset), batch_size=None, collate_fn=tuple, num_workers=workers, seed=0
-    )
-    with loader, tqdm(total=len(dataset), unit="record", disable=None if progress else True) as bar:
-        for rows, size, found in loader:
+    # None: hidden unless standard error is a terminal.
+    bar = tqdm(total=len(dataset), unit="record", disable=None if progress else True)
+    with bar, in_order(_Verifier(dataset), _pieces(path), workers) as results:
+        for rows, size, found in results:
             for text in found:
                 if text not in bad[-1:]:  # each piece of a bad shard says it
                     bad.append(text)
@@ -67,35 +65,33 @@ def verify(
     return Verified(records, count, time.monotonic() - began, bad)
 
 
-class _Pieces(Dataset[tuple[int, int, list[str]]]):
-    """A dataset that verifies. Sample k reads up to `PIECE` records of one shard: their number, bytes and faults."""
+def _pieces(path: str | os.PathLike[str]) -> Iterator[tuple[str, range]]:
+    """Yield the records of each shard, at most `PIECE` at a time, with the name of the shard."""
+    end = 0
+    for shard in read_index(os.fspath(path)).shards:
+        begin, end = end, end + shard.rows
+        for start in range(begin, end, PIECE):
+            yield shard.name, range(start, min(start + PIECE, end))
 
-    fastload_per_worker = ()
+
+class _Verifier:
+    """Reads pieces of a set, and returns the number of records, their bytes and their faults."""
 
     def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
-        self.pieces: list[tuple[str, range]] = []
         # The sentence about each bad shard, for all its pieces: each piece would read its columns again.
         self.bad_shards: dict[str, str] = {}
-        end = 0
-        for shard in read_index(dataset.path).shards:
-            begin, end = end, end + shard.rows
-            starts = range(begin, end, PIECE)
-            self.pieces += [(shard.name, range(k, min(k + PIECE, end))) for k in starts]
 
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def __getitem__(self, number: int) -> tuple[int, int, list[str]]:
-        shard, piece = self.pieces[number]
+    def __call__(self, piece: tuple[str, range]) -> tuple[int, int, list[str]]:
+        shard, records = piece
         size = 0
         bad: list[str] = []
         if shard not in self.bad_shards:
             try:
-                self.dataset.load(piece[0])
+                self.dataset.load(records[0])
             except (PackedDataError, OSError) as error:
                 self.bad_shards[shard] = str(error)
-        for record in piece:
+        for record in records:
             if shard in self.bad_shards:
                 break
             try:
@@ -108,4 +104,4 @@ class _Pieces(Dataset[tuple[int, int, list[str]]]):
             except OSError as error:
                 bad.append(f"{self.dataset.locate(record)}: {error.strerror}")
         bad += [self.bad_shards[shard]] if shard in self.bad_shards else []
-        return len(piece), size, bad
+        return len(records), size, bad

@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from types import SimpleNamespace, TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fastload._kit.integers import integer
 from fastload._kit.nested import map_tensors
-from fastload.engine.iterator import ThreadIterator
-from fastload.loader import DataLoader
 
 T = TypeVar("T")
 
@@ -47,8 +45,8 @@ def prefetch_to(
     loader's iterator ends with this one. Attributes (`sampler`, `set_epoch`, `stats`, ...) are the loader's.
 
     For a `fastload.DataLoader`, `state_dict()` counts the batches that the loop received, not those copied ahead.
-    For any other iterable, and for a subclass with its own `__iter__`, `state_dict()` and `load_state_dict()` raise
-    AttributeError.
+    For any other iterable, and for a subclass whose `__iter__` returns an iterator of its own, `state_dict()` and
+    `load_state_dict()` raise AttributeError, at the latest once an epoch has begun.
 
     Raises ValueError if `depth` is below 1 or torch sees no such device.
     """
@@ -60,14 +58,14 @@ def prefetch_to(
         raise ValueError(
             f"device: torch finds no {found.type!r} here. Use another device, such as 'cpu'"
         )
-    # A user's `__iter__` may drop or join batches. Then the loader's state would not be the loop's.
-    ours = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    kind: type[DeviceLoader[T]] = _ResumableLoader if ours else DeviceLoader
-    return kind(loader, found, depth)
+    return DeviceLoader(loader, found, depth)
 
 
 class DeviceLoader(Generic[T]):
     """What `prefetch_to` returns: a loader around a loader. All other attributes are the loader's."""
+
+    _received: SimpleNamespace | None = None
+    """The `received` of the latest epoch, or None if `loader` itself has the state."""
 
     def __init__(self, loader: Iterable[T], device: torch.device, depth: int) -> None:
         self.loader = loader
@@ -76,7 +74,13 @@ class DeviceLoader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Begin the next epoch."""
-        return _DeviceIterator(self.loader, _copies_to(self.device), self.depth)
+        module = getattr(torch, self.device.type, None)
+        if self.device.type != "cpu" and hasattr(module, "Stream"):
+            epoch = _Epoch(self.loader, _SideStream(self.device, module), self.depth)
+        else:
+            epoch = _Epoch(self.loader, _InPlace(self.device), depth=0)
+        self._received = epoch.received
+        return epoch
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -84,12 +88,9 @@ class DeviceLoader(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:  # it is being copied
             raise AttributeError(name)
-        if name in ("state_dict", "load_state_dict"):  # the loader's counts batches copied ahead
-            raise AttributeError(
-                f"prefetch_to has no {name}() here. It keeps the state only of a fastload.DataLoader without an "
-                f"__iter__ of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the "
-                "batches in your loop and save the number."
-            )
+        if name in ("state_dict", "load_state_dict"):
+            self._expect_state(name)
+            return self._state_dict if name == "state_dict" else self._load_state_dict
         return getattr(self.loader, name)
 
     def __repr__(self) -> str:
@@ -104,43 +105,42 @@ class DeviceLoader(Generic[T]):
         if hasattr(self.loader, "close"):
             self.loader.close()
 
+    def _expect_state(self, name: str) -> None:
+        """Raise AttributeError unless this loader has a state."""
+        begun = self._received
+        # A loader with processes has no state, and warns of that itself.
+        warns = getattr(self.loader, "worker_method", None) == "process"
+        if hasattr(self.loader, name) and (begun is None or begun.state is not None or warns):
+            return
+        raise AttributeError(
+            f"prefetch_to has no {name}() here. It keeps the state only of a fastload.DataLoader without an "
+            f"__iter__ of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the "
+            "batches in your loop and save the number."
+        )
 
-class _ResumableLoader(DeviceLoader[T]):
-    """A DeviceLoader that keeps the state of a `fastload.DataLoader`."""
-
-    loader: DataLoader[T]
-    _had: _Had | None = None  # of the latest epoch; None: as the loader says
-
-    def __iter__(self) -> Iterator[T]:
-        """Begin the next epoch."""
-        iterator = _DeviceIterator(self.loader, _copies_to(self.device), self.depth)
-        self._had = iterator.had
-        return iterator
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_had": None}
-
-    def state_dict(self) -> dict[str, Any]:
+    def _state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last batch that the loop received; see `DataLoader.state_dict`."""
-        state = None if self._had is None else self._had.state
+        state = None if self._received is None else self._received.state
         if isinstance(state, Exception):
             raise state
-        return self.loader.state_dict() if state is None else copy.deepcopy(state)
+        return self.loader.state_dict() if state is None else copy.deepcopy(state)  # type: ignore[attr-defined]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts; see `DataLoader.load_state_dict`."""
-        self.loader.load_state_dict(state)
-        self._had = None
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+        self._received = None
 
 
-class _Had:
-    """The loader's state after the last batch that the loop received, or what it raised. None if it keeps none."""
+@runtime_checkable
+class _Counting(Protocol):
+    """What the iterator of a `fastload.DataLoader` offers. It counts the batches that it has given."""
 
-    def __init__(self, state: dict[str, Any] | Exception | None) -> None:
-        self.state = state
+    def is_ready(self) -> bool: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
 
 
-class _Entry:
+class _Pending:
     """A batch, an error or the end, on its way to the loop."""
 
     __slots__ = ("batch", "copied", "error", "state")
@@ -152,85 +152,91 @@ class _Entry:
         self.state: dict[str, Any] | Exception | None = None
 
 
-class _DeviceIterator(Iterator[T]):
-    """One epoch. All runs in the loop's thread, as samplers do."""
+class _Epoch(Iterator[T]):
+    """One epoch. All runs in the loop's thread, as samplers do.
 
-    def __init__(self, loader: Iterable[T], copies: _SideStream | _InPlace, depth: int) -> None:
+    A class and not a generator: an error, or Ctrl-C during a copy, would end a generator. Here the next `next()`
+    continues.
+    """
+
+    def __init__(self, loader: Iterable[T], copier: _SideStream | _InPlace, depth: int) -> None:
         self._source = iter(loader)
-        self._ours = self._source if isinstance(self._source, ThreadIterator) else None
-        self._copies = copies
-        self._depth = depth if isinstance(copies, _SideStream) else 0
-        self._line: deque[_Entry] = deque()
+        self._counting = self._source if isinstance(self._source, _Counting) else None
+        self._copier = copier
+        self._depth = depth
+        self._pending: deque[_Pending] = deque()
         self._begun = False
-        self.had = _Had(self._state())
+        # The loader's state after the last batch that the loop received, or what it raised. None if it keeps none.
+        # The loader holds this, and not the iterator, which ends with the loop.
+        self.received = SimpleNamespace(state=self._state())
 
     def __next__(self) -> T:
         # A user may keep an error, and with it these frames. They drop their variables in the end, so that the error
         # is in no reference cycle and does not keep this iterator and its threads.
-        entry: _Entry | None = None
+        first: _Pending | None = None
         batch: Any = None
         try:
-            if not self._line:
+            if not self._pending:
                 self._fetch()
-            # An entry stays in line until it is done: Ctrl-C during a copy loses no batch.
-            while len(self._line) <= self._depth and self._looks_ahead():
+            while len(self._pending) <= self._depth and self._looks_ahead():
                 self._fetch()
             self._begun = True
-            entry = self._line[0]
-            if entry.error is None:
-                self._start(entry)
-                batch = self._copies.finish(entry.copied)
-            self.had.state = entry.state
-            if isinstance(entry.error, StopIteration):
-                raise StopIteration  # the entry stays in line for the next call
-            self._line.popleft()
-            if entry.error is not None:
-                raise entry.error
+            # It stays in the deque until it is done: Ctrl-C during a copy loses no batch.
+            first = self._pending[0]
+            self._start(first)
+            if first.error is None:
+                batch = self._copier.finish(first.copied)
+            self.received.state = first.state
+            if isinstance(first.error, StopIteration):
+                raise StopIteration  # the end stays for the next call
+            self._pending.popleft()
+            if first.error is not None:
+                raise first.error
             return batch  # type: ignore[no-any-return]
         finally:
-            entry = batch = None
-            del self
+            del first, batch, self
 
     def _looks_ahead(self) -> bool:
-        if self._line[-1].error is not None:
+        if self._pending[-1].error is not None:
             return False  # the loop may stop at the error
-        return self._begun if self._ours is None else self._ours.is_ready()
+        return self._begun if self._counting is None else self._counting.is_ready()
 
     def _fetch(self) -> None:
-        """Put the loader's next batch, or its error, in line, and begin to copy."""
-        entry = _Entry()
+        """Append the loader's next batch, its error or its end, and begin to copy."""
+        fetched = _Pending()
         try:
             try:
-                entry.batch = next(self._source)
+                fetched.batch = next(self._source)
             except StopIteration:
-                entry.error = StopIteration()  # a new one without frames, because it stays in line
+                fetched.error = StopIteration()  # a new one without frames, because it stays
             except Exception as exc:
-                entry.error = exc
-            entry.state = self._state()
-            self._line.append(entry)
-            if entry.error is None:
-                try:
-                    self._start(entry)
-                except Exception as exc:
-                    entry.error = exc
+                fetched.error = exc
+            fetched.state = self._state()
+            self._pending.append(fetched)
+            self._start(fetched)
         finally:
-            del entry, self
+            del fetched, self
 
-    def _start(self, entry: _Entry) -> None:
+    def _start(self, pending: _Pending) -> None:
         """Begin to copy, unless that began before. (Ctrl-C may have prevented it.)"""
-        if entry.copied is None:
-            entry.copied = self._copies.start(entry.batch)
-            entry.batch = None
+        try:
+            if pending.error is None and pending.copied is None:
+                pending.copied = self._copier.start(pending.batch)
+                pending.batch = None
+        except Exception as exc:
+            pending.error = exc
+        finally:
+            del pending, self
 
     def _state(self) -> dict[str, Any] | Exception | None:
         """Return the loader's state after the last batch that was fetched, or None if its iterator keeps none.
 
         Return what `state_dict()` raised: only a loop that asks for the state gets the error.
         """
-        if self._ours is None:
+        if self._counting is None:
             return None
         try:
-            return self._ours.state_dict()
+            return self._counting.state_dict()
         except Exception as exc:
             return exc.with_traceback(None)  # its frames would keep the iterator alive
 
@@ -291,13 +297,6 @@ class _InPlace:
 
     def finish(self, started: Any) -> Any:
         return started
-
-
-def _copies_to(device: torch.device) -> _SideStream | _InPlace:
-    module = getattr(torch, device.type, None)
-    if device.type == "cpu" or not hasattr(module, "Stream"):
-        return _InPlace(device)
-    return _SideStream(device, module)
 
 
 def _is_plain(tensor: Tensor) -> bool:

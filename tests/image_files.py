@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 
-def listed_pictures(folder: Path, count: int, *, classes: int = 2) -> Path:
-    """So many pictures in folders of classes; `list.txt` beside these, whose paths are relative to it."""
+def listed_images(folder: Path, count: int, *, classes: int = 2) -> Path:
+    """Write `count` images into folders of classes. Return `list.txt` beside these, with paths relative to it."""
     names = [f"class{number % classes}/{number}.jpg" for number in range(count)]
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
