@@ -18,33 +18,33 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_568,
-    "loaded beside the way": 2_574,
-    "the core's other files": 586,
+    "the way of an index": 3_487,
+    "loaded beside the way": 2_373,
+    "the core's other files": 610,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 2_550,
+    "fastload/isolation": 2_572,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 669,
     "fastload/cli": 2_241,
     "fastload/compat": 441,
     "fastload/datasets": 1_671,
-    "fastload/datasets/packed": 1_761,
+    "fastload/datasets/packed": 1_756,
     "fastload/distributed": 1_723,
-    "fastload/elastic": 715,
+    "fastload/elastic": 716,
     "fastload/flow": 1_122,
     "fastload/image": 1_285,
     "fastload/image/kernels": 2_055,
-    "fastload/measure": 773,
+    "fastload/measure": 774,
     "fastload/parameters": 2_299,
-    "fastload/store": 3_247,
+    "fastload/store": 3_249,
     "fastload/stream": 1_057,
     "fastload/train": 1_325,
     "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 918,
+    "mixtures and token plans": 939,
 }
 
 LISTED = {

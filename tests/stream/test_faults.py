@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from fastload.reading.read_ahead import DeadlineFetcher
 from torch import Tensor
 
 import fastload
