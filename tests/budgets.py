@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_568,
+    "the way of an index": 3_567,
     "loaded beside the way": 2_574,
     "the core's other files": 586,
     # folders, without the files and folders that have a row of their own
