@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_487,
+    "the way of an index": 3_486,
     "loaded beside the way": 2_373,
     "the core's other files": 610,
     # folders, without the files and folders that have a row of their own
@@ -44,7 +44,7 @@ BUDGETS = {
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 939,
+    "mixtures and token plans": 940,
 }
 
 LISTED = {

@@ -99,7 +99,6 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
         type(t) is torch.Tensor
         and t.is_cpu
         and t.layout is torch.strided
-        and not t.requires_grad
         and not (t.is_quantized or t.is_conj() or t.is_neg() or t._is_zerotensor())
         # torch.stack keeps the strides of samples of four dimensions and more.
         and 1 <= t.dim() <= 4

@@ -6,15 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fastload.memory.slots import SlotPool
-from tests.contracts.filled_rows import cut_runs, noted_pools
+from tests.contracts.filled_rows import cut_runs
 
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return cut_runs(monkeypatch)
-
-
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> list[SlotPool]:
-    return noted_pools(monkeypatch)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import shutil
@@ -41,7 +40,6 @@ from fastload.image import (
     render,
 )
 from fastload.measure.samples import Numbered
-from fastload.memory.slots import SlotPool
 from tests.children import run_python
 from tests.contracts.filled_rows import (
     BATCH,
@@ -54,7 +52,6 @@ from tests.contracts.filled_rows import (
 )
 from tests.image.photographs import encoded, photographs
 from tests.promises.equal import check_same
-from tests.promises.test_filled_rows import OwnSubset
 
 COUNT, BAD = 12, 6
 CROP = RandomResizedCrop(48, flip=0.5)
@@ -73,7 +70,7 @@ PLANS: dict[str, Any] = {
 }
 
 
-def image_pixels() -> Iterator[Any]:
+def pixels_of_images() -> Iterator[Any]:
     sources = list(photographs().values())
     for number in range(COUNT):
         yield sources[number % len(sources)][: 60 + 9 * number, 40 : 190 - 7 * number]
@@ -89,7 +86,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         PackedWriter(folder / "packed raw", mode="raw", shard_bytes=200_000) as raw,
         PackedWriter(folder / "packed jpeg", mode="jpeg", shard_bytes=20_000) as packed,
     ):
-        for number, pixels in enumerate(image_pixels()):
+        for number, pixels in enumerate(pixels_of_images()):
             height, width, _ = pixels.shape
             sides, jpeg = {"height": height, "width": width}, encoded(pixels, quality=90)
             raw.add(pixels.tobytes(), label=number, source=str(number), **sides)
@@ -331,48 +328,20 @@ print(kernels.state())
 # ---- samples that others may see ----
 
 
-def child_of(kind: type, name: str) -> Any:
-    """Return a class derived from `kind` that overrides a method with one that does the same."""
-
-    def same_again(self: Any, *arguments: Any, **options: Any) -> Any:
-        return getattr(kind, name)(self, *arguments, **options)
-
-    return type("Child", (kind,), {name: same_again})
-
-
 def transform_of_the_users(image: Any) -> torch.Tensor:
     return Resize((48, 48))(image)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("inside", ["loader", "subset"])
-def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
-    inside: str, workers: int, stored: Path, fills: list[Any]
-) -> None:
-    inner = of_kind("jpeg list", stored, transform=Resize((48, 48)))
-    expected = torch.stack([image for image, _ in inner])
-    dataset: Any = Keeps(inner)
-    if inside == "subset":
-        dataset = Subset(dataset, range(COUNT))
-    with DataLoader(dataset, BATCH, num_workers=workers) as loader:
-        for _ in range(2):
-            images = []
-            for batch, _ in loader:
-                images.append(batch.clone())
-                batch.fill_(77)  # as a loop may do with its batch
-            assert torch.equal(torch.cat(images), expected)
-    assert not fills
+class OwnPlan(RandomResizedCrop):
+    decode = RandomResizedCrop.decode
 
 
 READ_ALONE: dict[str, Callable[[Path], Any]] = {
-    "load_image": lambda path: child_of(ImageFileList, "load_image")(path, transform=CROP),
-    "locate": lambda path: child_of(ImageFileList, "locate")(path, transform=CROP),
-    "plan": lambda path: ImageFileList(path, transform=child_of(RandomResizedCrop, "decode")(48)),
+    "plan": lambda path: ImageFileList(path, transform=OwnPlan(48)),
     "function": lambda path: ImageFileList(path, transform=transform_of_the_users),
     "target": lambda path: ImageFileList(path, transform=CROP, target_transform=lambda k: -k),
     "upright": lambda path: ImageFileList(path, transform=Resize((48, 48), upright=True)),
     "varying": lambda path: Subset(ImageFileList(path, transform=Resize(48)), [0]),
-    "own subset": lambda path: OwnSubset(ImageFileList(path, transform=CROP), range(8)),
 }
 
 
@@ -392,7 +361,7 @@ def test_what_on_error_and_the_loop_make_is_their_own(
     workers: int, engine: str, stored: Path, tmp_path: Path
 ) -> None:
     opened = damage("jpeg list", stored, tmp_path)
-    pixels = next(image_pixels())
+    pixels = next(pixels_of_images())
     made: list[torch.Tensor] = []
 
     def replaced(index: int, error: Exception) -> Any:
@@ -410,23 +379,6 @@ def test_what_on_error_and_the_loop_make_is_their_own(
     assert torch.equal(batches[BAD // BATCH][0][BAD % BATCH], replacement)
     replacement.zero_()
     assert batches[BAD // BATCH][0][BAD % BATCH].any()
-
-
-def test_a_kept_error_of_an_image_holds_no_memory(
-    engine: str, stored: Path, tmp_path: Path, pools: list[SlotPool]
-) -> None:
-    opened, kept = damage("packed raw", stored, tmp_path), []
-
-    def replaced(index: int, error: Exception) -> Any:
-        kept.append(error)
-        return torch.zeros(3, 48, 48, dtype=torch.uint8), 0
-
-    with DataLoader(opened(), BATCH, on_error=replaced, num_workers=1) as loader:
-        list(loader)
-    del loader
-    gc.collect()
-    assert len(kept) == 1
-    assert [pool.lent for pool in pools] == [0] * len(pools)
 
 
 PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))

@@ -1,28 +1,260 @@
 """Promises:
-- Kernels write only into rows that fit the plan, and read no pixel that was not decoded.
+- A row that `fill_rows` cannot make is read by `__getitem__`: errors, notes, retries and `on_error` are the same.
+- Draws from global functions in `fill_rows` are refused, and its errors are named.
 - Datasets and tensors that are replaced between batches are noticed.
-- Ctrl-C without workers leaves no random stream open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import random
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader as TorchDataLoader
 
-from fastload import DataLoader
-from fastload.engine import iterator
+import fastload
+from fastload import DataLoader, random_stream, sample_rng
 from fastload.memory.collate import SlotBuilder
-from fastload.random import python_random
-from fastload.random import streams as randomness
-from fastload.random.streams import current_stream
-from fastload.reading.rows import positions
+from fastload.reading.rows import NotPositions, positions
 from fastload.rows import Run
-from tests.children import run_python
+from tests.contracts.filled_rows import Keeps, check_outcomes, outcomes
+from tests.promises.equal import check_same
+from tests.promises.test_filled_rows import Filled
+
+# ---- samples unlike `empty_sample()` ----
+
+
+ODD: dict[str, Any] = {
+    "shape": {"x": torch.zeros(3), "y": 1},
+    "array": {"x": np.zeros(2, np.float32), "y": 1},
+    "gradient": {"x": torch.zeros(2, requires_grad=True), "y": 1},
+    "NumPy's int": {"x": torch.zeros(2), "y": np.int64(1)},
+    "bool": {"x": torch.zeros(2), "y": True},
+    "beyond 64 bits": {"x": torch.zeros(2), "y": 2**63},
+    "least": {"x": torch.zeros(2), "y": -(2**63)},
+    "order of keys": {"y": 1, "x": torch.zeros(2)},
+    "more keys": {"x": torch.zeros(2), "y": 1, "z": 2},
+    "ordered dict": OrderedDict(x=torch.zeros(2), y=1),
+    "tuple": (torch.zeros(2), 1),
+    "None": None,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_sample_unlike_the_empty_one_is_collated_as_by_torch(kind: str) -> None:
+    """Its errors included; first and last in the batch."""
+    ordinary = [{"x": torch.full((2,), float(i)), "y": i} for i in range(4)]
+    for bad, workers in (({0}, 0), ({3}, 1), ({0, 1, 2, 3}, 0)):
+        dataset = Filled([ODD[kind] if i in bad else x for i, x in enumerate(ordinary)], bad)
+        dataset.sample = ordinary[0]
+        found = outcomes(DataLoader(dataset, 4, num_workers=workers))
+        assert dataset.runs
+        check_outcomes(found, outcomes(DataLoader(Keeps(dataset), 4)))
+
+
+@pytest.mark.parametrize("sample", ["text", OrderedDict(a=1), np.float64(1), {"a": (1, "b")}])
+def test_samples_that_cannot_be_rows_are_read_one_by_one(sample: Any) -> None:
+    dataset = Filled([sample] * 4)
+    with warnings.catch_warnings(record=True) as said, DataLoader(dataset, 2) as loader:
+        warnings.simplefilter("always")
+        check_same(list(loader), list(TorchDataLoader(dataset, 2)))
+    assert all("Filled is read sample by sample" in str(w.message) for w in said)
+    assert len(said) <= 1
+    assert not dataset.runs
+
+
+def test_an_empty_sample_that_raises_is_warned_of_and_the_batches_are_right() -> None:
+    class NoSample(Filled):
+        fill_rows = Filled.fill_rows
+
+        def empty_sample(self) -> Any:
+            raise KeyError("no sample yet")
+
+    with pytest.warns(RuntimeWarning, match="KeyError"):
+        batches = [*DataLoader(NoSample(range(8)), 4)]
+    assert torch.equal(torch.cat(batches), torch.arange(8))
+
+
+class Windows(Filled):
+    """Samples of `length` numbers."""
+
+    fastload_per_worker = ("length",)
+    length = 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(index, index + self.length)
+
+    def empty_sample(self) -> torch.Tensor:
+        return self[0]
+
+    def fill_rows(self, run: Run) -> list[int]:
+        for row, index in zip(run.rows, run.indices, strict=True):
+            row[:] = self[index]
+        return []
+
+
+def test_what_worker_init_fn_makes_of_the_samples_is_what_comes() -> None:
+    def shorten(_: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.length = 1  # type: ignore[attr-defined]
+
+    loader = DataLoader(Windows(range(8)), 4, num_workers=2, worker_init_fn=shorten)
+    assert [batch.tolist() for batch in loader] == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
+
+
+def test_rows_for_which_there_is_no_memory_are_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, failures = SlotBuilder.rows, [MemoryError("no room")]
+
+    def fails(builder: SlotBuilder, start: int, stop: int) -> Any:
+        if failures:
+            raise failures.pop()
+        return rows(builder, start, stop)
+
+    monkeypatch.setattr(SlotBuilder, "rows", fails)
+    with DataLoader(Filled(range(8)), 4, num_workers=2) as loader:
+        assert torch.cat([*loader]).tolist() == [*range(8)]
+    assert not failures
+
+
+# ---- what `fill_rows` returns and raises ----
+
+
+class Misbehaves(Filled):
+    """Writes garbage, and returns or does what `answer` does with the run."""
+
+    def __init__(self, samples: Any, answer: Callable[[Run], Any]) -> None:
+        super().__init__(samples)
+        self.answer = answer
+
+    def fill_rows(self, run: Run) -> Any:
+        run.rows[...] = -99
+        return self.answer(run)
+
+
+def raises(error: BaseException) -> Callable[[Run], Any]:
+    def answer(run: Run) -> Any:
+        raise error
+
+    return answer
+
+
+def raises_late(run: Run) -> Iterator[int]:
+    yield 0
+    raise KeyError("the key that is missing")
+
+
+BAD_ANSWERS: dict[str, tuple[Callable[[Run], Any], str]] = {
+    "None": (lambda run: None, "expected positions in the run"),
+    "mask": (lambda run: np.zeros(len(run), bool), "expected positions in the run"),
+    "raises": (raises(KeyError("the key that is missing")), "KeyError.*the key that is missing"),
+    "raises late": (raises_late, "KeyError.*the key that is missing"),
+    "exits": (raises(SystemExit(3)), "SystemExit"),
+    "stops": (raises(StopIteration()), "StopIteration"),
+    "interrupts": (raises(KeyboardInterrupt()), "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_fill_rows_that_fails_is_named_once_and_the_batches_are_right(
+    name: str, workers: int, parts: int, cut: Callable[[int], None]
+) -> None:
+    answer, said = BAD_ANSWERS[name]
+    cut(3)
+    dataset: Any = Misbehaves(range(20), answer)
+    if parts > 1:
+        dataset = ConcatDataset([dataset, Misbehaves(range(20, 30), answer)])
+    with DataLoader(dataset, 5, num_workers=workers) as loader:
+        if workers == 0 and name in ("exits", "interrupts"):  # as of a signal handler
+            with pytest.raises((SystemExit, KeyboardInterrupt)):
+                next(iter(loader))
+            return
+        with pytest.warns(RuntimeWarning, match=rf"{type(dataset).__name__}.*{said}") as warned:
+            epochs = [torch.cat([*loader]).tolist() for _ in range(2)]
+    assert epochs == [[*range(len(dataset))]] * 2
+    assert [w.filename for w in warned] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([2, 0], [0, 2]),
+        ([2, 2], [2]),  # it is read once
+        ({0: "why", 2: "so"}, [0, 2]),
+        (np.array([0, 2], np.uint8), [0, 2]),
+        (torch.tensor([0, 2]), [0, 2]),
+        ((k for k in (0, 2)), [0, 2]),
+        (np.flatnonzero(np.zeros(3)), []),
+        (None, None),
+        (0, None),
+        ([3], None),
+        ([-1], None),
+        ([0.0], None),
+        (np.zeros(3, bool), None),
+        ([False] * 3, None),
+        ("0", None),
+    ],
+    ids=lambda x: type(x).__name__ if hasattr(x, "__next__") else str(x),
+)
+def test_positions_come_in_any_iterable(answer: Any, expected: list[int] | None) -> None:
+    if expected is None:
+        with pytest.raises(NotPositions, match="expected positions in the run from 0 to 2"):
+            positions(answer, 3)
+    else:
+        assert positions(answer, 3) == expected
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch.rand": lambda: torch.rand(1),
+    "random.shuffle": lambda: random.shuffle([1, 2, 3]),
+    "np.random.permutation": lambda: np.random.permutation(4),
+    "sample_rng": lambda: sample_rng().random(),
+    "sample_generator": lambda: torch.rand(1, generator=fastload.sample_generator()),
+}
+
+
+class Draws(Filled):
+    """Draws for every sample: in `fill_rows`, where it should not, and in `__getitem__`."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__([0.0] * 12)
+        self.draw = draw
+
+    def __getitem__(self, index: Any) -> Any:
+        self.draw()
+        return float(torch.rand(())) + np.random.rand() + random.random()
+
+    def fill_rows(self, run: Run) -> Any:
+        self.draw()
+        run.rows[:] = 7
+        return ()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_global_random_functions_raise_in_fill_rows(name: str, cut: Callable[[int], None]) -> None:
+    """And so the batches are what the samples alone draw."""
+    expected = []
+    for index in range(12):
+        with random_stream(seed=3, epoch=0, position=index, index=index):
+            expected.append(Draws(DRAWS[name])[index])
+    for workers, units in ((0, 100), (1, 1), (2, 4)):
+        cut(units)
+        loader = DataLoader(Draws(DRAWS[name]), 4, num_workers=workers, seed=3)
+        with loader, pytest.warns(RuntimeWarning, match=r"fill_rows.*RuntimeError.*run\.keys"):
+            assert torch.cat(list(loader)).tolist() == expected
+
+
+# ---- what is replaced between batches ----
 
 
 @pytest.mark.parametrize("kind", ["tensors", "subset", "part"])
@@ -45,6 +277,7 @@ def test_tensors_and_datasets_that_are_replaced_are_seen_at_once(kind: str) -> N
     assert second.tolist() == [1] * 4
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize(
     "change", [(slice(None), slice(2)), (slice(None), None)], ids=["fewer", "more axes"]
 )
@@ -56,149 +289,3 @@ def test_tensors_that_change_their_shape_are_read_as_by_torch(change: Any) -> No
         tensor.set_(tensor[change].clone())  # type: ignore[no-untyped-call]
     (batch,) = next(batches)
     assert torch.equal(batch, torch.cat(tensors))
-
-
-class Windows(Dataset[Any]):
-    """Samples of `length` numbers."""
-
-    length = 4
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.arange(index, index + self.length)
-
-    def empty_sample(self) -> torch.Tensor:
-        return torch.empty(self.length, dtype=torch.int64)
-
-    def fill_rows(self, run: Run) -> list[int]:
-        for row, index in zip(run.rows, run.indices, strict=True):
-            row[:] = self[index]
-        return []
-
-
-def test_what_worker_init_fn_makes_of_the_samples_is_what_comes() -> None:
-    def shorten(_: int) -> None:
-        info = get_worker_info()
-        assert info is not None
-        info.dataset.length = 1  # type: ignore[attr-defined]
-
-    loader = DataLoader(Windows(), batch_size=4, num_workers=2, worker_init_fn=shorten)
-    assert [batch.tolist() for batch in loader] == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_rows_for_which_there_is_no_memory_are_read_one_by_one(
-    workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, failures = SlotBuilder.rows, [MemoryError("no room")]
-
-    def fails(builder: SlotBuilder, start: int, stop: int) -> Any:
-        if failures:
-            raise failures.pop()
-        return rows(builder, start, stop)
-
-    monkeypatch.setattr(SlotBuilder, "rows", fails)
-    with DataLoader(Windows(), batch_size=4, num_workers=workers) as loader:
-        assert torch.equal(torch.cat([*loader]), torch.stack([Windows()[k] for k in range(8)]))
-    assert not failures
-
-
-class NoSample(Windows):
-    fill_rows = Windows.fill_rows
-
-    def empty_sample(self) -> torch.Tensor:
-        raise KeyError("no sample yet")
-
-
-def test_an_empty_sample_that_raises_is_warned_of_and_the_batches_are_right() -> None:
-    with pytest.warns(RuntimeWarning, match="KeyError"):
-        batches = [*DataLoader(NoSample(), batch_size=4)]
-    assert torch.equal(torch.cat(batches), torch.stack([Windows()[k] for k in range(8)]))
-
-
-def test_a_generator_s_own_error_is_not_taken_for_a_wrong_answer() -> None:
-    def lazily() -> Iterator[int]:
-        yield 1
-        raise TypeError("of the user's")
-
-    with pytest.raises(TypeError, match="of the user's"):
-        positions(lazily(), 3)
-
-
-def test_a_stream_that_ctrl_c_left_half_way_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The strike is after the first step of going back to no stream: the rest must still be done."""
-    enter, entered = randomness.torch_random.enter, []
-
-    def struck(stream: Any) -> None:
-        enter(stream)
-        entered.append(stream)
-        if len(entered) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(randomness.torch_random, "enter", struck)
-    batches = iter(DataLoader(Windows(), seed=1, collate_fn=torch.stack))
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert current_stream() is None
-    assert python_random._thread.own is None
-
-
-class Wrong(Windows):
-    """Returns a position that is none."""
-
-    def fill_rows(self, run: Run) -> list[int]:
-        run.rows.fill_(99)
-        return [-1]
-
-
-def test_a_part_that_returns_no_position_is_named() -> None:
-    loader = DataLoader(ConcatDataset([Wrong(), Wrong()]), batch_size=4, sampler=[0, 8, 1, 9])
-    with pytest.warns(RuntimeWarning, match="positions in the run"):
-        (batch,) = loader
-    assert batch[:, 0].tolist() == [0, 0, 1, 1]
-
-
-def test_ctrl_c_as_a_stream_is_left_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered = iterator.entered
-
-    @contextmanager
-    def struck(stream: Any) -> Iterator[None]:
-        inner = entered(stream)
-        inner.__enter__()
-        yield
-        raise KeyboardInterrupt  # before anything was put back
-
-    monkeypatch.setattr(iterator, "entered", struck)
-    batches = iter(DataLoader(Windows(), seed=1, collate_fn=torch.stack))
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert current_stream() is None
-    torch.manual_seed(5)
-    expected = torch.rand(1, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(torch.rand(1), expected)
-
-
-def test_ctrl_c_while_torch_s_operators_are_registered_leaves_the_next_attempt_free() -> None:
-    script = """
-import torch
-from fastload._kit import torch_private
-from fastload.random import torch_random
-library, calls = torch.library.Library, []
-class Struck(library):
-    def impl(self, *args, **options):
-        calls.append(args)
-        if len(calls) == 10:
-            raise KeyboardInterrupt
-        return super().impl(*args, **options)
-torch_private._Library = Struck
-try:
-    torch_random.install()
-except KeyboardInterrupt as error:
-    kept = error
-torch_random.install()
-print(len(calls) > 20, torch_random.unusable())
-"""
-    run = run_python("-c", script, check=True)
-    assert run.stdout == "True None\n", run.stdout + run.stderr

@@ -798,6 +798,9 @@ TABLES: dict[str, Row] = {
     "channels last 3d": lambda n, shape: tensor(n, (shape[0], 1, *shape[1:])).to(
         memory_format=torch.channels_last_3d
     ),
+    "channels last samples": lambda n, shape: tensor(
+        n, (shape[0], 2, *shape[2:], shape[1])
+    ).permute(0, 1, 4, 2, 3),
     "many dimensions": lambda n, shape: tensor(n, (shape[0], 1, 1, *shape[1:])),
     "complex32": of_dtype(torch.complex32),
     "numbers": lambda n, shape: tensor(n, shape[:1]),

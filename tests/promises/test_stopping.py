@@ -9,7 +9,7 @@
 - A call that does not return is named, and blocks neither `close()` nor the end of the process.
 - A timeout shows the workers' stacks and loses nothing.
 - Ctrl-C in `next()` closes the iterator, and `state_dict()` says what the loop had. Random functions are those of
-  before. See also `tests/promises/test_resume.py`.
+  before, and no random stream stays open. See also `tests/promises/test_resume.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fastload.engine.iterator import ThreadIterator
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.random import numpy_random, python_random
 from fastload.random.streams import current_stream
-from tests.children import Ended, run_script, start_script
+from tests.children import Ended, run_python, run_script, start_script
 from tests.fakes import fastload_threads
 from tests.promises.reading import Reads, fill, wait_until
 
@@ -476,8 +476,8 @@ class Lazily(Sampler[int]):
 def test_after_ctrl_c_at_any_point_of_next_the_state_says_what_was_delivered(kind: str) -> None:
     """The rest of the epoch, by a loader that resumes, has what `next()` did not give.
 
-    Nothing of the package stays routed in the process. (Ctrl-C may still strike in the caller's line, as `next()` has
-    returned and before the batch has a name: not in a `for` loop.)
+    Nothing of the package stays routed in the process, and no random stream stays open. (Ctrl-C may still strike in the
+    caller's line, as `next()` has returned and before the batch has a name: not in a `for` loop.)
     """
     options: dict[str, Any] = {
         "threads": {"num_workers": 2},
@@ -501,6 +501,8 @@ def test_after_ctrl_c_at_any_point_of_next_the_state_says_what_was_delivered(kin
         loader.close()
         if numpy_random._installed or python_random._installed:
             wrong.append(f"{strike.at}: still routed")
+        if current_stream() is not None or python_random._thread.own is not None:
+            wrong.append(f"{strike.at}: a stream is open")
         had = len(got)
         with make() as resumed:
             resumed.load_state_dict(state)
@@ -555,6 +557,30 @@ def test_ctrl_c_at_any_point_of_random_stream_leaves_the_global_functions() -> N
             break
     assert point > 20
     assert not wrong
+
+
+def test_ctrl_c_while_torch_s_operators_are_registered_leaves_the_next_attempt_free() -> None:
+    script = """
+import torch
+from fastload._kit import torch_private
+from fastload.random import torch_random
+library, calls = torch.library.Library, []
+class Struck(library):
+    def impl(self, *args, **options):
+        calls.append(args)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return super().impl(*args, **options)
+torch_private._Library = Struck
+try:
+    torch_random.install()
+except KeyboardInterrupt as error:
+    kept = error
+torch_random.install()
+print(len(calls) > 20, torch_random.unusable())
+"""
+    run = run_python("-c", script, check=True)
+    assert run.stdout == "True None\n", run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("workers", [0, 2])
