@@ -55,7 +55,7 @@ class Session:
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
         self._unsaved = ""  # servers that could not save, with the reasons
-        self._old_rows = 0  # grows with each answer of rows that lack decided steps
+        self._old_rows: object = None  # a new one after each answer of rows that lack decided steps
         self._seen = threading.local()  # `_old_rows` at each thread's last push
         self.grads_to_wait: int | None = None
         for link in self.links:
@@ -103,8 +103,8 @@ class Session:
             sent = _to(link, sent)
             answer = link.call(method, sent)
         if answer.get("incomplete"):
-            # Without the lock: two threads may write the same number, which is still another one than before.
-            self._old_rows += 1
+            # Without the lock: whichever thread writes last, it is another object than any push has seen.
+            self._old_rows = object()
         return answer
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> None:
@@ -193,7 +193,7 @@ class Session:
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
         """Push each server's gradients to it. Return (accepted, version, fresh rows)."""
         with self._lock:
-            if getattr(self._seen, "old_rows", 0) != self._old_rows:
+            if getattr(self._seen, "old_rows", None) is not self._old_rows:
                 # A server has restarted, and waits for pushes of other workers. Any thread may have its old rows, so
                 # the next push of each is rejected, at worst one that has none.
                 self._seen.old_rows = self._old_rows

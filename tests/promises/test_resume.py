@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import pickle
@@ -53,6 +54,7 @@ from torch.utils.data import (
 
 import fastload
 from fastload.errors import StateError
+from fastload.order import state as state_module
 from fastload.order.sampler_state import checksum
 from tests.resuming import edits, resumes_twice, through_json
 
@@ -1690,3 +1692,23 @@ def test_workers_of_a_resumed_epoch_have_the_seeds_of_that_epoch(options: dict[s
     again = fastload.DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
     again.load_state_dict(state)
     assert [torch.equal(batch, seeds) for batch in again] == [True, True]
+
+
+WHAT_WAS_DELIVERED = {
+    "stream_seed",
+    "epoch",
+    "sampler_epoch",
+    "ended",
+    "batches",
+    "position",
+    "ahead",
+}
+WHAT_WAS_DELIVERED |= {"ahead_on_rank", "draws", "sampler_state", "checksum", "checksum_on_rank"}
+WHAT_WAS_DELIVERED |= {"turn", "lanes"}
+
+
+@pytest.mark.parametrize("kind", [state_module.SampledState, state_module.IterableState])
+def test_every_field_of_a_state_that_orders_samples_is_compared(kind: type) -> None:
+    """A field without a remedy is not compared, so another order would resume in silence."""
+    compared = {field.name for field in dataclasses.fields(kind)} - WHAT_WAS_DELIVERED
+    assert compared <= state_module._REMEDIES.keys()
