@@ -28,7 +28,7 @@ from torch.utils.data import default_collate, get_worker_info
 import fastload
 from fastload.errors import SharedStateWarning
 from fastload.stream import Answers, batches
-from tests.children import run_python
+from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
 from tests.fakes import fastload_threads, hasty
 from tests.promises.reading import wait_until
@@ -435,20 +435,24 @@ def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyP
 ENDS = """
 import atexit, threading, time
 began = []
-atexit.register(lambda: print(time.monotonic() - began[0]))
-import torch, fastload
+atexit.register(lambda: print(time.monotonic() - began[0], *threads()))  # after fastload's own, which comes now
+from tests.stream.test_predict import Queue
 
-def values():
+def hangs():
     yield 1
     threading.Event().wait()
 
-got = iter(fastload.predict(lambda x: x, values(), decode=torch.tensor, max_wait_ms=0))
-next(got)
+runs = [iter(fastload.predict(lambda x: x, source, decode=torch.tensor, max_wait_ms=0, num_workers=2))
+        for source in (hangs(), Queue([1]))]
+for got in runs:
+    next(got)
 atexit.register(lambda: began.append(time.monotonic()))
 """
 
 
-def test_the_end_of_the_interpreter_does_not_wait_for_a_source() -> None:
-    ended = run_python("-c", ENDS)
+def test_the_end_of_the_interpreter_stops_a_source_and_does_not_wait_for_one_that_hangs() -> None:
+    ended = run_python("-c", PRELUDE + ENDS)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert float(ended.stdout) < 4.0, "close() waits for five seconds"
+    seconds, *threads = ended.stdout.split()
+    assert threads == ["fastload-reader"], "all others have ended"
+    assert float(seconds) < 4.0, "close() waits for five seconds"
