@@ -45,7 +45,7 @@ from fastload.isolation import Isolation, Watch, WorkerCopies
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.stream.message import Message, Poison, Source
-from fastload.telemetry import span, waiting_span
+from fastload.telemetry import Recorder, recording, span, waiting_span
 
 AHEAD = 2
 """The batches that the reader is ahead of the loop, at most. The messages in them are decoded side by side."""
@@ -294,7 +294,8 @@ class Batches(Iterator[Batch]):
         stream = streams.make(own.generators, initialised=False)
         info = make_worker_info(i, self._num_workers, i, own.dataset)
         watch = Watch([*own.watched, *own.watched_modules], self._noticed)
-        with own.entered(), entered(stream):
+        # With a recorder, a profiler sees the stages that decode names.
+        with own.entered(), entered(stream), recording(Recorder()):
             for number in count(1):
                 if (job := self._jobs.get()) is None:
                     break

@@ -15,7 +15,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
 import fastload
+import fastload.telemetry.stages
 from fastload.errors import SharedStateWarning
 from fastload.stream import Answers, batches
 from tests.children import PRELUDE, run_python
@@ -430,6 +431,24 @@ def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyP
         next(iter(answers_of(source)))
     assert source.closed
     assert fastload_threads() == []
+
+
+def test_a_profiler_sees_the_stages_that_decode_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def entered(name: str) -> Any:
+        seen.append(name)
+        return nullcontext()
+
+    monkeypatch.setattr(fastload.telemetry.stages, "profiler_is_on", lambda: True)
+    monkeypatch.setattr(fastload.telemetry.stages, "record_function", entered)
+
+    def decode(value: int) -> Tensor:
+        with fastload.stage("parse"):
+            return torch.tensor(float(value))
+
+    list(fastload.predict(double, [1, 2], decode=decode, max_wait_ms=0, num_workers=1))
+    assert seen.count("fastload.parse") == 2
 
 
 ENDS = """
