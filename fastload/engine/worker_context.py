@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter, thread_time
 from typing import Any
@@ -18,6 +18,7 @@ from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
 from fastload.random.streams import Stream
+from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.telemetry import Place, Recorder, recording, span
 
@@ -46,7 +47,7 @@ class WorkerContext:
         info: Any,
         stream: Stream,
         fetcher: Fetcher,
-        wait: Callable[[Callable[[], bool], float | None], None],
+        wait: Wait,
         *,
         lane: int = 0,
     ) -> None:

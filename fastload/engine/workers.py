@@ -76,7 +76,7 @@ def start(
             `init_fn` with its id, in its thread, one worker after another. The global random states of Python,
             NumPy and torch are restored afterwards.
         streams: makes the random stream of each worker, in its thread.
-        num_workers: number of worker threads; 0 starts none.
+        num_workers: number of worker threads.
         base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
 
     Raises what `init_fn` or a user's copy method raised. Then no thread is left.

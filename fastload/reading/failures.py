@@ -35,6 +35,9 @@ class _Skip:
 SKIP = _Skip()
 """An `on_error` callable returns this to leave a sample out of its batch."""
 
+Wait = Callable[[Callable[[], bool], float | None], None]
+"""Waits until a condition holds, for at most a number of seconds; see `Changes.wait`."""
+
 RETRY_SECONDS = 0.1
 """The wait before the first retry of a read. It doubles with each retry."""
 
@@ -52,7 +55,7 @@ class Failures:
         batch: Batch,
         exc: BaseException,
         attempt: int,
-        wait: Callable[[Callable[[], bool], float | None], None],
+        wait: Wait,
     ) -> bool:
         """Count a retry, wait and return True; or return False if `exc` must not be retried."""
         number = transient_errno(exc) if attempt < self._retries else None

@@ -17,7 +17,7 @@ from fastload._kit.user_errors import contained, shown_indices
 from fastload.memory.batch import Batch
 from fastload.memory.collate import BatchBuilder, ListBuilder, list_builder
 from fastload.random.streams import Stream
-from fastload.reading.failures import Failures, fail
+from fastload.reading.failures import Failures, Wait, fail
 from fastload.reading.rows import Filler
 from fastload.reading.run_length import RUN_SECONDS
 
@@ -29,8 +29,7 @@ class Reader(Protocol):
     stream: Stream
     filler: Filler | None
     """Fills rows from `dataset`, or None to read it sample by sample."""
-    wait: Callable[[Callable[[], bool], float | None], None]
-    """Waits until a condition holds, for at most a number of seconds; see `Changes.wait`."""
+    wait: Wait
 
 
 class Source:
