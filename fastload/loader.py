@@ -93,9 +93,9 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
             ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
         begin_early: let persistent workers begin the next epoch while the loop works on the end of this one, if its
-            order is known (a RankSampler or a sequential one). They never do if the loop could change samples in
-            between: if the dataset holds a `multiprocessing.Value`, a shared tensor or a manager's proxy, or an object
-            with `set_epoch()`, or if workers share it. Pass False if your loop changes data that workers share.
+            order is known (a RankSampler or a sequential one). They do not if the dataset holds a
+            `multiprocessing.Value`, a shared tensor, a manager's proxy or an object with `set_epoch()`, or with
+            `copy_dataset=False`. Pass False if your loop changes in another way what samples are.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
             each batch.
         worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets

@@ -77,6 +77,7 @@ class Settings:
             declared_length=loader._IterableDataset_len_called,
             max_errors=loader.max_errors,
             on_stats=loader.on_stats,
+            begin_early=loader.begin_early,
         )
 
     def check(self) -> None:

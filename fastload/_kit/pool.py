@@ -37,7 +37,7 @@ def in_order(
             for each thread at least.
     """
     if threads == 0:
-        yield map(function, items)
+        yield (function(item) for item in items)
         return
     pool = ThreadPoolExecutor(threads, "fastload-worker")
     most = ahead or 2 * threads

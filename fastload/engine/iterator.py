@@ -81,6 +81,7 @@ class ThreadIterator(Iterator[Any]):
         self._order = order
         self._epochs.began(order)
         self._ahead = None
+        self._may_begin_early = True
         self._begun = False  # whether the loop has asked for a batch
         self._ended = False
         self._reports.begin(settings)
@@ -102,6 +103,7 @@ class ThreadIterator(Iterator[Any]):
         settings = self._settings
         if (
             self._ahead is None
+            and self._may_begin_early
             and settings.begin_early
             and settings.persistent_workers
             and settings.in_order
@@ -109,7 +111,10 @@ class ThreadIterator(Iterator[Any]):
             and has_pure_order(settings.sampler)
             and not self._readers.hear_of_the_loop
         ):
-            self._ahead = self._new_order(self._order.base_seed, early=True)
+            try:
+                self._ahead = self._new_order(self._order.base_seed, early=True)
+            except Exception:  # the next `iter()` raises it again
+                self._may_begin_early = False
             return self._ahead
         return None
 

@@ -141,13 +141,13 @@ class Isolation:
         return (
             not self._copies
             or IN_SHARED_MEMORY in self.plan.shared.values()
+            or any(_brings_messages(node.x) for node in self.plan.nodes.values())
+            # A class may share its attributes. Then the plan does not have them.
             or any(
                 _brings_messages(x)
                 for node in self.plan.nodes.values()
-                for x in (
-                    node.x,
-                    *own_dict(node.x).values(),
-                )  # a class may share all its attributes
+                for value in own_dict(node.x).values()
+                for x in (value, *(value[:_MEMBERS] if type(value) in (tuple, list) else ()))
             )
         )
 
@@ -258,11 +258,18 @@ def _brings_messages(x: Any) -> bool:
     That is a shared tensor, a `multiprocessing.Value` or Queue, a manager's proxy, or an object with `set_epoch()`.
     """
     kind = type(x)
-    return (
-        (isinstance(x, torch.Tensor) and x.is_shared())  # type: ignore[no-untyped-call]
-        or hasattr(kind, "set_epoch")
-        or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
-    )
+    try:
+        return (
+            (isinstance(x, torch.Tensor) and x.is_shared())  # type: ignore[no-untyped-call]
+            or hasattr(kind, "set_epoch")
+            or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
+        )
+    except Exception:  # a sparse tensor has no storage, and a metaclass may raise
+        return True
+
+
+_MEMBERS = 64
+"""The members of a tuple or list that are looked at."""
 
 
 _CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)

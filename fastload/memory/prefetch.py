@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import SimpleNamespace, TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
@@ -82,6 +83,9 @@ class DeviceLoader(Generic[T]):
         self._received = epoch.received
         return epoch
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_received": None}  # a copy begins as its loader does
+
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
@@ -143,10 +147,11 @@ class _Counting(Protocol):
 class _Pending:
     """A batch, an error or the end, on its way to the loop."""
 
-    __slots__ = ("batch", "copied", "error", "state")
+    __slots__ = ("batch", "copied", "error", "fetched", "state")
 
     def __init__(self) -> None:
-        self.batch: Any = None  # the loader's, until its copy begins
+        self.batch: list[Any] = []  # the loader's batch, which is dropped as its copy begins
+        self.fetched = False  # whether all fields are set that the loader sets
         self.copied: Any = None  # what `start` returned
         self.error: Exception | None = None  # StopIteration at the end
         self.state: dict[str, Any] | Exception | None = None
@@ -176,7 +181,7 @@ class _Epoch(Iterator[T]):
         first: _Pending | None = None
         batch: Any = None
         try:
-            if not self._pending:
+            if not (self._pending and self._pending[-1].fetched):
                 self._fetch()
             while len(self._pending) <= self._depth and self._looks_ahead():
                 self._fetch()
@@ -202,27 +207,31 @@ class _Epoch(Iterator[T]):
         return self._begun if self._counting is None else self._counting.is_ready()
 
     def _fetch(self) -> None:
-        """Append the loader's next batch, its error or its end, and begin to copy."""
-        fetched = _Pending()
+        """Append the loader's next batch, its error or its end, and begin to copy. Continue after Ctrl-C in between."""
+        if not self._pending or self._pending[-1].fetched:
+            self._pending.append(_Pending())
+        last = self._pending[-1]
         try:
-            try:
-                fetched.batch = next(self._source)
-            except StopIteration:
-                fetched.error = StopIteration()  # a new one without frames, because it stays
-            except Exception as exc:
-                fetched.error = exc
-            fetched.state = self._state()
-            self._pending.append(fetched)
-            self._start(fetched)
+            if not last.batch and last.error is None:
+                try:
+                    # One call of C: no signal is handled between the loader's count of the batch and its storage here.
+                    last.batch.extend(islice(self._source, 1))
+                    if not last.batch:
+                        last.error = StopIteration()
+                except Exception as exc:
+                    last.error = exc
+            last.state = self._state()
+            last.fetched = True
+            self._start(last)
         finally:
-            del fetched, self
+            del last, self
 
     def _start(self, pending: _Pending) -> None:
         """Begin to copy, unless that began before. (Ctrl-C may have prevented it.)"""
         try:
             if pending.error is None and pending.copied is None:
-                pending.copied = self._copier.start(pending.batch)
-                pending.batch = None
+                pending.copied = self._copier.start(pending.batch[0])
+                pending.batch[0] = None
         except Exception as exc:
             pending.error = exc
         finally:

@@ -7,6 +7,8 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from inspect import getattr_static
 from itertools import takewhile
 from time import perf_counter
 from typing import Any
@@ -36,6 +38,8 @@ class Filler:
 def filler(dataset: Any) -> Filler | None:
     """Return the filler of `dataset`, or None to read its samples one by one."""
     kind: Any = type(dataset)
+    if not {*_READS}.isdisjoint(getattr(dataset, "__dict__", ())):
+        return None
     if kind is TensorDataset:
         return _tensors(dataset)
     if kind is Subset:
@@ -52,7 +56,7 @@ def filler(dataset: Any) -> Filler | None:
 def _counts(dataset: Any) -> bool:
     """Return whether `fill_rows` counts: nothing nearer than its class overrides what it stands for.
 
-    It stands for `__getitem__` and `__getitems__`, and for all other methods and properties, which these may call.
+    It stands for `__getitem__` and `__getitems__`, and for all other methods and descriptors, which these may call.
     """
     kind = type(dataset)
     if not callable(getattr(kind, "fill_rows", None)) or not hasattr(kind, "empty_sample"):
@@ -60,15 +64,18 @@ def _counts(dataset: Any) -> bool:
     nearer = [*takewhile(lambda base: "fill_rows" not in vars(base), kind.__mro__)]
     owner = kind.__mro__[len(nearer)]
     # A method of a subclass may also take the place of a plain value, such as `transform = None`.
-    stands_for = {"__getitem__", "__getitems__"} | {
-        name
-        for name in dir(owner)
-        if not name.startswith("__")
-        for found in (getattr(owner, name, None), getattr(kind, name, None))
-        if callable(found) or isinstance(found, property)
-    }
-    overrides = [getattr(dataset, "__dict__", {}), *map(vars, nearer)]
-    return all(map(stands_for.isdisjoint, overrides))
+    methods, stands_for = {*_READS}, {*_READS, "__getattr__", "__getattribute__"}
+    for name in dir(owner):
+        for found in (getattr_static(owner, name, None), getattr_static(kind, name, None)):
+            if not name.startswith("__") and (callable(found) or hasattr(found, "__get__")):
+                stands_for.add(name)
+                if not isinstance(found, cached_property):  # which stores its value in the instance
+                    methods.add(name)
+    on_itself = methods.isdisjoint(getattr(dataset, "__dict__", ()))
+    return on_itself and all(stands_for.isdisjoint(vars(base)) for base in nearer)
+
+
+_READS = ("__getitem__", "__getitems__")
 
 
 class NotPositions(ValueError):

@@ -397,6 +397,36 @@ def test_an_epoch_does_not_begin_early_if_the_loop_may_still_change_its_samples(
                 dataset.factor.value = epoch + 2
 
 
+def test_a_dataset_with_a_sparse_tensor_is_read_to_the_end() -> None:
+    class Sparse(Watched):
+        fastload_per_worker = ()
+
+        def __init__(self) -> None:
+            super().__init__(LENGTH)
+            self.adjacent = torch.eye(3).to_sparse()
+
+    with persistent("sequential", Sparse()) as loader:
+        for _ in range(2):
+            assert given(loader) == in_batches([*range(LENGTH)], BATCH)
+
+
+def test_an_order_that_cannot_begin_early_raises_when_its_epoch_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ordered = RankSampler.ordered
+
+    def broken(sampler: RankSampler, epoch: int, start: int = 0) -> Any:
+        if epoch == 1:
+            raise ValueError("no second epoch")
+        return ordered(sampler, epoch, start)
+
+    monkeypatch.setattr(RankSampler, "ordered", broken)
+    with persistent("seed", Watched(LENGTH)) as loader:
+        assert given(loader) == in_batches(order_of("seed", 0), BATCH)
+        with pytest.raises(ValueError, match="no second epoch"):
+            iter(loader)
+
+
 @pytest.mark.parametrize("kind", ["rank sampler", "seed"])
 @pytest.mark.parametrize("other", [0, 7])
 def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: int) -> None:

@@ -37,6 +37,7 @@ import fastload
 from fastload import DataLoader, RankSampler, prefetch_to
 from fastload.errors import LoaderClosedError
 from fastload.testing import FailingDataset
+from tests.fakes import Numbers
 from tests.promises.reading import wait_until
 from tests.resuming import resumes_twice
 
@@ -441,6 +442,29 @@ def test_nothing_is_asked_for_behind_an_error_or_the_end(machine: Machine) -> No
     for _ in range(3):
         assert next(iterator, None) is None
     assert source.asked == 5
+
+
+@pytest.mark.parametrize("struck", ["_state", "_start"])
+def test_ctrl_c_after_the_loader_has_given_a_batch_loses_none(
+    struck: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = prefetch_to(DataLoader(Numbers(12), 4, seed=3), "cpu")
+    iterator: Any = iter(loader)
+    whole = getattr(type(iterator), struck)
+    strikes = [False] * (2 if struck == "_start" else 1) + [True, True]
+
+    def strike(*args: Any) -> Any:
+        if strikes and strikes.pop(0):
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    monkeypatch.setattr(type(iterator), struck, strike)
+    got = [next(iterator).tolist()]
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+    got += [batch.tolist() for batch in iterator]
+    assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 # ---- the state ----
