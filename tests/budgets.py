@@ -18,11 +18,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_486,
+    "the way of an index": 3_502,
     "loaded beside the way": 2_373,
-    "the core's other files": 610,
+    "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 2_572,
+    "fastload/isolation": 2_575,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 669,
@@ -38,13 +38,13 @@ BUDGETS = {
     "fastload/measure": 774,
     "fastload/parameters": 2_299,
     "fastload/store": 3_249,
-    "fastload/stream": 1_057,
+    "fastload/stream": 1_096,
     "fastload/train": 1_325,
     "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,
-    "mixtures and token plans": 940,
+    "mixtures and token plans": 875,
 }
 
 LISTED = {

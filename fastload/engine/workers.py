@@ -106,7 +106,7 @@ def start(
                 raise error
 
     try:
-        with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
+        with torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
             for i in range(num_workers):
                 with neutral_modes():  # inference mode would make inference tensors of copies
                     own = isolation.own(watching=i == 0 and num_workers > 1)
@@ -120,7 +120,7 @@ def start(
                     wait_for(1)
             initialised = len(threads) if isolation.initialises else 0
             if window.collected:
-                launch("fastload-collector", _collect, window, device)
+                launch("fastload-collector", _collect, window, device, torch_threads)
             wait_for(len(threads) - initialised)
     except BaseException:
         window.close()
@@ -183,11 +183,9 @@ def _work(
     set_up: SimpleQueue[Exception | None],
 ) -> None:
     """Prepare this thread for user code, call `worker_init_fn`, and serve a window until it is closed."""
-    _local.torch_threads = torch_threads
-    if decimal := sys.modules.get("decimal"):
-        decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares the caller's
     with _reporting_to(window):
-        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
+        with _setting_up(set_up, f"worker {info.id}; stage: worker_init_fn"):
+            become_worker(device, torch_threads)
             if own.init_fn:
                 set_worker_info(info)
                 with own.entered():
@@ -221,11 +219,14 @@ def serve(window: Window[Batch], context: WorkerContext) -> bool:
 
 
 def _collect(
-    window: Window[Batch], device: int | None, set_up: SimpleQueue[Exception | None]
+    window: Window[Batch],
+    device: int | None,
+    torch_threads: int,
+    set_up: SimpleQueue[Exception | None],
 ) -> None:
     with _reporting_to(window):
-        with _setting_up(set_up, device, "collector; stage: start"):
-            pass
+        with _setting_up(set_up, "collector; stage: start"):
+            become_worker(device, torch_threads)
         while (batch := window.collect()) is not None:
             pin_batch(batch)
             window.publish(batch)
@@ -244,18 +245,9 @@ def _reporting_to(window: Window[Batch]) -> Iterator[None]:
 
 
 @contextmanager
-def _setting_up(
-    set_up: SimpleQueue[Exception | None], device: int | None, where: str
-) -> Iterator[None]:
-    """Make this thread like one of torch's workers, run the block, and tell `start` whether that raised.
-
-    The thread gets one torch thread and the consumer's device, because new threads begin on device 0.
-    """
+def _setting_up(set_up: SimpleQueue[Exception | None], where: str) -> Iterator[None]:
+    """Run the block, and tell `start` whether that raised."""
     try:
-        torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
-        torch.set_num_threads(1)
-        if device is not None:
-            torch.accelerator.set_device_index(device)
         yield
     except BaseException as exc:
         error = contained(exc)
@@ -263,6 +255,20 @@ def _setting_up(
         set_up.put(error)
         raise
     set_up.put(None)
+
+
+def become_worker(device: int | None, torch_threads: int) -> None:
+    """Make this thread like one of torch's workers: one torch thread, and the consumer's device instead of device 0.
+
+    `torch_threads` is what `torch_threads_kept` yielded to the thread that starts this one.
+    """
+    _local.torch_threads = torch_threads
+    if decimal := sys.modules.get("decimal"):
+        decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares the caller's
+    torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
+    torch.set_num_threads(1)
+    if device is not None:
+        torch.accelerator.set_device_index(device)
 
 
 def _current_device() -> int | None:
@@ -273,7 +279,7 @@ def _current_device() -> int | None:
 
 
 @contextmanager
-def _torch_threads_kept() -> Iterator[int]:
+def torch_threads_kept() -> Iterator[int]:
     """Yield the number of torch's threads, and restore it after the block.
 
     Setting it in any thread also sets it for new threads, and for the main thread unless that has read its own before.

@@ -20,7 +20,8 @@ from fastload._kit.cores import usable_cores
 from fastload._kit.evaluating import evaluating
 from fastload._kit.nested import map_tensors
 from fastload.errors import PredictError
-from fastload.stream.batches import Batch, Batches
+from fastload.stream.batch import Batch
+from fastload.stream.batches import Batches
 from fastload.stream.message import Message, Plain, Poison, Sink, Source
 
 OnFailed = Callable[[Message, Exception], None]
@@ -66,7 +67,7 @@ def predict(
             answer. The function gets the message and the error, on the loop's thread; then the message is acknowledged.
             None: raise `PredictError`, after the answers of earlier messages.
 
-    If a batch fails, each of its messages is decoded and answered separately, to find the poison. If the model fails on
+    If a batch fails, each of its messages is answered separately, to find the poison. If the model fails on
     all of them, it gets again the last batch that it answered. If it fails on that too, or has answered none, the model
     itself is broken: its error is raised, and nothing is acknowledged.
 
@@ -118,10 +119,10 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._device = device
         self._worked: list[Any] = []  # the last batch that the model answered
         self._on_failed = on_failed
-        self._decode, self._collate_fn = decode or _itself, collate_fn
+        self._collate_fn = collate_fn
         self._batches = Batches(
             self._source,
-            self._decode,
+            decode or _itself,
             collate_fn,
             batch_size=batch_size,
             max_wait_ms=max_wait_ms,
@@ -151,6 +152,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
     def write_to(self, sink: Sink) -> None:
         """Write all answers to a sink, batch by batch. Acknowledge a batch when the sink has its answers."""
+        self._check_first()
         try:
             for batch in self._run():
                 if batch:
@@ -176,10 +178,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
     def _run(self) -> Iterator[_Answered]:
         """Yield the answers of each batch. Acknowledge a batch when the loop asks for the next one."""
-        if self._began:
-            raise RuntimeError(
-                "the answers of a stream can be read only once. Call predict() again for another stream"
-            )
+        self._check_first()
         self._began = True
         try:
             with evaluating(self._model, self._device) as device:
@@ -196,6 +195,12 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
             raise
         self.close()
 
+    def _check_first(self) -> None:
+        if self._began:
+            raise RuntimeError(
+                "the answers of a stream can be read only once. Call predict() again for another stream"
+            )
+
     def _answers_of(self, batch: Batch, device: torch.device) -> Iterator[_Answered]:
         messages, failures, error = batch.messages, batch.failures, batch.error
         good = [k for k in range(len(messages)) if k not in failures]
@@ -208,7 +213,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
             else:
                 rows = dict(zip(good, _rows(outputs, len(good)), strict=True))
         if good and error is not None:
-            rows, failed = self._one_by_one({k: messages[k] for k in good}, error, device)
+            rows, failed = self._one_by_one({k: batch.samples[k] for k in good}, error, device)
             failures |= failed
         done: list[Message] = []
         answered: _Answered = []
@@ -231,19 +236,19 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._source.acknowledge(done)
 
     def _one_by_one(
-        self, messages: Mapping[int, Message], error: Exception, device: torch.device
+        self, samples: Mapping[int, Any], error: Exception, device: torch.device
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Answer the messages of a failed batch one by one. Return the answers and the errors, by position.
+        """Answer the samples of a failed batch one by one. Return the answers and the errors, by position.
 
         Raise `error` if the model itself is broken.
         """
         rows: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         of_model: Exception | None = None
-        for k, message in messages.items():
+        for k, sample in samples.items():
             reached = False
             try:
-                batch = self._collate_fn([self._decode(message.value)])
+                batch = self._collate_fn([sample])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import copy
 import math
 import os
 import threading
@@ -22,6 +23,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
@@ -39,11 +41,11 @@ from fastload._kit.torch_private import (
 from fastload._kit.user_errors import annotate, contained
 from fastload.engine import waiting
 from fastload.engine.worker_context import neutral_modes
-from fastload.engine.workers import deep_stacks, join
+from fastload.engine.workers import become_worker, deep_stacks, join, torch_threads_kept
 from fastload.errors import SharedStateWarning, WorkerCrashError
 from fastload.isolation import Isolation, Watch, WorkerCopies
-from fastload.random.keys import StreamKeys
 from fastload.random.streams import Streams, chosen_modules, entered, routable
+from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
 
@@ -52,41 +54,6 @@ AHEAD = 2
 
 EXIT_SECONDS = 1.0
 """How long the end of the interpreter waits for calls in progress: a thread in C++ code could abort the process."""
-
-_KEYS = StreamKeys(0, 0)
-
-
-class Batch:
-    """A batch of messages. The lock of `Batches` owns it until it is made, except samples and failures.
-
-    A position of these belongs to the worker that decodes it, and later all belong to the thread that collates.
-
-    Args:
-        first: the number of its first message in the stream.
-
-    Attributes:
-        messages: in the order of the source.
-        failures: the errors of those that could not be decoded, by position.
-        data: the batch of all others.
-        error: that of `collate_fn`, if there is no `data`.
-    """
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.arrived = perf_counter()
-        self.messages: list[Message] = []
-        self.samples: dict[int, Any] = {}  # by position
-        self.failures: dict[int, Exception] = {}
-        self.left = 0  # messages that are not decoded yet
-        self.closed = False  # whether it gets no more messages
-        self.made = False
-        self.data: Any = None
-        self.error: Exception | None = None
-
-    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """Return the key of the random stream of the message at a position, or of `collate_fn` if `at` is None."""
-        make, number = (_KEYS.batch, self.first) if at is None else (_KEYS.sample, self.first + at)
-        return make(number, number, seeded=seeded)
 
 
 class _Decoding:
@@ -141,9 +108,10 @@ class Batches(Iterator[Batch]):
         self._closed = False
         self._reader_closes = False  # the source, because no other thread waits to do that
         self._fault: BaseException | None = None
-        # The loop and the reader wait here, and each worker for its next job: a message of a batch, or None at the end.
+        # The loop and the reader wait here, and each worker for its next job: the position of a message in a batch,
+        # None to collate the batch, or no batch at the end.
         self._changes = waiting.Changes(self._lock)
-        self._jobs: SimpleQueue[tuple[Batch, int] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Batch, int | None] | None] = SimpleQueue()
         # Warnings, as ends of "decode seems to ...": from a worker, and those that the loop has given.
         self._noticed: set[str] = set()
         self._warned: set[str] = set()
@@ -162,17 +130,14 @@ class Batches(Iterator[Batch]):
         index = torch.accelerator.current_device_index() if device.type != "cpu" else None
         set_up: SimpleQueue[None] = SimpleQueue()
         _running.add(self)
-        with waiting.starting:
-            known = torch.get_num_threads()
-            try:
-                for i, own in enumerate(self._copies()):
-                    work = partial(self._work, i, own)
-                    self._launch(f"fastload-worker-{i}", partial(self._run, set_up, index, work))
-                self._launch("fastload-reader", partial(self._run, set_up, index, self._read))
-                for _ in self.threads:
-                    set_up.get()
-            finally:  # a thread that sets its own number sets that of new threads, too
-                torch.set_num_threads(known)
+        with torch_threads_kept() as torch_threads:
+            prepare = partial(become_worker, index, torch_threads)
+            for i, own in enumerate(self._copies()):
+                work = partial(self._work, i, own)
+                self._launch(f"fastload-worker-{i}", partial(self._run, set_up, prepare, work))
+            self._launch("fastload-reader", partial(self._run, set_up, prepare, self._read))
+            for _ in self.threads:
+                set_up.get()
 
     def _copies(self) -> Iterator[WorkerCopies]:
         """Yield what each worker owns."""
@@ -210,13 +175,16 @@ class Batches(Iterator[Batch]):
         self._wait(lambda: batch.closed or self._read_all, max(0.0, left))
         with self._lock:
             # If messages are left to decode, the worker that decodes the last one sees that the batch is closed.
-            collates = not (batch.closed or batch.left) or not self._num_workers
+            collates = not (batch.closed or batch.left)
             batch.closed = True
         if not self._num_workers:
             for k in range(len(batch.messages)):
                 self._decode_at(batch, k, self._decode)
-        if collates:
             self._collate(batch, self._collate_fn)
+        elif (
+            collates
+        ):  # on a worker, which has a copy of `collate_fn` and the batch's random stream
+            self._jobs.put((batch, None))
         self._wait(lambda: batch.made)
         with self._lock:
             self._line.popleft()
@@ -236,14 +204,13 @@ class Batches(Iterator[Batch]):
 
     # ---- the threads ----
 
-    def _run(self, set_up: SimpleQueue[None], device: int | None, work: Callable[[], None]) -> None:
+    def _run(
+        self, set_up: SimpleQueue[None], prepare: Callable[[], None], work: Callable[[], None]
+    ) -> None:
         """Make this thread like a loader's worker, and let it work."""
         try:
             try:
-                torch.get_num_threads()  # or the first parallel operation would replace the 1
-                torch.set_num_threads(1)
-                if device is not None:
-                    torch.accelerator.set_device_index(device)
+                prepare()
             finally:
                 set_up.put(None)
             work()
@@ -264,7 +231,8 @@ class Batches(Iterator[Batch]):
                 if self._closed:
                     break
         except BaseException as exc:
-            self.error = contained(exc)
+            if not self._closed:  # a source may raise because it was stopped
+                self.error = contained(exc)
         self._read_all = True
         self._changes.tell()
         self._changes.wait(lambda: False)  # until the end
@@ -300,7 +268,10 @@ class Batches(Iterator[Batch]):
                 if (job := self._jobs.get()) is None:
                     break
                 batch, k = job
-                if not self._closed:
+                if k is None:
+                    stream.move(batch, None)
+                    self._collate(batch, own.collate_fn)
+                elif not self._closed:
                     # One worker watches, now and then, because a look costs some 100 us.
                     watches = i == 0 and (number <= 4 or not number & (number - 1))
                     stream.move(batch, k)
@@ -338,8 +309,8 @@ class Batches(Iterator[Batch]):
 
     def _collate(self, batch: Batch, collate_fn: Callable[[list[Any]], Any]) -> None:
         """Make a batch whose messages are decoded, and wake the loop."""
-        samples = [batch.samples[k] for k in sorted(batch.samples)]
-        batch.samples.clear()
+        # `collate_fn` may take items out of its samples, and a batch that fails is answered sample by sample.
+        samples = [_own_container(batch.samples[k]) for k in sorted(batch.samples)]
         if samples:
             with span("collate"):
                 batch.data, batch.error = _outcome(collate_fn, samples)
@@ -355,9 +326,10 @@ class Batches(Iterator[Batch]):
             reader_closes: let the reader close the source, because the caller may not wait until the reader has ended.
         """
         with self._lock:
+            self._reader_closes |= reader_closes
             if self._closed:
                 return
-            self._closed, self._reader_closes = True, reader_closes
+            self._closed = True
         try:
             self._source.stop()  # before the reader is woken, which may close the source
         finally:
@@ -365,11 +337,23 @@ class Batches(Iterator[Batch]):
             for _ in range(self._num_workers):
                 self._jobs.put(None)
 
+    def after_fork(self) -> None:
+        """End the stream in the child of a fork, which has none of the threads. One of them may have held the lock."""
+        self._closed, self._lock = True, threading.RLock()
+        self._changes = waiting.Changes(self._lock)
+        self._changes.close()
+
     def close(self) -> None:
         """End the threads, and close the source. Wait at most five seconds for calls in progress."""
-        self.end()
-        join(self.threads)
-        self._source.close()
+        try:
+            self.end()
+        finally:
+            join(self.threads)
+            self._source.close()
+
+
+def _own_container(sample: Any) -> Any:
+    return copy.copy(sample) if type(sample) in (dict, list) else sample
 
 
 def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception | None]:
@@ -381,7 +365,16 @@ def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception
 
 
 _running: weakref.WeakSet[Batches] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_running.clear)  # their threads do not exist there
+
+
+def _after_fork_in_child() -> None:
+    # Their threads do not exist here, and one of them may have held the lock.
+    for one in list(_running):
+        one.after_fork()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register
@@ -389,6 +382,7 @@ def _end_all() -> None:
     ends = perf_counter() + EXIT_SECONDS
     batches = list(_running)
     for one in batches:
-        one.end(reader_closes=True)
+        with suppress(Exception):  # of a user's source; the others must end too
+            one.end(reader_closes=True)
     for thread in [thread for one in batches for thread in one.threads]:
         thread.join(max(0.0, ends - perf_counter()))

@@ -50,11 +50,15 @@ class JSONLines:
         self._key = key
         self._stopped = False
         if isinstance(file, str | os.PathLike):
-            self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         else:
-            self._descriptor = _duplicate(file or sys.stdin)
-        self._is_pipe = not stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-        self._wake = os.eventfd(0)  # readable after a call of `stop`
+            descriptor = _duplicate(file or sys.stdin)
+        self._is_pipe = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        # The file, and what is readable after a call of `stop`. None: closed.
+        self._opened: tuple[_Descriptor, _Descriptor] | None = (
+            _Descriptor(descriptor),
+            _Descriptor(os.eventfd(0)),
+        )
 
     def __iter__(self) -> Iterator[Message]:
         for number, line in enumerate(self._lines(), start=1):
@@ -107,20 +111,26 @@ class JSONLines:
         Args:
             held: number of bytes of a line that are read already.
         """
+        if (opened := self._opened) is None:
+            return b""
+        file, wake = opened
         both = select.poll()
-        both.register(self._descriptor, select.POLLIN)
-        both.register(self._wake, select.POLLIN)
+        both.register(file.number, select.POLLIN)
+        both.register(wake.number, select.POLLIN)
         ready = {descriptor for descriptor, _ in both.poll()}
         size = min(_CHUNK, max(_AHEAD, held)) if self._is_pipe else _CHUNK
-        return b"" if self._wake in ready else os.read(self._descriptor, size)
+        return b"" if wake.number in ready else os.read(file.number, size)
 
     def _rest_of_line(self, most: int) -> bytes:
         """Return the rest of a line that was partly read before `stop`. The next line stays in the pipe."""
         rest = bytearray()
+        if (opened := self._opened) is None:
+            return b""
+        file, _ = opened
         ready = select.poll()
-        ready.register(self._descriptor, select.POLLIN)
+        ready.register(file.number, select.POLLIN)
         while len(rest) < most and ready.poll(_REST_MS):
-            byte = os.read(self._descriptor, 1)
+            byte = os.read(file.number, 1)
             if byte in (b"", b"\n"):
                 break
             rest += byte
@@ -136,15 +146,23 @@ class JSONLines:
         Read a partly read line to its end if the rest comes within 0.2 s.
         """
         self._stopped = True
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        if (opened := self._opened) is not None:
+            _, wake = opened
+            os.eventfd_write(wake.number, 1)
 
     def close(self) -> None:
         """Close its own descriptor. An open file that was given stays open."""
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
-            os.close(self._descriptor)
+        self._opened = None
+
+
+class _Descriptor:
+    """A descriptor that is closed once no thread refers to it: so none uses its number when another file has that."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 def _duplicate(file: IO[Any]) -> int:

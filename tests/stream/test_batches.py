@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
 import os
 import random
@@ -28,7 +29,7 @@ from torch.utils.data import default_collate, get_worker_info
 import fastload
 import fastload.telemetry.stages
 from fastload.errors import SharedStateWarning
-from fastload.stream import Answers, batches
+from fastload.stream import Answers, batch, batches
 from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
 from tests.fakes import fastload_threads, hasty
@@ -95,13 +96,13 @@ def running(source: Queue, **how: Any) -> Iterator[Run]:
 
 def read_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each message seem to have arrived two hours before it did."""
-    clock = batches.perf_counter
+    clock = batch.perf_counter
 
     def early() -> float:
         is_reader = threading.current_thread().name == "fastload-reader"
         return clock() - (7200.0 if is_reader else 0.0)
 
-    monkeypatch.setattr(batches, "perf_counter", early)
+    monkeypatch.setattr(batch, "perf_counter", early)
 
 
 # ---- size and deadline ----
@@ -317,7 +318,7 @@ def test_the_time_without_messages_is_measured_and_decoding_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(batches, "perf_counter", clock)
+    monkeypatch.setattr(batch, "perf_counter", clock)
 
     def source() -> Iterator[int]:
         assert clock.asked.wait(30)
@@ -418,7 +419,7 @@ def test_close_names_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(batches, "perf_counter", clock)
+    monkeypatch.setattr(batch, "perf_counter", clock)
 
     class Source(Queue):
         def __iter__(self) -> Iterator[Any]:
@@ -449,6 +450,83 @@ def test_a_profiler_sees_the_stages_that_decode_names(monkeypatch: pytest.Monkey
 
     list(fastload.predict(double, [1, 2], decode=decode, max_wait_ms=0, num_workers=1))
     assert seen.count("fastload.parse") == 2
+
+
+def test_the_messages_of_a_failed_batch_are_decoded_once_and_keep_their_draws() -> None:
+    def decode(value: dict[str, float]) -> Tensor:
+        return torch.tensor([value.pop("x"), torch.rand(()).item()])
+
+    def run(poison: float) -> dict[Any, list[float]]:
+        def model(x: Tensor) -> Tensor:
+            if (x[:, 0] == poison).any():
+                raise ValueError("poison")
+            return x
+
+        source = [{"x": float(k)} for k in range(4)]
+        how: dict[str, Any] = {"batch_size": 4, "max_wait_ms": LONG, "num_workers": 2}
+        answers = fastload.predict(
+            model, source, decode=decode, on_failed=lambda message, error: None, **how
+        )
+        return {key: answer.tolist() for key, answer in answers}
+
+    whole, others = run(-1.0), run(2.0)
+    assert sorted(others) == ["0", "1", "3"]
+    assert all(others[key] == whole[key] for key in others)
+
+
+def test_a_batch_that_the_deadline_closes_is_collated_on_a_worker_too() -> None:
+    def collate(samples: list[Tensor]) -> Tensor:
+        on_worker = threading.current_thread().name == "fastload-worker-0"
+        return torch.full((len(samples),), float(on_worker))
+
+    source = Queue([1])  # it stays open
+    how: dict[str, Any] = {"decode": to_tensor, "num_workers": 1}
+    with fastload.predict(double, source, collate_fn=collate, max_wait_ms=50, **how) as answers:
+        _, answer = next(iter(answers))
+    assert answer == 2
+
+
+def test_decimal_contexts_and_torch_threads_are_those_of_the_caller_afterwards() -> None:
+    def decode(value: int) -> Tensor:
+        decimal.getcontext().prec = 5
+        list(fastload.predict(double, [1], decode=torch.tensor, num_workers=1))
+        return torch.tensor(float(value))
+
+    before = decimal.getcontext().prec
+    found: list[int] = []
+    list(fastload.predict(double, [1, 2], decode=decode, num_workers=2))
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert (decimal.getcontext().prec, found) == (before, [torch.get_num_threads()])
+
+
+def test_answers_that_are_being_written_are_not_ended_by_a_second_call() -> None:
+    run = Run(range(3), threading.Event(), decode=to_tensor, num_workers=1)
+    with pytest.raises(RuntimeError, match="only once"):
+        run.answers.write_to(List())
+    assert run.gate is not None
+    run.gate.set()
+    run.thread.join(30)
+    assert len(run.sink.rows) == 3
+
+
+def test_a_stream_ends_in_the_child_of_a_fork() -> None:
+    program = """
+import os, signal
+import torch, fastload
+from tests.stream.test_predict import Queue
+answers = iter(fastload.predict(lambda x: x, Queue([1]), decode=torch.tensor, max_wait_ms=0, num_workers=1))
+next(answers)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    os._exit(next(answers, None) is not None)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+answers.close()
+"""
+    ended = run_python("-W", "ignore", "-c", program)
+    assert (ended.stdout.split(), ended.stderr) == (["0"], "")
 
 
 ENDS = """
