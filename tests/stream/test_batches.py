@@ -318,7 +318,7 @@ def test_the_time_without_messages_is_measured_and_decoding_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(batch, "perf_counter", clock)
+    monkeypatch.setattr(batches, "perf_counter", clock)
 
     def source() -> Iterator[int]:
         assert clock.asked.wait(30)
@@ -419,7 +419,7 @@ def test_close_names_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(batch, "perf_counter", clock)
+    monkeypatch.setattr(batches, "perf_counter", clock)
 
     class Source(Queue):
         def __iter__(self) -> Iterator[Any]:
