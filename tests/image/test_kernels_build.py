@@ -305,7 +305,7 @@ def test_a_cache_that_takes_nothing_is_named(here: Place, monkeypatch: pytest.Mo
     ("target", "value"),
     [
         ("llvmlite.binding.get_host_cpu_name", lambda: "another"),
-        ("importlib.metadata.Distribution.read_text", lambda self, name: "another build"),
+        ("importlib.metadata.PathDistribution.read_text", lambda self, name: "another build"),
         ("importlib.metadata.version", lambda name: "0.1"),
     ],
 )

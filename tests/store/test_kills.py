@@ -77,6 +77,6 @@ def test_killed_at_a_hundred_moments(how: str, tmp_path: Path) -> None:
             assert names == {f"set-{number}" for number in range(finished)}
         program.stdin.close()
     collect(os.fspath(tmp_path))
-    left = os.listdir(tmp_path / ".unsealed")
-    assert all(name.endswith(".lock") for name in left)
+    left = [*tmp_path.glob(".unsealed/*")]
+    assert all(path.suffix == ".lock" for path in left)
     assert len(names) == finished

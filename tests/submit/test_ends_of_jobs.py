@@ -68,7 +68,6 @@ def path_of(launcher: str) -> str:
 def test_a_deleted_job_leaves_the_checkpoint_of_its_last_step_and_its_last_lines(
     launcher: str, clone: Path, mark: str
 ) -> None:
-    (clone / "logdir").mkdir()
     os.mkfifo(clone / "logdir" / "123-w1.log")  # to be woken by a line of the log
     notes = clone.parent / "notes"
     environ = {"HOME": str(clone.parent / "home"), "NOTES": str(notes), "HOSTS": "localhost"}
