@@ -194,7 +194,7 @@ def test_a_method_of_the_dataset() -> None:
 
 def test_one_function_is_one_in_a_worker_however_it_is_held() -> None:
     class Both(Dataset[Any]):
-        attribute, table = made, TABLE
+        value, table = made, TABLE
 
         def __init__(self) -> None:
             self.function, self.mine = made, TABLE

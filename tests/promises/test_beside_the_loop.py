@@ -403,7 +403,10 @@ def test_a_dataset_with_a_sparse_tensor_is_read_to_the_end() -> None:
 
         def __init__(self) -> None:
             super().__init__(LENGTH)
-            self.adjacent = torch.eye(3).to_sparse()
+            self.adjacent = torch.eye(LENGTH).to_sparse()
+
+        def __getitem__(self, index: int) -> int:
+            return super().__getitem__(index) * int(self.adjacent[index][index])
 
     with persistent("sequential", Sparse()) as loader:
         for _ in range(2):
