@@ -14,12 +14,13 @@ The way of an index, room by room, from what a user holds to the batch:
                   state: what is saved of both; sampler_state: what a sampler's indices depend on
     engine/       runs an epoch
                   iterator: the loop's side, fills the window and takes; readers: who reads, and what each owns;
-                  workers: starts and ends the threads; worker_context: what each works with; window: the bounded,
-                  ordered hand-off; waiting: lines of threads; reports: warnings and `on_stats`; epoch_counts
+                  workers: starts and ends the threads; worker_context: what each reads and collates with; window: the
+                  bounded, ordered hand-off; waiting: lines of threads; reports: warnings and `on_stats`; epoch_counts
     reading/      how a worker reads a batch
-                  fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: `__getitem__`
-                  and `__getitems__`; filling: `fill_rows`; iterable: an iterator; rows: who fills rows; failures: what
-                  an error becomes; run_length: how much a worker claims at once; notices: warnings for the loop
+                  fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: they make the
+                  batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
+                  iterator; rows: who fills rows; failures: what an error becomes; run_length: how much a worker claims
+                  at once, which the window asks; notices: warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a

@@ -126,9 +126,8 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
     started = perf_counter()
-    if (
-        context.fetcher.source.copies
-    ):  # skip the preparations for user code: a batch may take only 30 us
+    # If no user code runs, skip the preparations for it: a batch may take only 30 us.
+    if context.fetcher.source.copies:
         samples = context.fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:

@@ -88,9 +88,7 @@ def start(
     set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
     def launch(name: str, target: Callable[..., None], *args: Any) -> None:
-        # Like a worker process, a thread begins with the caller's context variables: np.errstate, decimal.localcontext.
-        run = contextvars.copy_context().run
-        thread = threading.Thread(target=run, args=(target, *args, set_up), name=name, daemon=True)
+        thread = new_thread(name, target, *args, set_up)
         _alive[thread] = window
         try:
             with deep_stacks():
@@ -127,6 +125,15 @@ def start(
         join(threads)
         raise
     return threads
+
+
+def new_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    """Return a daemon thread that begins with the caller's context variables, as a worker process does.
+
+    Among them are those of np.errstate and decimal.localcontext. Start it in `deep_stacks()`.
+    """
+    run = contextvars.copy_context().run
+    return threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
 
 
 def join(threads: Iterable[threading.Thread]) -> None:

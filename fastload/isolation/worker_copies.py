@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, ModuleStateWarning, SharedStateWarning
 from fastload.isolation.classify import File, Refused, kind_of
 from fastload.isolation.code import ModuleObject, module_level
@@ -138,18 +139,13 @@ class Isolation:
 
     def hears_messages(self) -> bool:
         """Return whether code outside of the workers can tell samples something while workers own their copies."""
-        return (
-            not self._copies
-            or IN_SHARED_MEMORY in self.plan.shared.values()
-            or any(_brings_messages(node.x) for node in self.plan.nodes.values())
-            # A class may share its attributes. Then the plan does not have them.
-            or any(
-                _brings_messages(x)
-                for node in self.plan.nodes.values()
-                for value in own_dict(node.x).values()
-                for x in (value, *(value[:_MEMBERS] if type(value) in (tuple, list) else ()))
-            )
-        )
+        if not self._copies or IN_SHARED_MEMORY in self.plan.shared.values():
+            return True
+        found = [node.x for node in self.plan.nodes.values()]
+        # A class may share its attributes. Then the plan does not have them.
+        held = [value for x in found for value in own_dict(x).values()]
+        members = [x for value in held if type(value) in (tuple, list) for x in value[:_MEMBERS]]
+        return any(map(_brings_messages, (*found, *held, *members)))
 
     def _is_handle(self, found: ModuleObject) -> bool:
         """Return whether a module-level object is a handle, whose state `watch` cannot see. Refuse an open one."""
@@ -260,7 +256,7 @@ def _brings_messages(x: Any) -> bool:
     kind = type(x)
     try:
         return (
-            (isinstance(x, torch.Tensor) and x.is_shared())  # type: ignore[no-untyped-call]
+            (isinstance(x, torch.Tensor) and is_shared(x))
             or hasattr(kind, "set_epoch")
             or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
         )

@@ -14,13 +14,15 @@ _KEYS = StreamKeys(0, 0)
 class Batch:
     """A batch of messages. The lock of `Batches` owns it until it is made, except samples and failures.
 
-    A position of these belongs to the worker that decodes it, and later all belong to the thread that collates.
+    A position of these belongs to the worker that decodes it. Later all belong to the thread that collates, and to the
+    loop once the batch is made.
 
     Args:
         first: the number of its first message in the stream.
 
     Attributes:
         messages: in the order of the source.
+        samples: what they were decoded to, by position. If the model fails on the batch, it gets each of them alone.
         failures: the errors of those that could not be decoded, by position.
         data: the batch of all others.
         error: that of `collate_fn`, if there is no `data`.
@@ -30,7 +32,7 @@ class Batch:
         self.first = first
         self.arrived = perf_counter()
         self.messages: list[Message] = []
-        self.samples: dict[int, Any] = {}  # by position
+        self.samples: dict[int, Any] = {}
         self.failures: dict[int, Exception] = {}
         self.left = 0  # messages that are not decoded yet
         self.closed = False  # whether it gets no more messages

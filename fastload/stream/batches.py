@@ -3,7 +3,8 @@
     reader: next(source) -> the open batch, and a job -> worker: decode; the last of a closed batch: collate -> loop
 
 The reader closes a batch that is full. The loop closes one whose deadline has passed while the loop waits. So a batch
-becomes fuller while the loop is busy with the one before it. The thread that finds a closed batch decoded collates it.
+becomes fuller while the loop is busy with the one before it. A worker collates it. Without workers, the loop decodes
+and collates.
 
 The threads hold `Batches`, and never the generator that the user holds. So a generator that the user drops is
 collected, and its finalizer calls `Batches.end`. That sets flags, wakes threads and never waits: it may run in any
@@ -14,7 +15,6 @@ because a source that waits for ever must not keep the process alive.
 from __future__ import annotations
 
 import atexit
-import contextvars
 import copy
 import math
 import os
@@ -39,9 +39,8 @@ from fastload._kit.torch_private import (
     show_worker_info_in_threads,
 )
 from fastload._kit.user_errors import annotate, contained
-from fastload.engine import waiting
+from fastload.engine import waiting, workers
 from fastload.engine.worker_context import neutral_modes
-from fastload.engine.workers import become_worker, deep_stacks, join, torch_threads_kept
 from fastload.errors import SharedStateWarning, WorkerCrashError
 from fastload.isolation import Isolation, Watch, WorkerCopies
 from fastload.random.streams import Streams, chosen_modules, entered, routable
@@ -130,8 +129,8 @@ class Batches(Iterator[Batch]):
         index = torch.accelerator.current_device_index() if device.type != "cpu" else None
         set_up: SimpleQueue[None] = SimpleQueue()
         _running.add(self)
-        with torch_threads_kept() as torch_threads:
-            prepare = partial(become_worker, index, torch_threads)
+        with workers.torch_threads_kept() as torch_threads:
+            prepare = partial(workers.become_worker, index, torch_threads)
             for i, own in enumerate(self._copies()):
                 work = partial(self._work, i, own)
                 self._launch(f"fastload-worker-{i}", partial(self._run, set_up, prepare, work))
@@ -153,10 +152,8 @@ class Batches(Iterator[Batch]):
             yield own
 
     def _launch(self, name: str, run: Callable[[], None]) -> None:
-        # As in a loader, a thread begins with the caller's context variables: np.errstate, decimal.localcontext.
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(run,), name=name, daemon=True)
-        with deep_stacks():
+        thread = workers.new_thread(name, run)
+        with workers.deep_stacks():
             thread.start()
         self.threads.append(thread)
 
@@ -175,15 +172,14 @@ class Batches(Iterator[Batch]):
         self._wait(lambda: batch.closed or self._read_all, max(0.0, left))
         with self._lock:
             # If messages are left to decode, the worker that decodes the last one sees that the batch is closed.
-            collates = not (batch.closed or batch.left)
+            # Otherwise a worker has to be asked to collate it, with its own copy of `collate_fn`.
+            is_decoded = not (batch.closed or batch.left)
             batch.closed = True
         if not self._num_workers:
             for k in range(len(batch.messages)):
                 self._decode_at(batch, k, self._decode)
             self._collate(batch, self._collate_fn)
-        elif (
-            collates
-        ):  # on a worker, which has a copy of `collate_fn` and the batch's random stream
+        elif is_decoded:
             self._jobs.put((batch, None))
         self._wait(lambda: batch.made)
         with self._lock:
@@ -288,7 +284,7 @@ class Batches(Iterator[Batch]):
                     if last:
                         stream.move(batch, None)
                         self._collate(batch, own.collate_fn)
-                    stream.move(None, None)
+                stream.move(None, None)
                 del job, batch  # not kept while waiting
 
     def _decode_at(
@@ -348,7 +344,7 @@ class Batches(Iterator[Batch]):
         try:
             self.end()
         finally:
-            join(self.threads)
+            workers.join(self.threads)
             self._source.close()
 
 

@@ -211,9 +211,10 @@ def _prepared(
     """Yield the prepared inputs. In the block, each thread computes with one of torch's: they use all cores already."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    bounds = {"ahead": AHEAD, "max_bytes": AHEAD_BYTES}
     try:
-        with in_order(prepare, inputs, workers, nbytes=_nbytes, **bounds) as results:
+        with in_order(
+            prepare, inputs, workers, ahead=AHEAD, nbytes=_nbytes, max_bytes=AHEAD_BYTES
+        ) as results:
             yield results
     finally:
         torch.set_num_threads(before)
