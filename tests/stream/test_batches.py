@@ -375,7 +375,7 @@ def test_a_loop_that_is_left_waits_for_nothing(
     def join(threads: Any) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr(batches, "join", join)
+    monkeypatch.setattr(batches.workers, "join", join)
     source = Hangs()
     ends(source)
     wait_until(lambda: fastload_threads() == ["fastload-reader"], "the workers have ended")
