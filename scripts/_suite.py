@@ -168,10 +168,20 @@ class Suite:
         hooks = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path}
-        with subprocess.Popen(hooks + PYLINT, cwd=ROOT, env=environment) as pylint:
+        with subprocess.Popen(
+            hooks + PYLINT,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as pylint:
             others = [*hooks, "--hook-stage", "pre-push"]
             skipped = environment | {"SKIP": "laws,pylint"}  # the laws are tests too
             code = subprocess.run(others, cwd=ROOT, env=skipped, check=False).returncode
+            print(
+                pylint.communicate()[0], end="", flush=True
+            )  # not between the lines of the others
         bad = [name for name, bad in (("checks", code), ("pylint", pylint.returncode)) if bad]
         self.failed += bad
         self.note("checks", begun, "failed" if bad else "hold")
