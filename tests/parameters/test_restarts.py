@@ -410,7 +410,9 @@ def test_a_push_that_two_servers_refuse_blocks_no_later_one_if_one_goes_away(
     def start(self: Mortal, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         pushes.append(method)
         if pushes.count("push") == 3:
-            raise ServerGoneError("server 1 goes away while the client tells server 0 to skip the push")
+            raise ServerGoneError(
+                "server 1 goes away while the client tells server 0 to skip the push"
+            )
         return real(self, method, arguments)
 
     with monkeypatch.context() as patch:
