@@ -1,6 +1,6 @@
-"""fastload: a threaded, drop-in replacement for torch's DataLoader.
+"""fastload: a drop-in replacement for torch's DataLoader.
 
-    sampler            workers (threads)         window       collector          loop
+    sampler            workers                   window       collector          loop
     order = f(seed,    claim a run of samples,   bounded,     (a thread) takes   for x, y
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
@@ -14,13 +14,19 @@ The way of an index, room by room, from what a user holds to the batch:
                   state: what is saved of both; sampler_state: what a sampler's indices depend on
     engine/       runs an epoch
                   iterator: the loop's side, fills the window and takes; readers: who reads, and what each owns;
-                  workers: starts and ends the threads; worker_context: what each reads and collates with; window: the
-                  bounded, ordered hand-off; waiting: lines of threads; reports: warnings and `on_stats`; epoch_counts
+                  workers: threads that read; drivers: threads that let processes read; team: both, and how they end;
+                  threads: what a thread has for itself; window: the bounded, ordered hand-off; waiting: lines of
+                  threads; pinning: the collector's work; reports: warnings and `on_stats`; epoch_counts
+    processes/    worker processes
+                  starting: how they start; parent: one as the loop's process sees it; child: what it runs; jobs: what
+                  they say to each other, over a wire; packing: batches and errors as bytes; segments: the memory of
+                  batches, lent again; pausing: stops threads for a fork; observed: what a process measures
     reading/      how a worker reads a batch
                   fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: they make the
                   batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
                   iterator; rows: who fills rows; failures: what an error becomes; run_length: how much a worker claims
-                  at once, which the window asks; notices: warnings for the loop
+                  at once, which the window asks; worker_context: what a worker reads and collates with; notices:
+                  warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a

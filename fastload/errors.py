@@ -31,6 +31,10 @@ class WorkerCrashError(FastloadError, RuntimeError):
     """A fault of fastload itself, not of user code, ended a loader thread; `__cause__` is the fault."""
 
 
+class WorkerDiedError(FastloadError, RuntimeError):
+    """A worker process ended while it read a batch. The message names worker, signal or exit code, and the indices."""
+
+
 class TooManyErrorsError(FastloadError, RuntimeError):
     """More samples failed in one epoch than `max_errors` allows; `__cause__` is the last failure."""
 

@@ -1,10 +1,10 @@
-"""`fastload.DataLoader`: torch's DataLoader, with threads. It wires the stages and begins and ends the epochs."""
+"""`fastload.DataLoader`: torch's DataLoader, with threads or processes of our own. It begins and ends the epochs."""
 
 from __future__ import annotations
 
 import copy
+import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,9 +23,9 @@ from torch.utils.data import (
 )
 
 from fastload._kit.integers import integer
-from fastload.engine import workers
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
-from fastload.engine.iterator import ThreadIterator
+from fastload.engine.iterator import LoaderIterator
+from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.order.batches import draws_nothing, fits_any_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
@@ -37,6 +37,9 @@ from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
+
+ENVIRONMENT = "FASTLOAD_WORKER_METHOD"
+"""The environment variable with the kind of workers of a loader that has no `worker_method`."""
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -98,8 +101,10 @@ class DataLoader(TorchDataLoader[T]):
             `copy_dataset=False`. Pass False if your loop changes in another way what samples are.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
             each batch.
-        worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
-            that hold the GIL.
+        worker_method: "thread"; "process" (torch calls it "multiprocessing") for worker processes with all that this
+            class promises: for samples that hold the GIL, or that use what a process has only one of; "torch" for
+            torch's own iterator, without these promises. None: the value of the environment variable
+            FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
     """
 
     def __init__(
@@ -134,9 +139,9 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: Callable[[Stats], None] | None = None,
         begin_early: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        worker_method: Literal["thread", "process"] = "thread",
+        worker_method: Literal["thread", "process", "multiprocessing", "torch"] | None = None,
     ) -> None:
-        self.worker_method = worker_method
+        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "thread"
         self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
@@ -150,8 +155,8 @@ class DataLoader(TorchDataLoader[T]):
         self.begin_early = begin_early
         self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
-        self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
-        self._threads: list[threading.Thread] = []  # of all iterators, if they may still run
+        self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
+        self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
         self._warned: set[str] = set()  # the warnings that were given, each once
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
@@ -177,7 +182,7 @@ class DataLoader(TorchDataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if self._threaded:
+        if self._is_ours:
             # Torch's constructor turns None into 2. A loader rebuilt from its attributes must get None again.
             self.prefetch_factor = prefetch_factor
         Settings.of(self).check()
@@ -188,39 +193,39 @@ class DataLoader(TorchDataLoader[T]):
     # ---- what torch asks of a loader ----
 
     @property
-    def _threaded(self) -> bool:
+    def _is_ours(self) -> bool:
         # A data pipe depends on torch's processes (shared seeds, graphs), so torch reads it.
-        return self.worker_method == "thread" and not isinstance(
+        return self.worker_method != "torch" and not isinstance(
             self.dataset, IterDataPipe | MapDataPipe
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Skip torch's warning about more workers than cores: threads that wait for storage use no core."""
-        if self.worker_method == "process":
+        """Skip torch's warning about more workers than cores, for threads: those that wait for storage use no core."""
+        if self.worker_method != "thread":
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
         """Begin the next epoch. Persistent workers drop the rest of the previous epoch."""
-        if not self._threaded:
+        if not self._is_ours:
             with self._epochs.beginning():
                 return super().__iter__()
         iterator: Any = self._iterator
-        if isinstance(iterator, ThreadIterator) and not iterator.alive:
+        if isinstance(iterator, LoaderIterator) and not iterator.alive:
             self._iterator = None  # closed, or its threads are in the parent of a fork
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        if self._threaded:
+        if self._is_ours:
             with self._epochs.beginning():
-                iterator = ThreadIterator(Settings.of(self), self._epochs, self._warned)
+                iterator = LoaderIterator(Settings.of(self), self._epochs, self._warned)
                 self._counts = iterator.counts
-                self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
+                self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
                 self._iterators.add(iterator)
             return iterator
-        if self.worker_method == "thread":
+        if self.worker_method != "torch":
             warnings.warn(
                 "fastload: the dataset is a data pipe, so torch's own iterator reads it, in processes. Pass "
-                'worker_method="process" to silence this warning.',
+                'worker_method="torch" to silence this warning.',
                 stacklevel=3,
             )
         return super()._get_iterator()
@@ -231,7 +236,7 @@ class DataLoader(TorchDataLoader[T]):
             **self.__dict__,
             "_iterator": None,
             "_iterators": None,
-            "_threads": [],
+            "_teams": [],
             "_counts": None,
             "_epochs": copy.copy(self._epochs),
         }
@@ -255,7 +260,7 @@ class DataLoader(TorchDataLoader[T]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Warn. Only Accelerate reads this, just before it builds torch's loader from this one."""
-        if self._threaded:
+        if self._is_ours:
             warnings.warn(
                 f"fastload: Accelerate's prepare() replaces {self!r} with torch's loader, without fastload's threads, "
                 "seed and state. Leave the loader out of prepare(), and give it a RankSampler.",
@@ -290,9 +295,9 @@ class DataLoader(TorchDataLoader[T]):
         Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
         `state_dict()` of the sampler returned.
         """
-        if not self._threaded:
+        if not self._is_ours:
             self._warn_of_no_state()
-            return {"version": VERSION, "kind": "process"}
+            return {"version": VERSION, "kind": "torch"}
         return self._epochs.state_dict(lambda: Settings.of(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -304,7 +309,7 @@ class DataLoader(TorchDataLoader[T]):
         Raises `StateError` if the state was made with another seed, sampler, dataset or global batch; it names the
         field, both values, and what to do. If the sampler gives other indices than before, `iter()` raises it.
         """
-        if not self._threaded:
+        if not self._is_ours:
             self._warn_of_no_state()
             return
         ours = fresh_state(Settings.of(self), 0, None)
@@ -323,9 +328,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
-            'fastload: worker_method="process" uses torch\'s own iterator, which does not know its place in an epoch. '
+            'fastload: worker_method="torch" uses torch\'s own iterator, which does not know its place in an epoch. '
             "There is nothing to save, and after loading the epoch starts from its first batch. To save and resume, "
-            'use worker_method="thread"',
+            'use worker_method="thread" or "process"',
             stacklevel=3,
         )
 
@@ -337,8 +342,8 @@ class DataLoader(TorchDataLoader[T]):
         """
         for iterator in list(self._iterators):
             iterator.close()
-        workers.join(self._threads)  # also those of iterators that the user has dropped
-        self._threads = []
+        join(self._teams)  # also those of iterators that the user has dropped
+        self._teams = []
         self._iterator = None
 
     def __enter__(self) -> Self:

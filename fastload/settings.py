@@ -17,6 +17,9 @@ from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules
 from fastload.telemetry import Stats
 
+METHODS = "thread", "process", "multiprocessing", "torch"
+"""The kinds of workers. "multiprocessing" is torch's name for "process"; "torch" is torch's own iterator."""
+
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 
@@ -55,6 +58,7 @@ class Settings:
     memory_format: torch.memory_format
     on_stats: Callable[[Stats], None] | None
     worker_method: str
+    multiprocessing_context: Any
 
     @classmethod
     def of(cls, loader: Any) -> Self:
@@ -82,9 +86,10 @@ class Settings:
 
     def check(self) -> None:
         """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
-        if self.worker_method not in ("thread", "process"):
+        if self.worker_method not in METHODS:
             raise ValueError(
-                f'worker_method must be "thread" or "process", got {self.worker_method!r}'
+                f"worker_method must be {', '.join(map(repr, METHODS[:-1]))} or {METHODS[-1]!r}, "
+                f"got {self.worker_method!r}"
             )
         if self.on_stats is not None and not callable(self.on_stats):
             raise ValueError(f"on_stats must be a callable (stats), got {self.on_stats!r}")
@@ -109,8 +114,8 @@ class Settings:
             raise ValueError(
                 "give seed or generator, not both: with a seed, the order depends on it alone"
             )
-        if self.worker_method == "process":
-            self._refuse_for_processes()
+        if self.worker_method == "torch":
+            self._refuse_for_torch()
 
     def _check_memory_format(self) -> None:
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
@@ -123,7 +128,7 @@ class Settings:
                 "memory_format is for torch's default collate: your own collate_fn chooses how batches lie in memory"
             )
 
-    def _refuse_for_processes(self) -> None:
+    def _refuse_for_torch(self) -> None:
         """Raise ValueError for arguments that torch's own iterator does not know."""
         given = {
             "on_error": self.on_error != "raise",
@@ -137,7 +142,7 @@ class Settings:
             "on_stats": self.on_stats is not None,
         }
         if names := [name for name, value in given.items() if value]:
-            raise ValueError(f'{", ".join(names)}: only for worker_method="thread", got "process"')
+            raise ValueError(f'{", ".join(names)}: not for worker_method="torch"')
 
     def check_loadable(self) -> None:
         """Raise ValueError if `iter()` could load nothing. Like torch's constructor, ours does not check this.
@@ -152,6 +157,11 @@ class Settings:
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
             raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether workers are processes."""
+        return self.worker_method in ("process", "multiprocessing")
 
     @property
     def iterable(self) -> bool:

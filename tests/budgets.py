@@ -52,7 +52,8 @@ LISTED = {
     "the way of an index": """
         loader settings rows
         order/sampler order/sampler_state order/partition order/batches order/epochs order/state
-        engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/worker_context
+        engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/team
+        engine/threads engine/pinning reading/worker_context
         reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length
         memory/ticket memory/batch memory/collate memory/layout memory/slots
     """,
@@ -64,6 +65,10 @@ LISTED = {
         random/numpy_random random/python_random random/torch_random
         _kit/__init__ _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private _kit/user_errors
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
+    """,
+    "process workers": """
+        engine/drivers processes/__init__ processes/child processes/jobs processes/observed processes/packing
+        processes/parent processes/pausing processes/segments processes/starting processes/wire
     """,
     "the core's other files": """
         __main__ testing memory/prefetch

@@ -119,7 +119,7 @@ def _default_of_copy_dataset() -> Iterator[None]:
 
     @functools.wraps(init)
     def with_default(self: fastload.DataLoader[Any], *args: Any, **options: Any) -> None:
-        if options.get("worker_method") != "process":  # which refuses all but its own default
+        if options.get("worker_method") != "torch":  # which refuses all but its own default
             options.setdefault("copy_dataset", default)
         init(self, *args, **options)
 

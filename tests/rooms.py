@@ -17,8 +17,9 @@ CORE = {
     "settings": "_kit telemetry random isolation",
     "memory": "_kit telemetry random",
     "order": "errors _kit telemetry random settings memory",
-    "reading": "errors _kit random isolation rows settings memory order",
-    "engine": "errors _kit telemetry random isolation settings memory order reading",
+    "reading": "errors _kit telemetry random isolation rows settings memory order",
+    "processes": "errors _kit telemetry random isolation settings memory order reading",
+    "engine": "errors _kit telemetry random isolation settings memory order reading processes",
     "loader": "_kit telemetry isolation settings order engine",
     "testing": "",
     "__init__": "errors telemetry random memory order reading loader (stream)",
@@ -36,7 +37,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",
-    "stream": "errors _kit telemetry random isolation engine",
+    "stream": "errors _kit telemetry random isolation reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }
 

@@ -55,7 +55,7 @@ def test_those_of_several_parts_keep_them_in_copies(error: FastloadError) -> Non
 def test_the_type_comes_out_of_torch_s_worker_processes(workers: int) -> None:
     error = PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3)
     dataset = FailingDataset([0], failures={0: error})
-    batches = iter(DataLoader(dataset, num_workers=workers, worker_method="process"))
+    batches = iter(DataLoader(dataset, num_workers=workers, worker_method="torch"))
     with pytest.raises(type(error)) as caught:
         next(batches)
     assert next(batches, None) is None  # torch's worker process ends at once

@@ -1,6 +1,6 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names, and no files or folders import one another in a circle.
-- Threads are started only in `engine/workers.py`, and for commands in `_kit/pool.py`. Locks are made
+- Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py`. Locks are made
   only in `engine/`, `isolation/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
@@ -31,7 +31,10 @@ def room_of(path: Path) -> str:
 
 
 CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
-WORKERS, WINDOW = PACKAGE / "engine" / "workers.py", PACKAGE / "engine" / "window.py"
+WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
+PROCESS = PACKAGE / "processes" / "child.py"
+PROCESSES = {PACKAGE / "processes" / name for name in ("child.py", "parent.py", "pausing.py")}
+"""May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
 FAKES = PACKAGE / "testing.py"
 KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
@@ -283,7 +286,11 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {WORKERS, POOL, FAKES} | KERNELS | WATCHES | PUSHES | STREAM],
+    [
+        p
+        for p in MODULES
+        if p not in {WORKERS, POOL, FAKES, PROCESS} | KERNELS | WATCHES | PUSHES | STREAM
+    ],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -301,6 +308,7 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         | WATCHES
         | PARAMETERS
         | STREAM
+        | PROCESSES
         and room_of(p) not in ("isolation", "random")
     ],
     ids=by_name,

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from fastload import DataLoader
 from fastload.engine import waiting
-from fastload.engine.workers import deep_stacks
+from fastload.engine.threads import deep_stacks
 from fastload.errors import SharedStateWarning
 from tests.children import ROOT
 from tests.fakes import Numbers

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.multiprocessing
 from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
@@ -165,8 +166,10 @@ def is_faking() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> WorkerInfo:
-    """Return a WorkerInfo for a thread, with a `worker_method` if torch has that (>= 2.13)."""
+def make_worker_info(
+    worker_id: int, num_workers: int, seed: int, dataset: Any, method: str = "thread"
+) -> WorkerInfo:
+    """Return a WorkerInfo, with the `worker_method` if torch has that (>= 2.13)."""
     fields: dict[str, Any] = {
         "id": worker_id,
         "num_workers": num_workers,
@@ -174,8 +177,19 @@ def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) 
         "dataset": dataset,
     }
     if dataclasses.is_dataclass(WorkerInfo):
-        fields["worker_method"] = "thread"
+        fields["worker_method"] = method
     return WorkerInfo(**fields)
+
+
+numpy_seed: Callable[[int, int], list[int]] = torch_worker._generate_state
+"""Returns the seed of NumPy's global generator in a worker, from the base seed and the worker's id."""
+
+
+def name_thread(name: str) -> None:
+    """Name this thread for `ps` and debuggers, if torch has a function for it."""
+    naming: Any = getattr(torch.multiprocessing, "_set_thread_name", None)
+    if naming is not None:
+        naming(name[:15])
 
 
 def default_store() -> Any:

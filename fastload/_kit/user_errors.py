@@ -29,19 +29,23 @@ _TRANSIENT = {
 }
 
 
+ctrl_c_passes = True
+"""Whether KeyboardInterrupt and SystemExit end what the main thread does. A worker process sets it to False."""
+
+
 def contained(exc: BaseException) -> Exception:
     """Return the error to deliver if user code raised `exc`.
 
     Return `exc` itself, unless it is a StopIteration or not an Exception: such an error would end the epoch or a
     thread. Then return a RuntimeError with `exc` as its cause.
 
-    In the main thread, raise KeyboardInterrupt and SystemExit again. Python runs signal handlers there, the loop runs
-    the sampler there and, without workers, reads the samples there.
+    In the main thread, raise KeyboardInterrupt and SystemExit again, unless this is a worker process. Python runs
+    signal handlers there, the loop runs the sampler there and, without workers, reads the samples there.
     """
     if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
         return exc
     in_main = threading.current_thread() is threading.main_thread()
-    if in_main and isinstance(exc, KeyboardInterrupt | SystemExit):
+    if ctrl_c_passes and in_main and isinstance(exc, KeyboardInterrupt | SystemExit):
         raise exc
     error = RuntimeError(f"user code raised {type(exc).__name__}: {shown(exc, str)}")
     error.__cause__ = exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isnan
 from time import perf_counter, process_time
@@ -10,6 +11,8 @@ from fastload._kit.cores import usable_cores
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
+from fastload.processes.parent import Child
+from fastload.processes.segments import Segments
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 
 
@@ -18,14 +21,16 @@ class EpochCounts:
 
     Args:
         workers: threads that the iterator starts.
-        pool: the memory of its batches.
+        pools: lend the memory of its batches.
         asked: the loader's `num_workers`.
     """
 
-    def __init__(self, workers: int, pool: SlotPool, *, asked: int) -> None:
+    def __init__(self, workers: int, pools: Sequence[SlotPool | Segments], *, asked: int) -> None:
         self.workers = workers
         self._asked = asked
-        self._pool = pool
+        self._pools = pools
+        self.children: Sequence[Child] = ()
+        """The worker processes, whose CPU time counts."""
         self._window: Window[Batch] | None = None
         self._final = NO_STATS
 
@@ -40,7 +45,7 @@ class EpochCounts:
         self.served_s = 0.0  # without workers, the loop waits for itself
         self._recorders = recorders
         self._started = perf_counter()
-        self._cpu_started, self._cores_started = process_time(), cores_busy_s()
+        self._cpu_started, self._cores_started = self._cpu_s(), cores_busy_s()
         self._window = window
 
     def stats(self) -> Stats:
@@ -50,7 +55,7 @@ class EpochCounts:
             return self._final
         waits = window.counts()
         measured = merge(self._recorders)
-        cpu_s, cores_s = process_time() - self._cpu_started, cores_busy_s() - self._cores_started
+        cpu_s, cores_s = self._cpu_s() - self._cpu_started, cores_busy_s() - self._cores_started
         return Stats(
             epoch=self.epoch,
             workers=self.workers,
@@ -65,13 +70,17 @@ class EpochCounts:
             bytes=self.bytes,
             retries=self.retries,
             busy_s=sum(s.seconds for s in measured.stages.values() if s.name in _BUSY),
-            slots_in_use=self._pool.lent,
+            slots_in_use=sum(pool.lent for pool in self._pools),
             cores=usable_cores(),
             process_cpu_s=cpu_s,
             others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
             workers_asked=self._asked,
             **measured._asdict(),
         )
+
+    def _cpu_s(self) -> float:
+        """Return the CPU seconds of this process and of its workers until now."""
+        return process_time() + sum(child.cpu_s for child in self.children)
 
     def end(self) -> None:
         """Store the final counts. Drop the window, because it holds batches in flight."""

@@ -11,13 +11,13 @@ from time import perf_counter
 from typing import Any
 
 from fastload._kit.user_errors import annotate
-from fastload.engine import workers
 from fastload.engine.epoch_counts import EpochCounts
+from fastload.engine.pinning import LOOP, pin_batch
 from fastload.engine.readers import Readers
 from fastload.engine.reports import Reports
+from fastload.engine.team import join
 from fastload.engine.window import Window
-from fastload.engine.worker_context import LOOP, finish, neutral_modes, pin_batch, read_run
-from fastload.errors import LoaderClosedError, LoaderTimeoutError
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.batches import Order, has_pure_order
 from fastload.order.epochs import Epochs
@@ -25,11 +25,12 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
+from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
 
 
-class ThreadIterator(Iterator[Any]):
+class LoaderIterator(Iterator[Any]):
     """One epoch of a loader; with persistent workers, one epoch after another. `iter(loader)` makes it.
 
     Args:
@@ -50,7 +51,7 @@ class ThreadIterator(Iterator[Any]):
         self._window = self._readers.window()
         self._loop_context = self._readers.of_loop(self._window) if self._inline else None
         self.counts = EpochCounts(
-            self._readers.workers, self._readers.pool, asked=settings.num_workers
+            self._readers.workers, self._readers.pools, asked=settings.num_workers
         )
         self._reports = Reports(self._notices, self.counts, warned)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
@@ -59,9 +60,10 @@ class ThreadIterator(Iterator[Any]):
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
         self._begin(settings)
-        if settings.worker_init_fn is None:
+        if settings.worker_init_fn is None and not self._readers.in_processes:
             self._issue()  # before the threads start: each finds work at once
-        self.threads = self._readers.start(self._window, self._order.base_seed)
+        self.team = self._readers.start(self._window, self._order.base_seed)
+        self.counts.children = self.team.children
         self._issue()
 
     # ---- epochs ----
@@ -92,7 +94,7 @@ class ThreadIterator(Iterator[Any]):
         # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
         recorders = [Recorder() for _ in range(max(1, self.counts.workers) + 2)]
         return self._epochs.begin_order(
-            self._settings, self._readers.fetcher.source.batch, recorders, base_seed, early=early
+            self._settings, self._readers.batch, recorders, base_seed, early=early
         )
 
     def _begin_early(self) -> Order | None:
@@ -109,6 +111,7 @@ class ThreadIterator(Iterator[Any]):
             and settings.in_order
             and not settings.iterable
             and has_pure_order(settings.sampler)
+            and not self._readers.in_processes  # they have the dataset of `iter()`
             and not self._readers.hear_of_the_loop
         ):
             try:
@@ -134,12 +137,12 @@ class ThreadIterator(Iterator[Any]):
         self.counts.end()
         if not self._settings.persistent_workers:
             self._window.close()
-            workers.join(self.threads)
+            join([self.team])
         self._reports.tell()
 
     # ---- the loop's side ----
 
-    def __iter__(self) -> ThreadIterator:
+    def __iter__(self) -> LoaderIterator:
         return self
 
     def __len__(self) -> int:
@@ -159,6 +162,8 @@ class ThreadIterator(Iterator[Any]):
                     # this iterator nor its threads.
                     error, batch.error = batch.error, None
                     annotate(error, batch.where, batch.hint)
+                    if isinstance(error, WorkerDiedError) and self.team.is_spent():
+                        self._end_with_worker(counted)
                     counted = []
                     try:
                         raise error
@@ -213,6 +218,16 @@ class ThreadIterator(Iterator[Any]):
                 self._end()
         return batch
 
+    def _end_with_worker(self, counted: list[Any]) -> None:
+        """Close the iterator: a worker process has died, and no other reads its batches.
+
+        The state does not count the batch of a lane: the loader that resumes reads it from there.
+        """
+        order, before, _ = counted
+        if self._settings.iterable:
+            order.progress = before
+        self.close()
+
     def _follow_set_epoch(self) -> None:
         """Begin another epoch if the sampler's `set_epoch` was called after `iter()` and before the first batch.
 
@@ -250,7 +265,7 @@ class ThreadIterator(Iterator[Any]):
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
                 f"{exc}. No batch is lost: next() can be called again. The workers were "
-                f"here:\n{workers.whereabouts(self.threads)}"
+                f"here:\n{self.team.whereabouts()}"
             ) from None
         self._issue()
         return batch
@@ -306,7 +321,7 @@ class ThreadIterator(Iterator[Any]):
     @property
     def alive(self) -> bool:
         """Whether these threads can run another epoch."""
-        return not self._window.closed
+        return not self._window.closed and self.team.is_whole()
 
     def close(self) -> None:
         """Let the threads end after their current calls. From now on `next()` raises `LoaderClosedError`."""

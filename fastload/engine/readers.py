@@ -1,21 +1,25 @@
-"""Who reads a loader's batches: threads, or the loop itself. What each of them owns, and its random streams."""
+"""Who reads a loader's batches: threads, processes, or the loop itself. What each owns, and its random streams."""
 
 from __future__ import annotations
 
-import threading
 from functools import cached_property
+from typing import Any
 
 import torch
 
-from fastload.engine import workers
+from fastload.engine import drivers, workers
+from fastload.engine.pinning import can_pin
+from fastload.engine.team import Team
 from fastload.engine.window import Window
-from fastload.engine.worker_context import WorkerContext, can_pin
 from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
+from fastload.processes.segments import Segments
 from fastload.random.streams import Streams, chosen_modules, routable
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
+from fastload.reading.sources import own_indices
+from fastload.reading.worker_context import WorkerContext
 from fastload.settings import Settings
 
 
@@ -40,7 +44,10 @@ class Readers:
         # The loop copies a light batch faster than a worker could hand it over.
         light = settings.worker_init_fn is None and source.is_light(settings.samples_per_batch)
         self.workers = 0 if light and not self.pins else settings.num_workers
+        self.in_processes = self.workers > 0 and settings.in_processes
         self._settings = settings
+        self._segments = Segments()
+        self.pools = self.pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         draws = not source.copies and (settings.seed is not None or self.workers > 0)
         self._streams = Streams(
@@ -48,7 +55,8 @@ class Readers:
             keyed=draws and not settings.iterable,
             seeded=settings.seed is not None,
         )
-        self._isolation = settings.isolation() if draws or self.workers else None
+        isolated = (draws or self.workers) and not self.in_processes
+        self._isolation = settings.isolation() if isolated else None
         if self._isolation is not None and self.workers:
             self._isolation.check()
 
@@ -61,14 +69,16 @@ class Readers:
         """Return a window for these readers."""
         settings, source = self._settings, self.fetcher.source
         window: Window[Batch] = Window(
-            settings.depth(self.workers, batches_in_parallel=source.batches_in_parallel),
+            settings.depth(
+                self.workers, batches_in_parallel=source.batches_in_parallel or self.in_processes
+            ),
             in_order=settings.in_order,
             collected=self.pins and self.workers > 0,
             lanes=settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
-        self.pool.limit = window.depth + 1
+        self.pool.limit = self._segments.limit = window.depth + 1
         return window
 
     def of_loop(self, window: Window[Batch]) -> WorkerContext:
@@ -80,10 +90,26 @@ class Readers:
         stream = self._streams.make(own.generators, initialised=False)
         return WorkerContext(0, own, None, stream, self.fetcher, window.changes.wait)
 
-    def start(self, window: Window[Batch], base_seed: int) -> list[threading.Thread]:
-        """Start the worker threads, if there are any, and return them; see `workers.start`."""
+    def batch(self, given: Any, **place: Any) -> Batch:
+        """Return a new batch of what the sampler gave. A worker process reads the whole batch."""
+        batch = self.fetcher.source.batch(given, **place)
+        if self.in_processes:
+            batch.given, batch.builder, batch.units = own_indices(given), None, 1
+        return batch
+
+    def start(self, window: Window[Batch], base_seed: int) -> Team:
+        """Start the workers, if there are any; see `workers.start` and `drivers.start`."""
         if not self.workers:
-            return []
+            return Team(window)
+        if self.in_processes:
+            return drivers.start(
+                window,
+                self._settings,
+                self._segments,
+                self.fetcher.notices,
+                num_workers=self.workers,
+                base_seed=base_seed,
+            )
         assert self._isolation is not None
         return workers.start(
             window,

@@ -122,7 +122,7 @@ class Window(Generic[T]):
         with self._lock:
             dropped = tuple(self._flight)
             for ticket in dropped:
-                ticket.dropped = True
+                ticket.drop(closing=False)
             self._flight.clear()
             self._ready_tickets.clear()
             self._complete_bytes = self._complete_count = 0
@@ -322,7 +322,7 @@ class Window(Generic[T]):
             self._fault = fault or self._fault
             self.closed = True
             for ticket in tuple(self._flight):
-                ticket.dropped = True
+                ticket.drop(closing=True)
             for line in (*self._workers, self._collector, self._loop):
                 line.close()
             self.changes.close()

@@ -82,7 +82,7 @@ _SHARED_CLASSES = {
     "_ctypes.CFuncPtr",
     "ctypes.CDLL",
     "datasets.table.Table",
-    "fastload.engine.iterator.ThreadIterator",
+    "fastload.engine.iterator.LoaderIterator",
     "h5py._hl.base.HLObject",
     "h5py.h5a.AttrID",
     "h5py.h5d.DatasetID",

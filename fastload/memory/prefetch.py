@@ -112,8 +112,8 @@ class DeviceLoader(Generic[T]):
     def _expect_state(self, name: str) -> None:
         """Raise AttributeError unless this loader has a state."""
         begun = self._received
-        # A loader with processes has no state, and warns of that itself.
-        warns = getattr(self.loader, "worker_method", None) == "process"
+        # A loader that torch's iterator reads has no state, and warns of that itself.
+        warns = getattr(self.loader, "worker_method", None) == "torch"
         if hasattr(self.loader, name) and (begun is None or begun.state is not None or warns):
             return
         raise AttributeError(

@@ -21,5 +21,9 @@ class Ticket:
         self.stage = OPEN
         self.dropped = False
 
+    def drop(self, *, closing: bool) -> None:
+        """Let nobody read on. The window calls this under its lock, also in a finalizer; `closing` if it is closed."""
+        self.dropped = True
+
     def release(self) -> None:
         """Drop what a dropped ticket carries. The window calls this without its lock, also during a run."""

@@ -39,11 +39,11 @@ from fastload._kit.torch_private import (
     show_worker_info_in_threads,
 )
 from fastload._kit.user_errors import annotate, contained
-from fastload.engine import waiting, workers
-from fastload.engine.worker_context import neutral_modes
+from fastload.engine import threads, waiting
 from fastload.errors import SharedStateWarning, WorkerCrashError
 from fastload.isolation import Isolation, Watch, WorkerCopies
 from fastload.random.streams import Streams, chosen_modules, entered, routable
+from fastload.reading.worker_context import neutral_modes
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
@@ -129,8 +129,8 @@ class Batches(Iterator[Batch]):
         index = torch.accelerator.current_device_index() if device.type != "cpu" else None
         set_up: SimpleQueue[None] = SimpleQueue()
         _running.add(self)
-        with workers.torch_threads_kept() as torch_threads:
-            prepare = partial(workers.become_worker, index, torch_threads)
+        with threads.torch_threads_kept() as torch_threads:
+            prepare = partial(threads.become_worker, index, torch_threads)
             for i, own in enumerate(self._copies()):
                 work = partial(self._work, i, own)
                 self._launch(f"fastload-worker-{i}", partial(self._run, set_up, prepare, work))
@@ -152,8 +152,8 @@ class Batches(Iterator[Batch]):
             yield own
 
     def _launch(self, name: str, run: Callable[[], None]) -> None:
-        thread = workers.new_thread(name, run)
-        with workers.deep_stacks():
+        thread = threads.new_thread(name, run)
+        with threads.deep_stacks():
             thread.start()
         self.threads.append(thread)
 
@@ -344,7 +344,7 @@ class Batches(Iterator[Batch]):
         try:
             self.end()
         finally:
-            workers.join(self.threads)
+            threads.join(self.threads)
             self._source.close()
 
 

@@ -110,8 +110,7 @@ class Histogram:
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count `count` durations of `seconds` each."""
-        place = int(log2(seconds / _LOWEST_S) * _PER_OCTAVE) if seconds > _LOWEST_S else 0
-        self._counts[min(place, _BUCKETS - 1)] += count
+        self._counts[bucket(seconds)] += count
         self.count += count
         self.seconds += seconds * count
 
@@ -130,6 +129,12 @@ class Histogram:
             return (0.0,) * len(shares)
         places = (bisect_left(reached, max(1, ceil(share * total))) for share in shares)
         return tuple(_LOWEST_S * 2 ** ((place + 0.5) / _PER_OCTAVE) for place in places)
+
+
+def bucket(seconds: float) -> int:
+    """Return the bucket of a histogram that counts a duration."""
+    place = int(log2(seconds / _LOWEST_S) * _PER_OCTAVE) if seconds > _LOWEST_S else 0
+    return min(place, _BUCKETS - 1)
 
 
 class Place(NamedTuple):
@@ -215,6 +220,11 @@ class Recorder:
         self._sample_cpu_s += cpu_seconds
         if slowest > self._slowest[0]:
             self._slowest = slowest, where(), first
+
+    def waited(self, core_wait_s: float, switches: int) -> None:
+        """Add for how long a worker process lacked a core, and how often it blocked."""
+        self._core_wait_s += core_wait_s
+        self._switches += switches
 
     def probe(self) -> None:
         """Release the GIL for some 300 us, and measure how long it takes to get it back. At most every `PROBE_EVERY_S`.

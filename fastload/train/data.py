@@ -67,7 +67,7 @@ def open_loader(
         num_workers=recipe.workers,
         pin_memory=pin_memory,
         persistent_workers=recipe.workers > 0,
-        worker_method="process" if processes else "thread",
+        worker_method="torch" if processes else "thread",
         **({} if processes else threads),
     )
 
@@ -92,7 +92,7 @@ def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
     """Return up to 64 indices of samples that this rank reads in the next steps of this epoch, evenly spread."""
     sampler = loader.sampler
     assert isinstance(sampler, fastload.RankSampler)
-    done = loader.state_dict()["batches"] if loader.worker_method == "thread" else 0
+    done = loader.state_dict()["batches"] if loader.worker_method != "torch" else 0
     size = loader.batch_size or 1
     last = min((done + steps) * size, len(sampler))
     stride = max(1, (last - done * size) // _LOOKED_AT)

@@ -336,8 +336,8 @@ def test_threads_read_at_once_without_mixing_up_their_records(packed: Path) -> N
     assert not wrong
 
 
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_loaders_of_both_methods_give_each_record_once(packed: Path, method: Any) -> None:
+@pytest.mark.parametrize("method", ["thread", "process", "torch"])
+def test_loaders_of_all_methods_give_each_record_once(packed: Path, method: Any) -> None:
     dataset = PackedDataset(packed, transform=lambda p: int(np.asarray(p).sum()))
     dataset[0]  # a fork inherits what is open
     expected = sorted(int(pixels_of(k).sum()) for k in range(20))

@@ -476,6 +476,6 @@ def test_threads_see_what_processes_would(count: int) -> None:
 @settings(max_examples=4)
 @given(DESCRIPTIONS, st.booleans())
 def test_the_model_is_what_processes_do(description: Description, persistent: bool) -> None:
-    processes = {"worker_method": "process", "multiprocessing_context": "fork"}
+    processes = {"worker_method": "torch", "multiprocessing_context": "fork"}
     epochs = read(Graph(description), 2, persistent_workers=persistent, **processes)
     assert_as_in_processes(description, epochs, persistent=persistent)

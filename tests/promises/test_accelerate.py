@@ -79,7 +79,7 @@ def test_prepare_drops_the_threads_and_a_warning_says_so() -> None:
 
 def test_prepare_drops_nothing_of_torch_s_own_iterator() -> None:
     accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.prepare(fastload.DataLoader(Augmented(), worker_method="process"))
+    accelerator.prepare(fastload.DataLoader(Augmented(), worker_method="torch"))
 
 
 # ---- Hugging Face's Trainer ----

@@ -11,6 +11,7 @@ cores is left out because threads that wait cost no core.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, get_type_hints
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader as TorchLoader
 import fastload
 from fastload import DataLoader, RankSampler
 from fastload.random.streams import chosen_modules
+from fastload.settings import METHODS
 
 OURS = {
     "seed": None,
@@ -44,7 +46,7 @@ OURS = {
     "memory_format": torch.contiguous_format,
     "on_stats": None,
     "snapshot_every_n_steps": 1,
-    "worker_method": "thread",
+    "worker_method": None,
 }
 
 
@@ -374,9 +376,9 @@ def test_bad_arguments_of_ours_are_refused_by_name(case: str) -> None:
         "random_modules": ("numpy",),
     }.items(),
 )
-def test_an_argument_that_processes_have_no_place_for_is_named(name: str, value: Any) -> None:
+def test_an_argument_that_torchs_iterator_has_no_place_for_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: .*worker_method"):
-        DataLoader(DATA, worker_method="process", **{name: value})
+        DataLoader(DATA, worker_method="torch", **{name: value})
 
 
 @pytest.mark.parametrize("told", ["loader", "sampler"])
@@ -464,29 +466,41 @@ def test_a_loader_shows_itself_in_a_line(arguments: dict[str, Any], text: str) -
 # ---- the ways through torch's own iterator ----
 
 
-def test_the_process_method_gives_the_same_batches() -> None:
+def test_every_method_gives_the_same_batches() -> None:
     arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "num_workers": 2}
     for seed in (None, 5):
         epochs = []
-        for method in ("thread", "process"):
+        for method in METHODS:
             torch.manual_seed(3)
-            loader = DataLoader(DATA, **arguments, seed=seed, worker_method=method)
+            loader: Any = DataLoader(DATA, **arguments, seed=seed, worker_method=method)  # type: ignore[arg-type]
             epochs.append([[batch.tolist() for batch in loader] for _ in range(2)])
             loader.close()
-        assert epochs[0] == epochs[1]
+        assert epochs[0] == epochs[1] == epochs[2] == epochs[3]
         assert epochs[0][0] != epochs[0][1]
 
 
-def test_the_process_method_uses_processes_and_the_thread_method_does_not() -> None:
-    import os
-
+def test_all_methods_but_threads_use_processes() -> None:
     class Pids(Tens):
         def __getitem__(self, index: int) -> int:
             return os.getpid()
 
-    for method, alone in (("thread", True), ("process", False)):
-        loader = DataLoader(Pids(), 5, num_workers=1, worker_method=method)  # type: ignore[arg-type]
-        assert {pid == os.getpid() for batch in loader for pid in batch.tolist()} == {alone}
+    for method in METHODS:
+        loader: Any = DataLoader(Pids(), 5, num_workers=1, worker_method=method)  # type: ignore[arg-type]
+        found = {pid == os.getpid() for batch in loader for pid in batch.tolist()}
+        assert found == {method == "thread"}
+        loader.close()
+
+
+def test_the_environment_says_which_kind_of_workers_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert DataLoader(DATA).worker_method == "thread"
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "process")
+    assert DataLoader(DATA).worker_method == "process"
+    assert DataLoader(DATA, worker_method="thread").worker_method == "thread"
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "fiber")
+    with pytest.raises(ValueError, match="worker_method.*'fiber'"):
+        DataLoader(DATA)
 
 
 def test_the_multiprocessing_context_is_validated_and_unused_by_threads() -> None:

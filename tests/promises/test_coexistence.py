@@ -389,7 +389,8 @@ assert all(ask() is None for ask in kept)
 assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2))) == 4
 assert all(ask() is None for ask in kept)
 assert len(list(data.DataLoader(Asks(), 2, num_workers=2))) == 4
-assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2, worker_method="process"))) == 4
+for method in ("process", "torch"):
+    assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2, worker_method=method))) == 4
 unfinished = iter(fastload.DataLoader(Asks(), 2, num_workers=2))
 print(next(unfinished).tolist())
 """

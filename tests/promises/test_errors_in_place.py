@@ -31,6 +31,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import fastload
 import fastload.engine.readers
 from fastload import DataLoader
+from fastload.engine import team as team_module
 from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
@@ -386,7 +387,7 @@ def test_a_thread_that_cannot_be_set_up_or_started(
         with pytest.raises(RuntimeError, match=match) as caught:
             iter(loader)
     assert not fastload_threads()
-    assert not [t for t in workers_module._alive if t.name.startswith("fastload-")]
+    assert not [team for team in team_module._teams if team.is_running()]
     assert kind is None or broken.replace("-", " ") in note(caught.value)
     assert torch.get_num_threads() == before
     assert drain(loader) == in_batches(range(100), 10)

@@ -1,5 +1,6 @@
 """Promises:
-- No workers, one thread, several, and persistent ones deliver the same batches, errors and states, in the same order.
+- No workers, one thread, several, processes, and persistent ones deliver the same batches, errors and states, in the
+  same order.
   See also `tests/contracts/workers.py`.
 - The order and the errors of batches are those of torch's worker processes.
 """
@@ -24,6 +25,17 @@ class TestEightThreads(Workers, num_workers=8): ...
 class TestPersistentThreads(Workers, num_workers=2, persistent_workers=True): ...
 
 
+class TestOneProcess(Workers, num_workers=1, worker_method="process"): ...
+
+
+class TestTwoProcesses(Workers, num_workers=2, worker_method="process"): ...
+
+
+class TestPersistentProcesses(
+    Workers, num_workers=3, worker_method="multiprocessing", persistent_workers=True
+): ...
+
+
 class TestTorchsProcesses(
-    LikeTorch, num_workers=2, worker_method="process", multiprocessing_context="fork"
+    LikeTorch, num_workers=2, worker_method="torch", multiprocessing_context="fork"
 ): ...

@@ -158,5 +158,5 @@ def test_what_cannot_be_kept_is_refused() -> None:
     with pytest.raises(ValueError, match=r"memory_format is for torch's default collate"):
         DataLoader([1], collate_fn=list, memory_format=torch.channels_last)
     with pytest.raises(ValueError, match=r"^memory_format: .*worker_method"):
-        DataLoader([1], worker_method="process", memory_format=torch.channels_last)
+        DataLoader([1], worker_method="torch", memory_format=torch.channels_last)
     DataLoader([1], collate_fn=default_collate, memory_format=torch.channels_last)

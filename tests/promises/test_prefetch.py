@@ -632,7 +632,7 @@ def test_only_fastloads_own_loader_has_a_state(method: str) -> None:
 
 
 def test_torchs_processes_are_warned_of_only_where_a_state_is_asked_for() -> None:
-    ahead = prefetch_to(DataLoader([1.0, 2.0], worker_method="process"), "cpu")  # type: ignore[arg-type, var-annotated]
+    ahead = prefetch_to(DataLoader([1.0, 2.0], worker_method="torch"), "cpu")  # type: ignore[arg-type, var-annotated]
     assert len(list(ahead)) == 2
     with pytest.warns(UserWarning, match="does not know its place"):
         assert ahead.state_dict()["kind"] == "process"

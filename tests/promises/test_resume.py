@@ -1429,10 +1429,10 @@ def test_after_a_refusal_the_loader_is_as_it_was() -> None:
     assert run(loader)[0] == batches[epoch][done:]
 
 
-def test_the_process_method_has_no_state_and_says_so() -> None:
+def test_torchs_iterator_has_no_state_and_says_so() -> None:
     """A warning and no error: Lightning asks every loader that has the method, at each checkpoint."""
     state = alone(0).state_dict()
-    loader = alone(1, worker_method="process")
+    loader = alone(1, worker_method="torch")
     with pytest.warns(UserWarning, match="worker_method.*nothing to save"):
         assert "batches" not in loader.state_dict()
     with pytest.warns(UserWarning, match="the epoch starts from its first batch"):

@@ -36,7 +36,7 @@ from torch.utils.data import Sampler
 
 import fastload
 from fastload import DataLoader
-from fastload.engine.iterator import ThreadIterator
+from fastload.engine.iterator import LoaderIterator
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.random import numpy_random, python_random
 from fastload.random.streams import current_stream
@@ -519,8 +519,8 @@ def test_after_ctrl_c_at_any_point_of_next_the_state_says_what_was_delivered(kin
 def test_ctrl_c_in_the_last_lines_of_iter_does_not_use_up_a_loaded_state(workers: int) -> None:
     """Forced there. It may still strike in torch's `__iter__`, which gets the iterator from there."""
 
-    class Struck(threading.Thread):
-        def is_alive(self) -> bool:
+    class Struck:
+        def is_running(self) -> bool:
             raise KeyboardInterrupt
 
     def make() -> DataLoader[Any]:
@@ -533,10 +533,11 @@ def test_ctrl_c_in_the_last_lines_of_iter_does_not_use_up_a_loaded_state(workers
         state = first.state_dict()
     with make() as loader:
         loader.load_state_dict(state)
-        threads, loader._threads = loader._threads, [Struck()]
+        struck: Any = Struck()
+        teams, loader._teams = loader._teams, [struck]
         with pytest.raises(KeyboardInterrupt):
             iter(loader)
-        loader._threads = threads
+        loader._teams = teams
         assert [batch.tolist() for batch in loader] == whole[1:]
 
 
@@ -587,14 +588,14 @@ print(len(calls) > 20, torch_random.unusable())
 def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
     monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    take, strikes = ThreadIterator._take, [False, True]
+    take, strikes = LoaderIterator._take, [False, True]
 
-    def struck(iterator: ThreadIterator) -> Any:
+    def struck(iterator: LoaderIterator) -> Any:
         if strikes and strikes.pop(0):
             raise KeyboardInterrupt
         return take(iterator)
 
-    monkeypatch.setattr(ThreadIterator, "_take", struck)
+    monkeypatch.setattr(LoaderIterator, "_take", struck)
     loader = DataLoader(Reads(16), 4, num_workers=workers, persistent_workers=workers > 0)
     iterator = iter(loader)
     next(iterator)

@@ -21,8 +21,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
+import fastload.engine.pinning
 import fastload.engine.readers
-import fastload.engine.worker_context
 from fastload import DataLoader, Stats, stage
 from fastload.telemetry.diagnosis import bound
 
@@ -316,7 +316,7 @@ def test_pinning_is_a_stage_with_and_without_workers(
         return data
 
     monkeypatch.setattr(fastload.engine.readers, "can_pin", lambda device, stacklevel: True)
-    monkeypatch.setattr(fastload.engine.worker_context, "pin", slow)
+    monkeypatch.setattr(fastload.engine.pinning, "pin", slow)
     stats = run(DataLoader(Simulated(40, waits(0)), 10, num_workers=workers, pin_memory=True))
     assert stats.stages["pin"].count == 4
     assert stats.stages["pin"].seconds >= 0.04

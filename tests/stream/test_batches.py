@@ -375,7 +375,7 @@ def test_a_loop_that_is_left_waits_for_nothing(
     def join(threads: Any) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr(batches.workers, "join", join)
+    monkeypatch.setattr(batches.threads, "join", join)
     source = Hangs()
     ends(source)
     wait_until(lambda: fastload_threads() == ["fastload-reader"], "the workers have ended")
@@ -408,7 +408,7 @@ def test_close_ends_the_threads_and_the_loop_that_waits() -> None:
 
 
 def test_close_names_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastload.engine.workers.JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("fastload.engine.threads.JOIN_SECONDS", 0.01)
     source = Hangs()
     answers = answers_of(source)
     next(iter(answers))

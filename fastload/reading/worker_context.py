@@ -1,8 +1,7 @@
-"""How a thread reads the samples that it claimed, in their random streams, and finishes the batch."""
+"""How a worker reads the samples that it claimed, in their random streams, and finishes the batch."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter, thread_time
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastload._kit.torch_private import current_worker_info, pin, set_worker_info
+from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
 from fastload.errors import ModuleStateWarning, SharedStateWarning
 from fastload.isolation import Watch, WorkerCopies
@@ -21,9 +20,6 @@ from fastload.random.streams import Stream
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.telemetry import Place, Recorder, recording, span
-
-COLLECTOR, LOOP = -2, -1
-"""The indices of a batch's recorders that belong to no worker."""
 
 
 class WorkerContext:
@@ -180,41 +176,3 @@ def finish(batch: Batch, context: WorkerContext) -> None:
     if batch.dropped:
         batch.release()  # `discard` may have done so before the data was made
     _tell(context)
-
-
-def can_pin(device: str, *, stacklevel: int) -> bool:
-    """Return whether an accelerator needs pinned memory; if not, warn in torch's words."""
-    if device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{device}'.",
-            stacklevel=stacklevel + 1,
-        )
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
-    elif accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
-    return accelerator is not None and accelerator.type != "mps"
-
-
-def pin_batch(batch: Batch) -> None:
-    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised. Skip a failed batch."""
-    if batch.error is not None:
-        return
-    started = perf_counter()
-    try:
-        with span("pin"):
-            batch.data = pin(batch.data)
-    except Exception as exc:
-        batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
-    batch.recorders[COLLECTOR].add("pin", perf_counter() - started)

@@ -1,0 +1,219 @@
+"""Promise: Worker processes are measured against torch's own, with the same start method and number of workers.
+
+The rates are those of the second to the sixth epoch, with workers that persist. The time to the first batch is that of
+new workers. MONAI's transforms are measured if the package is installed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+import fastload
+from benchmarks._measure import rate, run_epochs
+from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._run import Case
+from fastload.bench.figures import BenchError
+
+TITLE = "processes: 2 worker processes beside torch's 2, forked; second to sixth epoch, and the first batch of new ones"
+REPEATS = 7
+
+WORKERS = 2
+KINDS = ["fastload", "torch"]
+NAMES = {"fastload": "fastload's processes", "torch": "torch's processes"}
+
+
+class Floats(Dataset[Any]):
+    """float32[3, 224, 224], which costs little to make."""
+
+    pixels = torch.zeros(3, 224, 224)
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.pixels + index, index
+
+
+class Bytes(Floats):
+    """uint8[784], ready in memory."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.rows = torch.zeros(length, 784, dtype=torch.uint8)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.rows[index], index
+
+
+class Tokens(Floats):
+    """int64[128] of a tokenizer in pure Python, which holds the GIL."""
+
+    text = "the loader reads a sample in its own stream and puts it into the batch " * 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        ids, word = [], 0
+        for letter in self.text:
+            if letter == " ":
+                ids.append(word % 30_000)
+                word = index
+            else:
+                word = (word * 31 + ord(letter)) & 0xFFFF_FFFF
+        return torch.tensor(ids[:128]), index
+
+
+class Photographs(Floats):
+    """JPEG photographs through Pillow and torchvision's v1 transforms."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        from skimage import data
+        from torchvision import transforms
+
+        self.encoded = [_jpeg(getattr(data, name)()) for name in ("astronaut", "coffee", "chelsea")]
+        self.transform = transforms.Compose(
+            [
+                transforms.RandomResizedCrop(224),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            ]
+        )
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.encoded[index % len(self.encoded)])) as image:
+            return self.transform(image.convert("RGB")), index
+
+
+class Volumes(Floats):
+    """Volumes float32[64, 64, 32] through five of MONAI's dictionary transforms."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        from monai import transforms as m
+
+        keys = ["image"]
+        self.volume = np.zeros((1, 64, 64, 32), np.float32)
+        self.transform = m.Compose(
+            [
+                m.ScaleIntensityd(keys),
+                m.RandFlipd(keys, prob=0.5, spatial_axis=0),
+                m.RandRotate90d(keys, prob=0.5),
+                m.RandScaleIntensityd(keys, factors=0.1, prob=0.5),
+                m.RandSpatialCropd(keys, roi_size=(48, 48, 24), random_size=False),
+            ]
+        )
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform({"image": self.volume + index})["image"].as_tensor(), index
+
+
+def _jpeg(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+WORKLOADS: dict[str, tuple[Callable[[int], Floats], int, int, float]] = {
+    # dataset, samples, batch size, and the aim for the ratio to torch's rate
+    "float32[3, 224, 224]": (Floats, 1536, 64, 5.0),
+    "uint8[784]": (Bytes, 60_000, 128, 2.0),
+    "tokenizer in Python": (Tokens, 4096, 32, 1.0),
+    "Pillow + torchvision v1": (Photographs, 512, 32, 1.1),
+    "MONAI": (Volumes, 1024, 16, 1.0),
+}
+
+
+def cases(*, smoke: bool) -> list[Case]:
+    return [
+        Case(
+            _name(kind, workload),
+            {"kind": kind, "workload": workload, "length": 4 * batch if smoke else length},
+        )
+        for workload, (_, length, batch, _) in WORKLOADS.items()
+        for kind in KINDS
+        if workload != "MONAI" or find_spec("monai")
+    ]
+
+
+def measure(*, kind: str, workload: str, length: int) -> Figures:
+    make, _, batch_size, _ = WORKLOADS[workload]
+    dataset = make(length)
+    with _opened(kind, dataset, batch_size) as loader:
+        batches = iter(
+            loader
+        )  # as later epochs: what the first use of the classes costs is not in it
+        next(batches)
+        del batches
+    began = perf_counter()
+    with _opened(kind, dataset, batch_size) as loader:
+        values, indices = next(iter(loader))
+        first_s = perf_counter() - began
+        if len(values) != len(indices):
+            raise BenchError("a batch has other values than indices")
+        del values, indices
+        epochs = run_epochs(loader, count=6, indices=range(length))
+    return {"rate": rate(epochs[1:]), "first_ms": 1000 * first_s}
+
+
+@contextmanager
+def _opened(kind: str, dataset: Floats, batch_size: int) -> Iterator[TorchDataLoader[Any]]:
+    options: dict[str, Any] = {
+        "num_workers": WORKERS,
+        "persistent_workers": True,
+        "multiprocessing_context": "fork",
+    }
+    if kind == "torch":
+        yield TorchDataLoader(dataset, batch_size, **options)
+        return
+    with fastload.DataLoader(dataset, batch_size, worker_method="process", **options) as loader:
+        yield loader
+
+
+def rows(results: Results) -> list[Row]:
+    found = []
+    for workload, (_, _, _, aim) in WORKLOADS.items():
+        ours, theirs = (_name(kind, workload) for kind in KINDS)
+        if ours not in results:
+            continue
+        found += [
+            row(
+                results,
+                ours,
+                "rate",
+                unit="samples/s",
+                against=(theirs, "rate"),
+                aim=Aim(">=", aim),
+            ),
+            row(results, theirs, "rate", unit="samples/s"),
+            row(
+                results,
+                ours,
+                "first_ms",
+                name=f"first batch: {ours}",
+                unit="ms",
+                against=(theirs, "first_ms"),
+            ),
+            row(results, theirs, "first_ms", name=f"first batch: {theirs}", unit="ms"),
+        ]
+    return found
+
+
+def _name(kind: str, workload: str) -> str:
+    return f"{workload}: {NAMES[kind]}"

@@ -1,0 +1,71 @@
+"""A loader's worker processes: how they start, and the threads of the loop's process that drive them.
+
+A driver claims a whole batch, sends it to its process and waits for the answer without the GIL. So order, window,
+errors and state do not know who reads.
+"""
+
+from __future__ import annotations
+
+from fastload.engine.team import Team, join
+from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device, torch_threads_kept
+from fastload.engine.window import Window
+from fastload.engine.workers import collect
+from fastload.memory.batch import Batch
+from fastload.processes.parent import Child, start_children
+from fastload.processes.segments import Segments
+from fastload.reading.notices import Notices
+from fastload.settings import Settings
+
+
+def start(
+    window: Window[Batch],
+    settings: Settings,
+    segments: Segments,
+    notices: Notices,
+    *,
+    num_workers: int,
+    base_seed: int,
+) -> Team:
+    """Start the worker processes of a window, and its collector if it has one. Return once all of them are set up.
+
+    Raises what `start_children` raises. Then neither thread nor process is left.
+    """
+    children = start_children(num_workers, base_seed, settings, segments, notices)
+    team = Team(window, children)
+    device = current_device()
+    try:
+        with torch_threads_kept() as torch_threads:
+            for child in children:
+                name = f"fastload-driver-{child.job.worker}"
+                team.launch(name, _drive, window, child, device, torch_threads)
+            if window.collected:
+                team.launch("fastload-collector", collect, window, device, torch_threads)
+            team.wait_until_set_up()
+    except BaseException:
+        window.close()
+        for child in children[len(team.threads) :]:
+            child.end(JOIN_SECONDS)
+        join([team])
+        raise
+    return team
+
+
+def _drive(
+    window: Window[Batch], child: Child, device: int | None, torch_threads: int, team: Team
+) -> None:
+    """Let a worker process read one batch after another, until the window is closed or the process has died."""
+    with team.serving():
+        try:
+            with team.setting_up(f"worker {child.job.worker}; stage: start"):
+                become_worker(device, torch_threads)
+            lane = child.job.worker if window.lanes > 1 else 0
+            while not child.dead and (claim := window.claim(lane)) is not None:
+                batch = claim.ticket
+                seconds = child.read(batch)
+                if window.deliver(batch, claim.stop, seconds):
+                    window.complete(batch)
+                del batch, claim
+        finally:
+            child.end(2 * JOIN_SECONDS)
+            if window.closed:
+                window.discard()

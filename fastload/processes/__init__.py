@@ -1,0 +1,1 @@
+"""Worker processes: how they start, read batches into shared memory, and end."""

@@ -1,0 +1,348 @@
+"""What a worker process runs: it reads one batch after another, as its tickets say, and answers.
+
+It reads with the same code as a loop without workers, in the same random streams. So the batches are the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import random
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload._kit import user_errors
+from fastload._kit.torch_private import (
+    make_worker_info,
+    name_thread,
+    numpy_seed,
+    set_worker_info,
+    show_worker_info_in_threads,
+)
+from fastload._kit.user_errors import annotate, contained
+from fastload.isolation import WorkerCopies
+from fastload.memory.batch import Batch
+from fastload.order.lanes import LaneBatch
+from fastload.processes.jobs import (
+    BATCH,
+    BROKEN,
+    DROP,
+    END,
+    FAILED_SAMPLE,
+    READY,
+    STACK,
+    STARTED,
+    Answer,
+    Job,
+    Sealed,
+    Ticket,
+)
+from fastload.processes.observed import Observed
+from fastload.processes.packing import Packed, pack, pack_error, unpack
+from fastload.processes.segments import Segment, TicketMemory
+from fastload.processes.wire import Wire
+from fastload.random.keys import StreamKeys
+from fastload.random.streams import Streams, chosen_modules, entered, routable
+from fastload.reading.fetch import Fetcher
+from fastload.reading.notices import Notices
+from fastload.reading.worker_context import WorkerContext, finish, neutral_modes, read_run
+from fastload.settings import Settings
+
+LINGER_SECONDS = 10.0
+"""How long a worker may still read a sample after its loader is closed. Then it ends itself."""
+
+_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -> None:
+    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
+
+    Args:
+        work: brings tickets, takes answers.
+        beside: brings what is to be heard while a sample is read.
+        job: which worker this is.
+        sealed: the loader's arguments.
+    """
+    user_errors.ctrl_c_passes = False
+    if job.forked:
+        gc.freeze()  # a collection would write to every object, and so copy the pages of all
+    # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
+    # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
+    for number in _SIGNALS:
+        signal.signal(number, _nothing)
+    wire = Wire(work)
+    heard = _Beside(beside)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        wire.send(pickle.dumps((STARTED, None)))
+        try:
+            worker = _Worker(job, sealed, wire, heard)
+        except BaseException as exc:
+            # Not the message that this process has died: the loop raises the error itself.
+            error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
+            wire.send(pickle.dumps((BROKEN, error)))
+            return
+        worker.serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+class _Beside:
+    """A thread that hears the loop's process while the main thread reads. If that process is gone, it ends this one."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._main = threading.get_ident()
+        self._changed = threading.Condition()  # owns the three fields below
+        self._dropped = -1
+        self._batch: Batch | None = None
+        self._ends = False
+        threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
+
+    def begin(self, batch: Batch, number: int) -> None:
+        """Begin a batch. It may be dropped already."""
+        with self._changed:
+            batch.number = number
+            batch.dropped = self._ends or number <= self._dropped
+            self._batch = batch
+
+    def over(self) -> None:
+        """Forget the batch."""
+        with self._changed:
+            self._batch = None
+
+    def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until `until()` is true or `seconds` have passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends or until(), seconds)
+
+    def _hear(self) -> None:
+        with suppress(OSError):
+            while said := self._end.recv(1):
+                if said == STACK:
+                    self._tell_stack()
+                    continue
+                last = (
+                    struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))[0]
+                    if said == DROP
+                    else 0
+                )
+                with self._changed:
+                    self._dropped = max(self._dropped, last)
+                    self._ends = self._ends or said == END
+                    batch = self._batch
+                    if batch is not None and (self._ends or batch.number <= self._dropped):
+                        batch.dropped = True
+                    self._changed.notify_all()
+                if said == END:
+                    self._end.settimeout(LINGER_SECONDS)
+        os._exit(1)  # the loop's process is gone, or a sample hangs
+
+    def _tell_stack(self) -> None:
+        frame = sys._current_frames().get(self._main)
+        text = "".join(traceback.format_stack(frame)).encode()
+        self._end.sendall(struct.pack("=Q", len(text)) + text)
+
+
+class _Worker:
+    """Reads the batches of one worker process."""
+
+    def __init__(self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside) -> None:
+        self._job = job
+        self._wire = wire
+        self._heard = heard
+        self._who = f"worker {job.worker} (process {os.getpid()})"
+        name_thread(f"fastload-{job.worker}")
+        show_worker_info_in_threads()
+        torch.set_num_threads(1)
+        _seed(job)
+        settings = sealed.open()
+        if job.asks:
+            settings = replace(settings, on_error=self._ask)
+        self._iterable = settings.iterable
+        self._memory = TicketMemory(
+            job.worker, channels_last=settings.memory_format is torch.channels_last
+        )
+        self._notices = Notices()
+        self._fetcher = Fetcher(settings, self._memory, self._notices)
+        info = make_worker_info(
+            job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
+        )
+        with neutral_modes():
+            if settings.worker_init_fn is not None:
+                set_worker_info(info)
+                try:
+                    settings.worker_init_fn(job.worker)
+                except BaseException as exc:
+                    annotate(exc, f"worker {job.worker}; stage: worker_init_fn")
+                    raise
+                finally:
+                    set_worker_info(None)
+        self._segments: dict[tuple[int, int], Segment] = {}
+        self._pass, self._keys = -1, StreamKeys(0, 0)
+        self._observed = Observed()
+        self._context = self._context_of(settings, info)
+
+    def _context_of(self, settings: Settings, info: Any) -> WorkerContext:
+        """Return what this process reads with: the dataset itself, whose generators are keyed for each sample."""
+        source = self._fetcher.source
+        draws = not source.copies
+        streams = Streams(
+            routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
+            keyed=draws and not settings.iterable,
+            seeded=settings.seed is not None,
+        )
+        own = WorkerCopies(settings.dataset, settings.collate_fn, None)
+        if streams.keyed:
+            own = replace(settings, copy_dataset="state").isolation().originals()
+        initialised = settings.worker_init_fn is not None
+        stream = streams.make(own.generators, initialised=initialised)
+        lane = self._job.worker if settings.iterable else 0
+        wait = self._heard.wait
+        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait, lane=lane)
+
+    def serve(self) -> None:
+        """Answer one ticket after another, until the loop's process shuts the wire."""
+        with neutral_modes(), entered(self._context.stream):
+            self._wire.send(pickle.dumps((READY, None)))
+            while True:
+                received = self._wire.receive()
+                assert received is not None
+                message, descriptors = received
+                ticket: Ticket = pickle.loads(message)
+                del message, received
+                self._answer(ticket, descriptors)
+
+    def _answer(self, ticket: Ticket, descriptors: list[int]) -> None:
+        for key in ticket.forget:
+            self._segments.pop(key, None)
+        segment = None
+        if ticket.segment is not None:
+            if descriptors:
+                segment = Segment(ticket.segment, descriptors.pop(), ticket.nbytes)
+                segment.forget()
+                self._segments[ticket.segment] = segment
+            segment = self._segments[ticket.segment]
+        self._memory.begin(segment)
+        batch = self._batch(ticket)
+        self._heard.begin(batch, ticket.number)
+        read_run(batch, 0, batch.units, self._context)
+        finish(batch, self._context)
+        self._context.stream.move(None, None)
+        self._heard.over()
+        data = self._packed(batch)
+        used, created = [], []
+        for segment, nbytes in self._memory.used:
+            new = segment.descriptor >= 0
+            used.append((segment.key, nbytes, segment.nbytes if new else 0))
+            if new:
+                created.append(segment)
+        answer = self._described(batch, data, used)
+        del batch, data
+        self._wire.send(
+            pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
+        )
+        for segment in created:
+            segment.forget()
+            self._segments[segment.key] = segment
+
+    def _batch(self, ticket: Ticket) -> Batch:
+        if ticket.of_pass != self._pass:
+            assert ticket.keys is not None
+            self._pass, self._keys = ticket.of_pass, ticket.keys
+        place: dict[str, Any] = {
+            "keys": self._keys,
+            "recorders": {self._job.worker: self._observed},
+            "epoch": ticket.epoch,
+            "ordinal": ticket.ordinal,
+        }
+        if self._iterable:
+            size, saved = ticket.given
+            return LaneBatch(self._job.worker, size, saved, **place)
+        return self._fetcher.source.batch(ticket.given, position=ticket.position, **place)
+
+    def _packed(self, batch: Batch) -> Packed | None:
+        """Return the batch's data, packed. If that fails, the batch raises the error."""
+        data, batch.data = batch.data, None
+        if batch.error is not None or batch.left_out or batch.dropped:
+            return None
+        try:
+            return pack(data, self._memory)
+        except BaseException as exc:
+            batch.error = contained(exc)
+            batch.where = f"{batch}; stage: hand over from the worker process"
+            return None
+
+    def _described(self, batch: Batch, data: Packed | None, used: list[Any]) -> Answer:
+        who = self._who
+        lane = None
+        if isinstance(batch, LaneBatch):
+            state = batch.state
+            if isinstance(state, Exception):
+                state = pack_error(state, who)  # type: ignore[assignment]
+            lane = batch.position, batch.size, batch.ended, state
+        run, observed = self._observed.take()
+        return Answer(
+            data=data,
+            used=used,
+            nbytes=batch.nbytes,
+            error=None if batch.error is None else pack_error(batch.error, who),
+            where=batch.where,
+            hint=batch.hint,
+            left_out=batch.left_out,
+            handled={k: pack_error(error, who) for k, error in batch.handled.items()},
+            skipped=batch.skipped,
+            retries=[*batch.retries],
+            lane=lane,
+            run=run,
+            observed=observed,
+            waits=self._observed.waits(),
+            warnings=_drained(self._notices.warnings),
+            noticed=_drained(self._notices.noticed),
+        )
+
+    def _ask(self, index: Any, error: Exception) -> Any:
+        """Let the loop's process call `on_error`, and return the sample that it chose."""
+        self._wire.send(pickle.dumps((FAILED_SAMPLE, (index, pack_error(error, self._who)))))
+        received = self._wire.receive()
+        assert received is not None
+        sample, raised = pickle.loads(received[0])
+        if raised is None:
+            return unpack(sample)
+        if raised < 0:
+            raise error  # on_error raised the sample's own error
+        raise RaisedInLoop(raised)
+
+
+class RaisedInLoop(Exception):
+    """Stands for what `on_error` raised, which the loop's process has stored under a number."""
+
+
+def _drained(queue: Any) -> list[Any]:
+    found = []
+    while queue:
+        found.append(queue.popleft())
+    return found
+
+
+def _seed(job: Job) -> None:
+    """Seed the global generators as torch's workers do. Each sample is keyed; this is for all else."""
+    random.seed(job.seed + job.worker)
+    torch.manual_seed(job.seed + job.worker)
+    np.random.seed(numpy_seed(job.seed, job.worker))

@@ -1,0 +1,102 @@
+"""What a worker process gets: its job as it starts, and a ticket for each batch. What it answers.
+
+Tickets and answers hold plain values, so that the pickle of each takes some microseconds.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+from fastload.processes.packing import Packed, PackedError
+from fastload.random.keys import StreamKeys
+from fastload.settings import Settings
+
+STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
+"""What a worker says: it runs, it is set up, `on_error` is wanted, a batch, or the error of its start."""
+
+STACK, DROP, END = b"s", b"d", b"e"
+"""What the loop's process says beside the tickets: show your stack, drop tickets up to a number, end."""
+
+
+class Job(NamedTuple):
+    """Which worker a process is."""
+
+    worker: int
+    num_workers: int
+    seed: int
+    """Torch's base seed."""
+    asks: bool
+    """Whether `on_error` is a function, which runs in the loop's process."""
+    forked: bool
+    """Whether the process is a fork of the loop's, whose objects it shares."""
+
+
+class Sealed:
+    """Holds settings. If it is pickled, it stays pickled at the other end until `open`: the worker seeds before that.
+
+    Pickling happens while multiprocessing starts a process, so queues and locks may be in it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings: Settings | None = settings
+        self._pickle = b""
+
+    def __getstate__(self) -> bytes:
+        return bytes(ForkingPickler.dumps(self._settings))
+
+    def __setstate__(self, state: bytes) -> None:
+        self._settings, self._pickle = None, state
+
+    def open(self) -> Settings:
+        """Return the settings."""
+        if self._settings is None:
+            self._settings = ForkingPickler.loads(self._pickle)
+        return self._settings
+
+
+class Ticket(NamedTuple):
+    """A batch that a worker is to read."""
+
+    number: int
+    """Of the window, for `DROP`."""
+    of_pass: int
+    """Another number means that an iterable dataset begins again."""
+    keys: StreamKeys | None
+    """None if they are those of the ticket before."""
+    epoch: int
+    ordinal: int
+    position: int
+    given: Any
+    """What the sampler gave, or what the lane of an iterable dataset needs."""
+    segment: tuple[int, int] | None
+    nbytes: int
+    """Of the segment, whose descriptor comes along if the worker does not have it yet; else 0."""
+    forget: list[tuple[int, int]]
+    """The segments that are never lent again."""
+
+
+class Answer(NamedTuple):
+    """A batch that a worker has read. See `Batch` for most of the fields."""
+
+    data: Packed | None
+    used: list[tuple[tuple[int, int], int, int]]
+    """The segments that it takes: key, bytes used, and size if the worker created it (its descriptor comes along)."""
+    nbytes: int
+    error: PackedError | None
+    where: str
+    hint: str
+    left_out: bool
+    handled: dict[int, PackedError]
+    skipped: set[int]
+    retries: list[int]
+    lane: tuple[int, int, bool, Any] | None
+    """For an iterable dataset: position, size, whether it ended, and the state after the batch, or its error."""
+    run: tuple[int, float, float]
+    """Samples, seconds, and CPU seconds of reading."""
+    observed: list[tuple[str, float, int, float]]
+    """Observations of stages, as `Recorder.add` takes them."""
+    waits: tuple[float, int, float]
+    """Since the worker's start: seconds without a core, times it blocked, CPU seconds."""
+    warnings: list[tuple[str, str]]
+    noticed: list[tuple[type[Warning], str]]

@@ -1,0 +1,249 @@
+"""Batches, samples and errors as bytes. The memory of tensors and arrays goes into segments and is not pickled.
+
+Pickle protocol 5 hands out the buffers of a message. Those that lie in a segment of the batch already, as the rows of a
+slot do, are named by their position. All others are copied into one segment.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastload._kit.user_errors import contained, shown
+from fastload.processes.segments import TicketMemory
+
+IN_MESSAGE = 32 * 1024
+"""A longer pickle goes into the segment too, not through the socket."""
+
+_MOST_CAUSES = 8
+
+
+class Packed(NamedTuple):
+    """A pickled object. Each buffer is a pair (number of the segment, first byte, bytes) or the bytes themselves."""
+
+    pickle: Any
+    buffers: list[Any]
+
+
+def pack(x: Any, memory: TicketMemory | None = None) -> Packed:
+    """Return `x`, with its buffers in the segments of `memory`. Without `memory` they are part of the result.
+
+    Tensors that share a storage still do so afterwards. A view of less than half of a storage becomes a tensor of its
+    own: a sample may be a view of the whole dataset.
+
+    Raises what pickling raises, and TypeError for a tensor that is not on the CPU or has a graph of gradients.
+    """
+    file = io.BytesIO()
+    packer = _Packer(file)
+    packer.dump(x)
+    parts = [np.frombuffer(buffer.raw(), np.uint8) for buffer in packer.buffers]
+    if memory is None:
+        return Packed(file.getvalue(), [bytearray(part) for part in parts])
+    stream = file.getbuffer()
+    large = len(stream) > IN_MESSAGE
+    if large:
+        parts.append(np.frombuffer(stream, np.uint8))
+    places: list[Any] = _copied(parts, memory)
+    return Packed(places.pop() if large else bytes(stream), places)
+
+
+def _copied(parts: list[np.ndarray], memory: TicketMemory) -> list[Any]:
+    """Return the places of buffers in the segments, after those that lie elsewhere were copied there, into one."""
+    found = [memory.find(part) if part.nbytes else None for part in parts]
+    starts, total = [], 0
+    for part, place in zip(parts, found, strict=True):
+        starts.append(total)
+        if place is None:
+            total += -(-part.nbytes // 64) * 64
+    room = memory.acquire(total) if total else None
+    at = None if room is None else memory.find(room)
+    places: list[Any] = []
+    for part, place, start in zip(parts, found, starts, strict=True):
+        if not part.nbytes:
+            places.append(b"")
+            continue
+        if place is None:
+            assert room is not None
+            assert at is not None
+            room[start : start + part.nbytes] = part
+            place = at[0], at[1] + start
+        places.append((*place, part.nbytes))
+    return places
+
+
+def unpack(packed: Packed, memories: Sequence[np.ndarray] = ()) -> Any:
+    """Return the object. Its tensors and arrays lie in `memories`, those of the segments that the batch takes."""
+
+    def taken(place: Any) -> Any:
+        if not isinstance(place, tuple):
+            return place
+        k, start, nbytes = place
+        return memories[k][start : start + nbytes]
+
+    return pickle.loads(taken(packed.pickle), buffers=map(taken, packed.buffers))
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
+        super().__init__(file, 5, buffer_callback=self.buffers.append)
+        self._storages: dict[tuple[int, int], _Storage] = {}
+
+    def reducer_override(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            if isinstance(x, torch.UntypedStorage):
+                return _storage_over, (self._storage(x),)
+            if isinstance(x, torch.TypedStorage):
+                return _typed, (x._untyped_storage, x.dtype)
+            return NotImplemented
+        if not x.is_cpu and x.device.type != "meta":
+            raise TypeError(
+                f"a worker process cannot hand over a tensor on {x.device}. Return CPU tensors, and move the batch to "
+                "the device in the loop"
+            )
+        if x.requires_grad and not x.is_leaf:
+            raise TypeError(
+                "a worker process cannot hand over a tensor with a graph of gradients. Return tensor.detach()"
+            )
+        dense = x.layout is torch.strided and not x.is_nested and not x.is_quantized
+        if not dense or x.device.type == "meta":
+            return NotImplemented
+        storage = x.untyped_storage()
+        if storage.nbytes() > 2 * x.numel() * x.element_size() + IN_MESSAGE:
+            if type(x) is not torch.Tensor:
+                return _Packer._reduced(x.clone())
+            x = x.detach().clone().requires_grad_(x.requires_grad)
+            storage = x.untyped_storage()
+        elif type(x) is not torch.Tensor:
+            return NotImplemented
+        if x.is_conj() or x.is_neg():
+            return NotImplemented
+        place = x.storage_offset(), tuple(x.size()), x.stride()
+        return _tensor, (self._storage(storage), x.dtype, *place, x.requires_grad)
+
+    @staticmethod
+    def _reduced(x: Any) -> Any:
+        return x.__reduce_ex__(5)
+
+    def _storage(self, storage: torch.UntypedStorage) -> _Storage:
+        """Return the one stand-in of a storage. The pickler remembers it, so that tensors which share it still do."""
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in self._storages:
+            flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+            self._storages[key] = _Storage(flat)
+        return self._storages[key]
+
+
+class _Storage:
+    """Stands for a storage. It pickles as the storage that is made of the buffer at the other end."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat = flat
+
+    def __reduce__(self) -> Any:
+        return _storage_of, (pickle.PickleBuffer(self._flat.numpy()),)
+
+
+def _storage_of(buffer: Any) -> torch.UntypedStorage:
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _storage_over(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage
+
+
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _tensor(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+# ---- errors ----
+
+
+class PackedError(NamedTuple):
+    """An error on its way between processes, and the error that caused it."""
+
+    pickle: bytes
+    cause: PackedError | None
+
+
+def pack_error(error: BaseException, who: str, *, causes: int = _MOST_CAUSES) -> PackedError:
+    """Return an error as bytes. At the other end it has its type, arguments and attributes, and a note: its traceback.
+
+    If its class cannot be rebuilt there, it becomes a RuntimeError that names the class. `who` names this worker.
+    """
+    lines = "".join(traceback.format_tb(error.__traceback__))
+    note = f"raised in {who}:\n{lines.rstrip()}" if lines else ""
+    cause = error.__cause__
+    packed = None if cause is None or not causes else pack_error(cause, who, causes=causes - 1)
+    return PackedError(_pickled(error, note), packed)
+
+
+def _pickled(error: BaseException, note: str) -> bytes:
+    ways: list[Callable[[], Any]] = [lambda: error, lambda: _Rebuilt(error)]
+    for way in ways:
+        with suppress(Exception):
+            data = pickle.dumps((way(), note))
+            again, _ = pickle.loads(data)
+            if type(again) is type(error) and shown(again, str) == shown(error, str):
+                return data
+    kind = type(error)
+    text = f"{kind.__module__}.{kind.__qualname__}: {shown(error, str)}"
+    stand_in = RuntimeError(
+        f"{text} (the class of this error cannot be pickled, so the worker process could not hand it over)"
+    )
+    stand_in.__notes__ = [str(said) for said in getattr(error, "__notes__", ())]
+    return pickle.dumps((stand_in, note))
+
+
+class _Rebuilt:
+    """Pickles an error whose `__init__` takes other arguments than it stores: as class, arguments and attributes."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        error = self._error
+        return _rebuild, (type(error), error.args, dict(vars(error)))
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+def unpack_error(packed: PackedError) -> Exception:
+    """Return the error that `pack_error` packed."""
+    try:
+        error, note = pickle.loads(packed.pickle)
+    except BaseException as exc:
+        return contained(exc)
+    if note:
+        with suppress(Exception):
+            BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
+    if packed.cause is not None:
+        error.__cause__ = unpack_error(packed.cause)
+    found: Exception = error
+    return found

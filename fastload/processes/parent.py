@@ -1,0 +1,476 @@
+"""A worker process as the loop's process sees it. One thread of the loop's process drives it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+import weakref
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+
+from fastload._kit.user_errors import contained, file_of, shown_indices
+from fastload.errors import WorkerDiedError
+from fastload.memory.batch import Batch
+from fastload.order.lanes import LaneBatch
+from fastload.processes import child, starting
+from fastload.processes.jobs import (
+    BROKEN,
+    DROP,
+    END,
+    FAILED_SAMPLE,
+    READY,
+    STACK,
+    STARTED,
+    Answer,
+    Job,
+    Sealed,
+    Ticket,
+)
+from fastload.processes.packing import PackedError, pack, unpack, unpack_error
+from fastload.processes.pausing import busy
+from fastload.processes.segments import Segment, Segments
+from fastload.processes.wire import Wire, watched
+from fastload.reading.notices import Notices
+from fastload.settings import Settings
+from fastload.telemetry import Place
+
+START_SECONDS = 30.0
+"""How long a new worker may use no CPU time before it says that it runs."""
+
+STACK_SECONDS = 1.0
+"""How long a worker may take to show its stack."""
+
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+"""The worker processes of this process. A fork of it closes their sockets: their ends must mean that it is gone."""
+
+
+class Child:
+    """One worker process of a loader.
+
+    Args:
+        job: which worker it is.
+        settings: the loader's arguments.
+        segments: lends the memory of batches.
+        notices: collects warnings for the loop.
+    """
+
+    def __init__(self, job: Job, settings: Settings, segments: Segments, notices: Notices) -> None:
+        self.job = job
+        self.cpu_s = 0.0
+        self.dead = False
+        self._owner = os.getpid()
+        self._settings = settings
+        self._segments = segments
+        self._notices = notices
+        self._process: Any = None
+        self._watched: int | None = None
+        self._said = b""
+        self._passes: list[Any] = [-1, None]  # the number of a pass, and its keys
+        self._lane_state: Any = None
+        self._known: dict[tuple[int, int], None] = {}  # the segments that it maps
+        self._retired = 0  # those that it was told of
+        self._raised: list[BaseException] = []
+        self._asking = threading.Lock()  # owns the socket beside the wire, for questions
+        self._reading: Any = None  # the batch that it reads
+
+    # ---- beginning and end ----
+
+    def start(self, context: BaseContext, sealed: Sealed) -> None:
+        """Start the process. Raise what starting or pickling raised; then nothing is left."""
+        ours, theirs = socket.socketpair()
+        ours_beside, theirs_beside = socket.socketpair()
+        self._work, self._beside = ours, ours_beside
+        _children.add(self)
+        process: Any = context
+        try:
+            self._process = process.Process(
+                target=child.main,
+                args=(theirs, theirs_beside, self.job, sealed),
+                name=f"fastload-worker-{self.job.worker}",
+                daemon=False,
+            )
+            self._process.start()
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            theirs_beside.close()
+        self.pid: int = self._process.pid
+        self._watched = watched(self.pid)
+        self._wire = Wire(ours, ours.fileno() if self._watched is None else self._watched)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process is set up. Raise the error of its start."""
+        for expected in (STARTED, READY):
+            while (said := self._first_words(expected)) is None:
+                pass
+            what, found = said
+            if what == BROKEN:
+                raise unpack_error(found)
+            assert what == expected
+
+    def _first_words(self, expected: int) -> Any:
+        cpu_s = _cpu_s(self.pid)
+        try:
+            received = self._wire.receive(START_SECONDS if expected == STARTED else None)
+        except (EOFError, OSError):
+            raise self._died("it started", hint=_START_HINT) from None
+        if received is not None:
+            return pickle.loads(received[0])
+        if _cpu_s(self.pid) > cpu_s:
+            return None  # imports take their time
+        raise WorkerDiedError(
+            f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, and was "
+            "killed. A lock that another thread held during the fork may never be released in it. Pass "
+            'multiprocessing_context="forkserver"'
+        )
+
+    def end(self, seconds: float) -> None:
+        """Let the process end, kill it after `seconds`, and reap it."""
+        self.stop()
+        with suppress(OSError):
+            self._work.shutdown(socket.SHUT_WR)
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self.kill()
+            self._process.join(1.0)
+        self._close()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        with suppress(OSError, AttributeError):
+            self._process.kill()
+
+    def stop(self) -> None:
+        """Tell the process to end after the sample that it reads. Any thread may call this, also in a finalizer."""
+        self._say(END)
+
+    def _on_drop(self, number: int, *, closing: bool = False) -> None:
+        self._say(END if closing else DROP + struct.pack("=q", number))
+
+    def _say(self, what: bytes) -> None:
+        if os.getpid() != self._owner:
+            return  # a fork of the loop's process closes its copy of the window
+        with suppress(OSError):
+            self._beside.send(what, socket.MSG_DONTWAIT)
+
+    def _close(self) -> None:
+        _children.discard(self)
+        self.dead = True
+        self._work.close()
+        self._beside.close()
+        if self._watched is not None:
+            os.close(self._watched)
+            self._watched = None
+        if self._process is not None:
+            with suppress(ValueError):
+                self._process.close()
+
+    def stack(self) -> str:
+        """Return where the process is, innermost call last."""
+        head = f"worker {self.job.worker} (process {self.pid})"
+        reading = self._reading
+        if reading is not None:
+            head += f", reading sample indices {shown_indices(reading.indices)} of {reading}"
+        with self._asking:
+            try:
+                self._beside.settimeout(STACK_SECONDS)
+                self._beside.send(STACK)
+                size = struct.unpack("=Q", self._beside.recv(8, socket.MSG_WAITALL))[0]
+                text = self._beside.recv(size, socket.MSG_WAITALL).decode()
+            except (OSError, struct.error):
+                text = "  (it does not answer: it is stopped, or a call in C holds its GIL)\n"
+        return f"{head}:\n{text}"
+
+    # ---- batches ----
+
+    def read(self, batch: Batch) -> float:
+        """Let the process read a batch. Return the seconds that reading took."""
+        self._reading = batch
+        batch.on_drop = self._on_drop
+        segment = None
+        try:
+            try:
+                segment = self._segments.lend()
+                message, descriptors = self._ticket(batch, segment)
+            except Exception as exc:
+                batch.error = exc
+                batch.where = f"{batch}; stage: hand over to a worker process"
+                if isinstance(batch, LaneBatch) and self._lane_state is not None:
+                    batch.state = self._lane_state
+                return 0.0
+            if batch.dropped:
+                self._on_drop(batch.number)
+            answer, memory = self._answer(message, descriptors)
+        except (EOFError, OSError):
+            batch.error = self._died(
+                f"it read sample indices {shown_indices(batch.indices)} of {batch}"
+                if batch.indices
+                else f"it read {batch}"
+            )
+            batch.where = ""
+            if isinstance(batch, LaneBatch) and self._lane_state is not None:
+                batch.state = self._lane_state
+            return 0.0
+        finally:
+            batch.on_drop = None
+            self._reading = None
+        with busy:
+            self._fill(batch, answer, memory, segment)
+        return answer.run[1]
+
+    def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
+        number, keys = self._passes
+        new = keys is not batch.keys
+        if new:
+            number += 1
+            self._lane_state = None
+        given = batch.given
+        if isinstance(batch, LaneBatch):
+            given = batch.size, batch.saved if new else None
+        forget: list[tuple[int, int]] = []
+        retired = self._segments.retired
+        if retired != self._retired:
+            forget = [key for key in self._known if not self._segments.has(key)]
+        fresh = segment is not None and segment.key not in self._known
+        ticket = Ticket(
+            number=batch.number,
+            of_pass=number,
+            keys=batch.keys if new else None,
+            epoch=batch.epoch,
+            ordinal=batch.ordinal,
+            position=batch.position,
+            given=given,
+            segment=None if segment is None else segment.key,
+            nbytes=segment.nbytes if fresh and segment is not None else 0,
+            forget=forget,
+        )
+        message = pickle.dumps(ticket, 5)
+        # Only now: if the indices cannot be pickled, the process has learnt nothing.
+        self._passes = [number, batch.keys]
+        self._retired = retired
+        for key in forget:
+            del self._known[key]
+        if segment is not None:
+            self._known[segment.key] = None
+        return message, [segment.descriptor] if fresh and segment is not None else []
+
+    def _answer(self, message: bytes, descriptors: list[int]) -> tuple[Answer, list[int]]:
+        """Send a ticket, and answer the questions that come before the batch."""
+        self._raised.clear()
+        self._wire.send(message, descriptors)
+        while True:
+            received = self._wire.receive()
+            assert received is not None
+            what, found = pickle.loads(received[0])
+            if what != FAILED_SAMPLE:
+                return found, received[1]
+            del received
+            self._wire.send(pickle.dumps(self._handled(*found), 5))
+
+    def _handled(self, index: Any, packed: PackedError) -> tuple[Any, int | None]:
+        """Call `on_error`. Return the sample that it chose, or the number of the error that it raised."""
+        error = unpack_error(packed)
+        on_error: Any = self._settings.on_error
+        try:
+            with busy:
+                return pack(on_error(index, error)), None
+        except BaseException as exc:
+            if exc is error:
+                return None, -1
+            if exc.__context__ is None:
+                exc.__context__ = error
+            self._raised.append(exc)
+            return None, len(self._raised) - 1
+
+    def _fill(
+        self, batch: Batch, answer: Answer, descriptors: list[int], segment: Segment | None
+    ) -> None:
+        memories = self._memories(answer, descriptors, segment)
+        batch.nbytes, batch.left_out = answer.nbytes, answer.left_out
+        batch.where, batch.hint = answer.where, answer.hint
+        batch.skipped = answer.skipped
+        batch.retries.extend(answer.retries)
+        batch.handled = {k: unpack_error(error) for k, error in answer.handled.items()}
+        if isinstance(batch, LaneBatch):
+            assert answer.lane is not None
+            batch.position, batch.size, batch.ended, state = answer.lane
+            batch.indices = range(batch.position, batch.position + batch.size)
+            batch.state = unpack_error(state) if isinstance(state, PackedError) else state
+            self._lane_state = batch.state
+        if answer.error is not None:
+            batch.error = self._original(unpack_error(answer.error))
+        elif answer.data is not None and not batch.dropped:
+            try:
+                batch.data = unpack(answer.data, memories)
+            except BaseException as exc:
+                batch.error = contained(exc)
+                batch.where = f"{batch}; stage: hand over from worker process {self.pid}"
+        self._measure(batch, answer)
+        for kind, sentence in answer.warnings:
+            self._notices.warn(kind, sentence)
+        for category, sentence in answer.noticed:
+            self._notices.notice(category, sentence)
+
+    def _memories(
+        self, answer: Answer, descriptors: list[int], segment: Segment | None
+    ) -> list[np.ndarray]:
+        """Return the loans of the segments that a batch takes."""
+        memories, total = [], 0
+        lent = segment
+        for key, used, size in answer.used:
+            if size:
+                found = Segment(key, descriptors.pop(0), size)
+                self._segments.adopt(found)
+                self._known[key] = None
+            else:
+                assert segment is not None
+                assert segment.key == key
+                found, lent = segment, None
+            memories.append(self._segments.loan(found))
+            total += used + 64
+        if lent is not None:
+            self._segments.give_back(lent)
+        self._segments.needs(total)
+        return memories
+
+    def _original(self, error: Exception) -> Exception:
+        """Return the error itself if `on_error` raised it here."""
+        if isinstance(error, child.RaisedInLoop):
+            return contained(self._raised[error.args[0]])
+        return error
+
+    def _measure(self, batch: Batch, answer: Answer) -> None:
+        recorder = batch.recorders[self.job.worker]
+        samples, seconds, cpu_s = answer.run
+        if samples:
+            dataset = self._settings.dataset
+
+            def place() -> Place:
+                index = batch.first_index(0)
+                return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
+
+            recorder.run(samples, seconds, cpu_s, place)
+        for stage, mean, count, computed in answer.observed:
+            recorder.add(stage, mean, count, cpu_seconds=computed)
+        core_wait_s, switches, used_s = answer.waits
+        recorder.waited(core_wait_s, switches)
+        self.cpu_s += used_s
+
+    def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
+        self.dead = True
+        self._process.join(1.0)
+        code = self._process.exitcode
+        if self._process.is_alive():
+            how = "closed its connection"
+        elif code is None:
+            how = "ended, and another wait() of this program took its exit status"
+        elif code < 0:
+            with suppress(ValueError):
+                code = signal.Signals(-code).name
+            how = f"was killed by {code}"
+            if code == "SIGKILL":
+                hint = hint or _KILLED_HINT
+        else:
+            how = f"exited with code {code}"
+        return WorkerDiedError(
+            f"worker {self.job.worker} (process {self.pid}) {how} while {doing}. {hint or _DIED_HINT}"
+        )
+
+
+_START_HINT = (
+    'What it printed says why. A script whose workers do not fork needs `if __name__ == "__main__":` around what '
+    "it runs, and must be a file"
+)
+_KILLED_HINT = (
+    "The kernel kills a process if memory runs out: see `dmesg`, or memory.events of the job's cgroup. Use fewer "
+    "workers, or smaller batches"
+)
+_DIED_HINT = (
+    "A sample crashed in C, or called os._exit(). Read these samples with num_workers=0 under "
+    "`python -X faulthandler`"
+)
+
+
+def start_children(
+    num_workers: int,
+    seed: int,
+    settings: Settings,
+    segments: Segments,
+    notices: Notices,
+) -> list[Child]:
+    """Start the worker processes of a loader, and wait until all are set up.
+
+    Raises the error of a start, of unpickling or of `worker_init_fn`, and `DatasetCopyError` if something must be
+    pickled and cannot be. Then no process is left.
+    """
+    # No sampler, generator or callback: a worker does not use them, and they may not be picklable.
+    asks = callable(settings.on_error)
+    theirs = replace(
+        settings,
+        sampler=None,
+        generator=None,
+        on_stats=None,
+        multiprocessing_context=None,
+        on_error="skip" if asks else settings.on_error,
+    )
+    sealed = Sealed(theirs)
+    children: list[Child] = []
+    try:
+        with starting.context_of(settings) as (context, reason):
+            method = context.get_start_method()
+            hidden = nullcontext if method == "fork" else starting.without_launcher
+            for worker in range(num_workers):
+                job = Job(worker, num_workers, seed, asks, forked=method == "fork")
+                one = Child(job, settings, segments, notices)
+                try:
+                    with hidden():
+                        one.start(context, sealed)
+                except Exception as exc:
+                    if method == "fork" or isinstance(exc, OSError):
+                        raise
+                    raise starting.cannot_be_pickled(settings, method, reason, exc) from exc
+                children.append(one)
+        for one in children:
+            one.wait_until_ready()
+    except BaseException:
+        for one in children:
+            one.kill()
+        for one in children:
+            one.end(1.0)
+        raise
+    return children
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, or 0.0 if the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _close_in_child() -> None:
+    for one in list(_children):
+        one.dead = True
+        with suppress(OSError):
+            one._work.close()
+        with suppress(OSError):
+            one._beside.close()
+        if one._watched is not None:
+            os.close(one._watched)
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,225 @@
+"""The memory of batches that worker processes write and the loop reads: memfd segments, sent once and lent again.
+
+They have no name in /dev/shm: once the processes that map a segment are gone, so is the segment.
+
+A segment is lent again only if nobody can still see what it held:
+
+- no alias lives in the loop's process: every tensor, array and view of a batch keeps the loan alive;
+- the worker that had it has answered. If the worker dies, its segment is never lent again;
+- it was not on loan during a fork: the forked process would see the next batch in the same pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from fastload.memory.layout import ALIGN
+from fastload.memory.slots import SlotPool
+
+_PAGES = 64 * 1024
+_forks = 0
+"""Counts forks of this process: once before and once after each, so that a loan that spans one sees it."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+
+
+def rounded(nbytes: int) -> int:
+    """Return a size for a segment that holds `nbytes` bytes: some room more, in whole pages."""
+    return -(-(nbytes + nbytes // 16) // _PAGES) * _PAGES
+
+
+class Segment:
+    """Memory that several processes map. `key` names it in messages."""
+
+    def __init__(self, key: tuple[int, int], descriptor: int, nbytes: int) -> None:
+        self.key = key
+        self.nbytes = nbytes
+        self.descriptor = descriptor
+        self.map = mmap.mmap(descriptor, nbytes)
+
+    @classmethod
+    def new(cls, key: tuple[int, int], nbytes: int) -> Segment:
+        """Create a segment. Raise OSError if memory or descriptors run out."""
+        try:
+            descriptor = os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
+        except OSError as exc:
+            exc.add_note(
+                "fastload: a batch in flight takes two file descriptors. Raise `ulimit -n`, or lower prefetch_batches"
+            )
+            raise
+        try:
+            os.ftruncate(descriptor, nbytes)
+            return cls(key, descriptor, nbytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def forget(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the descriptor. The memory lives as long as it is mapped."""
+        # `close` is an argument because this also runs while the interpreter shuts down and modules are gone.
+        if self.descriptor >= 0:
+            close(self.descriptor)
+            self.descriptor = -1
+
+    __del__ = forget
+
+
+class Segments:
+    """The segments of one iterator, in the loop's process. Any thread may call any method.
+
+    No lock: `_returned` runs wherever the last alias of a batch dies, also inside a garbage collection. Appending to
+    and popping from a deque, and setting and popping a key of a dict, are atomic.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self._nbytes = 0  # what the largest batch so far took
+        self._numbers = count()
+        self.retired = 0
+        """Grows if segments are never lent again. A race may lose a step; the next one makes up for it."""
+        self._idle: deque[Segment] = deque()
+        self._loans: dict[int, _Loan] = {}
+        self._alive: weakref.WeakValueDictionary[tuple[int, int], Segment] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def lend(self) -> Segment | None:
+        """Return a segment for a worker's next batch, or None if the size of a batch is not known yet."""
+        while self._nbytes:
+            try:
+                segment = self._idle.pop()
+            except IndexError:
+                segment = Segment.new((-1, next(self._numbers)), self._nbytes)
+                self._alive[segment.key] = segment
+                return segment
+            if segment.nbytes >= self._nbytes:
+                return segment
+            self._retire(segment)
+        return None
+
+    def adopt(self, segment: Segment) -> None:
+        """Take over a segment that a worker created."""
+        self._alive[segment.key] = segment
+
+    def has(self, key: tuple[int, int]) -> bool:
+        """Return whether a segment may still be lent, or is in use."""
+        return key in self._alive
+
+    def loan(self, segment: Segment) -> np.ndarray:
+        """Return the memory of a batch as uint8[nbytes]. When its last alias dies, the segment may be lent again."""
+        # An array over a memoryview: further views refer to this array.
+        lent = np.frombuffer(memoryview(segment.map), np.uint8)
+        loan = _Loan(lent, self._returned)
+        loan.segment, loan.forks = segment, _forks
+        self._loans[id(loan)] = loan
+        return lent
+
+    def give_back(self, segment: Segment) -> None:
+        """Let a segment be lent again. The worker has answered, and nobody saw what it wrote."""
+        if len(self._idle) + len(self._loans) < self.limit:
+            self._idle.append(segment)
+        else:
+            self._retire(segment)
+
+    def _retire(self, segment: Segment) -> None:
+        self._alive.pop(segment.key, None)
+        self.retired += 1
+
+    def needs(self, nbytes: int) -> None:
+        """Let the segments lent from now on have room for a batch of `nbytes`."""
+        if nbytes > self._nbytes:
+            self._nbytes = rounded(nbytes)
+
+    @property
+    def lent(self) -> int:
+        """Number of segments whose batch is alive."""
+        return len(self._loans)
+
+    def _returned(self, loan: weakref.ref[np.ndarray]) -> None:
+        ended = self._loans.pop(id(loan))
+        if ended.forks == _forks:
+            self.give_back(ended.segment)
+        else:
+            self._retire(ended.segment)
+
+
+class _Loan(weakref.ref[np.ndarray]):
+    __slots__ = ("forks", "segment")
+    segment: Segment
+    forks: int
+
+
+class TicketMemory(SlotPool):
+    """The memory of the batch that a worker process makes: the segment that came with the ticket, or new ones.
+
+    Args:
+        worker: the worker's id, for the keys of segments that it creates.
+        channels_last: see `SlotPool`.
+    """
+
+    def __init__(self, worker: int, *, channels_last: bool) -> None:
+        super().__init__(channels_last=channels_last)
+        self._worker = worker
+        self._created = 0
+        self._aliases: weakref.WeakValueDictionary[tuple[int, int], np.ndarray] = (
+            weakref.WeakValueDictionary()
+        )
+        self._taken: list[tuple[Segment, np.ndarray, int]] = []
+
+    def begin(self, segment: Segment | None) -> None:
+        """Begin a batch, in `segment` if nothing in this process still sees the batch that it held."""
+        self._taken = []
+        if segment is not None and segment.key not in self._aliases:
+            self._take_up(segment)
+
+    def _take_up(self, segment: Segment) -> None:
+        memory = np.frombuffer(memoryview(segment.map), np.uint8)
+        self._aliases[segment.key] = memory
+        self._taken.append((segment, memory, 0))
+
+    def acquire(self, nbytes: int) -> np.ndarray:
+        """See `SlotPool`."""
+        if not self._taken or _start(self._taken[-1][2]) + nbytes > self._taken[-1][0].nbytes:
+            self._created += 1
+            self._take_up(Segment.new((self._worker, self._created), rounded(nbytes)))
+        segment, memory, used = self._taken[-1]
+        start = _start(used)
+        self._taken[-1] = segment, memory, start + nbytes
+        return memory[start : start + nbytes]
+
+    def find(self, part: np.ndarray) -> tuple[int, int] | None:
+        """Return which segment of this batch the array lies in, and at which byte; None if in none."""
+        address = _address(part)
+        for k, (_, memory, used) in enumerate(self._taken):
+            start = address - _address(memory)
+            if start >= 0 and start + part.nbytes <= used:
+                return k, start
+        return None
+
+    @property
+    def used(self) -> list[tuple[Segment, int]]:
+        """The segments of this batch, and how many bytes of each it takes."""
+        return [(segment, used) for segment, _, used in self._taken]
+
+
+def _start(used: int) -> int:
+    return -(-used // ALIGN) * ALIGN
+
+
+def _address(part: np.ndarray[Any, Any]) -> int:
+    address: int = part.__array_interface__["data"][0]
+    return address

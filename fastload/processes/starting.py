@@ -1,0 +1,158 @@
+"""How worker processes start: by a fork if that is safe, else by multiprocessing's fork server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+
+from fastload._kit.user_errors import shown
+from fastload.errors import DatasetCopyError
+from fastload.processes.pausing import PAUSE_SECONDS, busy
+from fastload.settings import Settings
+
+_THREADED = {
+    "cyarrow_s3": "its client",
+    "daft": "its runtime",
+    "deltalake": "its runtime",
+    "duckdb": "its threads",
+    "grpc": "its threads",
+    "jax": "its threads",
+    "lance": "its runtime",
+    "lancedb": "its runtime",
+    "obstore": "its runtime",
+    "polars": "its thread pool",
+    "tensorflow": "its threads",
+}
+"""Libraries that start threads when they are used, and whose children hang or fail after a fork."""
+
+_LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
+"""The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
+
+
+@contextmanager
+def context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
+    """Yield the multiprocessing context in which a loader's workers start, and why it is not a fork, or "".
+
+    If it is a fork, no thread of a loader reads a sample in the block.
+    """
+    context, reason = _chosen(settings)
+    if context.get_start_method() != "fork":
+        yield context, reason
+        return
+    with busy.stopped() as alone, _quiet_forks():
+        if not alone and settings.multiprocessing_context is None:
+            reason = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
+            context = multiprocessing.get_context("forkserver")
+        yield context, reason
+
+
+def _chosen(settings: Settings) -> tuple[BaseContext, str]:
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "this process is a daemon of multiprocessing, and a daemon may not start processes. Start it with "
+            'daemon=False, or use worker_method="thread" here'
+        )
+    given = settings.multiprocessing_context
+    if isinstance(given, str):
+        return multiprocessing.get_context(given), ""
+    if given is not None:
+        return given, ""
+    if multiprocessing.get_start_method(allow_none=True) == "spawn":
+        return multiprocessing.get_context("spawn"), ""
+    reason = hazard_of_fork()
+    return multiprocessing.get_context("forkserver" if reason else "fork"), reason
+
+
+def hazard_of_fork() -> str:
+    """Return why a fork of this process may hang or fail, or ""."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "CUDA is in use"
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        return "MPI is in use"
+    found = [name for name in _THREADED if name in sys.modules]
+    return (
+        f"{found[0]} is imported, and {_THREADED[found[0]]} do not survive a fork" if found else ""
+    )
+
+
+@contextmanager
+def _quiet_forks() -> Iterator[None]:
+    """Silence CPython's warning that a process with threads forks, and no other warning."""
+    before = warnings.filters
+    warnings.filterwarnings(
+        "ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning
+    )
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if warnings.filters is before and ours in warnings.filters:
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_launcher() -> Iterator[None]:
+    """Hide an MPI launcher's variables in the block: a fork server that starts there is no rank, nor are its forks."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHER)}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def cannot_be_pickled(settings: Settings, method: str, reason: str, error: Exception) -> Exception:
+    """Return the error that says which part of a loader's arguments cannot be sent to a new process."""
+    path = ""
+    for name in ("dataset", "collate_fn", "worker_init_fn"):
+        path = path or _path_of(getattr(settings, name), name, set())
+    why = f", because {reason}" if reason else ""
+    return DatasetCopyError(
+        f"{path or 'an argument'} cannot be pickled: {shown(error, str)}. Worker processes start by {method}{why}, "
+        "so they need dataset, collate_fn and worker_init_fn as pickles. Create such objects at the first sample, "
+        "use functions of modules in place of lambdas and local functions, or "
+        + ('pass multiprocessing_context="fork"' if not reason else 'use worker_method="thread"')
+    )
+
+
+def _path_of(x: Any, path: str, seen: set[int]) -> str:
+    """Return the path of the innermost part of `x` that cannot be pickled, or "" if it can be."""
+    if id(x) in seen or len(seen) > 10_000:
+        return ""
+    seen.add(id(x))
+    if _can_be_sent(x):
+        return ""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(x, dict):
+        parts = [(f"{path}[{shown(key)}]", value) for key, value in x.items()]
+    elif isinstance(x, list | tuple | set):
+        parts = [(f"{path}[{k}]", value) for k, value in enumerate(x)]
+    elif not callable(getattr(type(x), "__getstate__", None)) or hasattr(x, "__dict__"):
+        parts = [(f"{path}.{name}", value) for name, value in getattr(x, "__dict__", {}).items()]
+    for inner, value in parts:
+        if found := _path_of(value, inner, seen):
+            return found
+    return f"{path} ({type(x).__module__}.{type(x).__qualname__})"
+
+
+def _can_be_sent(x: Any) -> bool:
+    try:
+        ForkingPickler.dumps(x)
+    except RuntimeError as exc:
+        return "inheritance" in str(
+            exc
+        )  # a lock or queue of multiprocessing: only while a process starts
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Messages between a loader's process and one of its worker processes, over a Unix socket pair.
+
+One side asks and the other answers, so at most one message is under way. A message may bring descriptors.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+
+_HEAD = struct.Struct("=QI")  # bytes of the message, and its descriptors
+_AT_ONCE, _KEPT = 16 * 1024, 1024 * 1024  # bytes of the buffer, at first and at most
+_MOST_DESCRIPTORS = 16
+_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Wire:
+    """One end of the socket pair. One thread at a time uses it.
+
+    Args:
+        end: the socket.
+        watched: a descriptor that can be read once the process at the other end is dead, or None. Without it, a process
+            that the dead one has started, and that still holds the socket, would hide its death.
+    """
+
+    def __init__(self, end: socket.socket, watched: int | None = None) -> None:
+        self._socket = end
+        self._buffer = bytearray(_AT_ONCE)
+        self._poll: select.poll | None = None
+        if watched is not None:
+            self._poll = select.poll()
+            self._poll.register(end, select.POLLIN)
+            self._poll.register(watched, select.POLLIN)
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message. Raise OSError if the other end is closed."""
+        head = _HEAD.pack(len(message), len(descriptors))
+        if descriptors:
+            socket.send_fds(self._socket, [head], descriptors)
+            self._socket.sendall(message)
+        else:
+            self._socket.sendall(head + message)
+
+    def receive(self, seconds: float | None = None) -> tuple[memoryview, list[int]] | None:
+        """Wait for the next message. It is valid until the next call. Return None after `seconds` without one.
+
+        Raise EOFError if the other end is closed or its process is dead.
+        """
+        if self._poll is not None and not self._can_read(seconds):
+            return None
+        head = bytearray(_HEAD.size)
+        descriptors = self._fill(memoryview(head))
+        length, count = _HEAD.unpack(head)
+        if length > len(self._buffer):
+            self._buffer = bytearray(length)
+        message = memoryview(self._buffer)[:length]
+        if length > _KEPT:
+            self._buffer = bytearray(_AT_ONCE)
+        descriptors += self._fill(message)
+        if count != len(descriptors):
+            raise OSError(
+                errno.EMFILE, "too many open files: raise `ulimit -n`, or lower prefetch_batches"
+            )
+        return message, descriptors
+
+    def _can_read(self, seconds: float | None) -> bool:
+        assert self._poll is not None
+        ready = self._poll.poll(None if seconds is None else 1000 * seconds)
+        if ready and self._socket.fileno() not in (descriptor for descriptor, _ in ready):
+            # A message that was sent before the end lies in the socket by now: the kernel says both at once.
+            raise EOFError("the process is dead")
+        return bool(ready)
+
+    def _fill(self, buffer: memoryview) -> list[int]:
+        """Receive as many bytes as `buffer` has, and return the descriptors that came with them."""
+        found = array.array("i")
+        while buffer:
+            got, ancillary, _, _ = self._socket.recvmsg_into(
+                [buffer], _SPACE, socket.MSG_CMSG_CLOEXEC
+            )
+            if not got:
+                raise EOFError("the other end is closed")
+            buffer = buffer[got:]
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
+        return list(found)
+
+
+def watched(pid: int) -> int | None:
+    """Return a descriptor that can be read once a process is dead, or None if this kernel has no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
