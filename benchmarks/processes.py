@@ -1,18 +1,16 @@
 """Promise: Worker processes are measured against torch's own, with the same start method and number of workers.
 
 The rates are those of the second to the sixth epoch, with workers that persist. The time to the first batch is that of
-new workers. MONAI's transforms are measured if the package is installed.
+new workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -74,29 +72,6 @@ class Tokens(Floats):
         return torch.tensor(ids[:128]), index
 
 
-class Volumes(Floats):
-    """Volumes float32[64, 64, 32] through five of MONAI's dictionary transforms."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        from monai import transforms as m
-
-        keys = ["image"]
-        self.volume = np.zeros((1, 64, 64, 32), np.float32)
-        self.transform = m.Compose(
-            [
-                m.ScaleIntensityd(keys),
-                m.RandFlipd(keys, prob=0.5, spatial_axis=0),
-                m.RandRotate90d(keys, prob=0.5),
-                m.RandScaleIntensityd(keys, factors=0.1, prob=0.5),
-                m.RandSpatialCropd(keys, roi_size=(48, 48, 24), random_size=False),
-            ]
-        )
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.transform({"image": self.volume + index})["image"].as_tensor(), index
-
-
 def _photos(length: int) -> Photos:
     return Photos(sample_images(length), transform("crop"))
 
@@ -107,7 +82,6 @@ WORKLOADS: dict[str, tuple[Callable[[int], Dataset[Any]], int, int, float]] = {
     "uint8[784]": (Bytes, 60_000, 128, 2.0),
     "tokenizer in Python": (Tokens, 4096, 32, 1.0),
     "Pillow + torchvision v1": (_photos, 512, 32, 1.1),
-    "MONAI": (Volumes, 1024, 16, 1.0),
 }
 
 
@@ -119,7 +93,6 @@ def cases(*, smoke: bool) -> list[Case]:
         )
         for workload, (_, length, batch, _) in WORKLOADS.items()
         for kind in KINDS
-        if workload != "MONAI" or find_spec("monai")
     ]
 
 
@@ -161,8 +134,6 @@ def rows(results: Results) -> list[Row]:
     found = []
     for workload, (_, _, _, aim) in WORKLOADS.items():
         ours, theirs = (_name(kind, workload) for kind in KINDS)
-        if ours not in results:
-            continue
         found += [
             row(
                 results,
