@@ -36,13 +36,16 @@ from fastload.processes.jobs import (
 from fastload.processes.packing import PackedError, pack, unpack, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire, watched
+from fastload.processes.wire import Wire, can_be_read, watched
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.telemetry import Place
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
+
+STATUS_SECONDS = 0.5
+"""How long the exit status of a dead worker may take."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
@@ -136,12 +139,22 @@ class Child:
         self.stop()
         with suppress(OSError):
             self._work.shutdown(socket.SHUT_WR)
-        if self._process.pid is not None:
-            self._process.join(seconds)
-            if self._process.is_alive():
-                self.kill()
-                self._process.join(1.0)
+        if self._process.pid is not None and not self._has_ended(seconds):
+            self.kill()
+            self._has_ended(1.0)
         self._close()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Wait for the end of the process, and reap it. Return whether it has ended."""
+        if self._watched is None:
+            self._process.join(seconds)
+            return not self._process.is_alive()
+        # A process that the worker has started may hold the pipe that `join` waits for.
+        if not can_be_read(self._watched, seconds):
+            return False
+        if self._process.exitcode is None:
+            self._process.join(STATUS_SECONDS)  # the fork server sends it
+        return True
 
     def kill(self) -> None:
         """Kill the process."""
@@ -167,6 +180,9 @@ class Child:
         self._work.close()
         self._beside.close()
         if self._watched is not None:
+            if self._process.exitcode is None and can_be_read(self._watched, 0):
+                # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
+                self._process._popen.returncode = 255
             os.close(self._watched)
             self._watched = None
         with suppress(ValueError):  # it still runs
@@ -366,12 +382,12 @@ class Child:
 
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True
-        self._process.join(1.0)
+        ended = self._has_ended(1.0)
         code = self._process.exitcode
-        if self._process.is_alive():
+        if not ended:
             how = "closed its connection"
         elif code is None:
-            how = "ended, and another wait() of this program took its exit status"
+            how = "ended with an unknown status, which another wait() of this program took,"
         elif code < 0:
             with suppress(ValueError):
                 code = signal.Signals(-code).name
