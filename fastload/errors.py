@@ -44,7 +44,7 @@ class EmptyBatchError(FastloadError, RuntimeError):
 
 
 class DatasetCopyError(FastloadError, RuntimeError):
-    """A dataset holds an object that workers can neither copy nor share. The message says where."""
+    """A dataset holds an object that workers can neither copy nor share, nor unpickle. The message says where."""
 
 
 class SharedStateWarning(UserWarning):

@@ -43,9 +43,9 @@ ENVIRONMENT = "FASTLOAD_WORKER_METHOD"
 
 
 class DataLoader(TorchDataLoader[T]):
-    """A drop-in for `torch.utils.data.DataLoader` that loads with threads.
+    """A drop-in for `torch.utils.data.DataLoader` that loads with threads, or with processes of its own.
 
-    All of torch's arguments keep their meaning. `num_workers` counts threads; 0 runs the same code in the
+    All of torch's arguments keep their meaning. `num_workers` counts threads or processes; 0 runs the same code in the
     loop's own thread. Each worker reads its own copy of an iterable dataset, as in torch.
 
     Memory: at most
@@ -53,11 +53,11 @@ class DataLoader(TorchDataLoader[T]):
         (batches in flight + batches kept by the loop + 1) x bytes of a batch
 
     At most `prefetch_batches` batches are in flight, or `prefetch_factor * num_workers` if only that is given.
-    The default is `2 + ceil(num_workers / batch_size)` for torch's own collate, and `2 + num_workers` for
-    your own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`.
+    The default is `2 + ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for
+    processes, your own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`.
 
-    A TensorDataset with batches of up to 1 MiB starts no thread: the loop copies such a batch faster than a
-    thread could hand it over.
+    A TensorDataset with batches of up to 1 MiB starts no worker: the loop copies such a batch faster than a
+    worker could hand it over.
 
     These arguments are beyond torch's, and keyword-only.
 
@@ -68,8 +68,9 @@ class DataLoader(TorchDataLoader[T]):
             batches if samples draw no random numbers.
         on_error: what to do when a sample raises. "raise": `next()` raises the error instead of
             returning the batch; the next call returns the next batch. "skip": the batch is one sample shorter; it is
-            never refilled, and the error is logged. A callable gets `(index, exception)` on a worker thread and returns
-            a sample, or `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
+            never refilled, and the error is logged. A callable gets `(index, exception)` on a thread of the loop's
+            process and returns a sample, or `fastload.SKIP`. A batch that loses all its samples raises
+            `EmptyBatchError`.
         max_errors: the most samples that `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: "state": each worker reads through its own copy of every object that your code can
@@ -79,7 +80,8 @@ class DataLoader(TorchDataLoader[T]):
             objects or 4 MiB below them). A container that holds datasets, transforms, functions or generators
             is never data. True: data is copied too. False: all workers share one dataset. A class that is safe
             in threads says so: `fastload_per_worker = ()` shares its instances, `("transform",)` all but their
-            attribute `transform`. See docs/threads.md; `fastload check` prints what is copied.
+            attribute `transform`. See docs/threads.md; `fastload check` prints what is copied. It has no effect on
+            worker processes, each of which has a dataset of its own.
         random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
             with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
             environment variable FASTLOAD_RANDOM_MODULES ("python,numpy", "python", "numpy" or "none"), or both. See
@@ -98,13 +100,14 @@ class DataLoader(TorchDataLoader[T]):
         begin_early: let persistent workers begin the next epoch while the loop works on the end of this one, if its
             order is known (a RankSampler or a sequential one). They do not if the dataset holds a
             `multiprocessing.Value`, a shared tensor, a manager's proxy or an object with `set_epoch()`, or with
-            `copy_dataset=False`. Pass False if your loop changes in another way what samples are.
+            `copy_dataset=False`. Pass False if your loop changes in another way what samples are. Worker processes
+            never begin it early.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
             each batch.
         worker_method: "thread"; "process" (torch calls it "multiprocessing") for worker processes with all that this
             class promises: for samples that hold the GIL, or that use what a process has only one of; "torch" for
-            torch's own iterator, without these promises. None: the value of the environment variable
-            FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
+            torch's own iterator, without these promises. Data pipes are always read by it. None: the value of the
+            environment variable FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
     """
 
     def __init__(
@@ -231,7 +234,7 @@ class DataLoader(TorchDataLoader[T]):
         return super()._get_iterator()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle or copy: without threads, iterators and counts."""
+        """Return the state to pickle or copy: without workers, iterators and counts."""
         return {
             **self.__dict__,
             "_iterator": None,
@@ -262,7 +265,7 @@ class DataLoader(TorchDataLoader[T]):
         """Warn. Only Accelerate reads this, just before it builds torch's loader from this one."""
         if self._is_ours:
             warnings.warn(
-                f"fastload: Accelerate's prepare() replaces {self!r} with torch's loader, without fastload's threads, "
+                f"fastload: Accelerate's prepare() replaces {self!r} with torch's loader, without fastload's workers, "
                 "seed and state. Leave the loader out of prepare(), and give it a RankSampler.",
                 stacklevel=2,
             )
@@ -335,10 +338,10 @@ class DataLoader(TorchDataLoader[T]):
         )
 
     def close(self) -> None:
-        """End all threads of this loader once their current calls return. `iter()` starts new ones.
+        """End all workers of this loader once their current calls return. `iter()` starts new ones.
 
-        Iterators that you still hold raise `LoaderClosedError`. `close()` waits five seconds at most. Then it names
-        the threads that still run in a warning and abandons them.
+        Iterators that you still hold raise `LoaderClosedError`. `close()` waits five seconds at most. Then it abandons
+        the threads that still run, kills such worker processes, and names them in a warning.
         """
         for iterator in list(self._iterators):
             iterator.close()

@@ -88,8 +88,8 @@ class Settings:
         """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
         if self.worker_method not in METHODS:
             raise ValueError(
-                f"worker_method must be {', '.join(map(repr, METHODS[:-1]))} or {METHODS[-1]!r}, "
-                f"got {self.worker_method!r}"
+                f"worker_method, or FASTLOAD_WORKER_METHOD in the environment, must be "
+                f"{', '.join(map(repr, METHODS[:-1]))} or {METHODS[-1]!r}, got {self.worker_method!r}"
             )
         if self.on_stats is not None and not callable(self.on_stats):
             raise ValueError(f"on_stats must be a callable (stats), got {self.on_stats!r}")

@@ -360,7 +360,7 @@ def _check_iterable(
             Finding(
                 "fault",
                 f"in {workers} threads the dataset raises {raised[0]}, but not in a serial loop",
-                'Check how the dataset uses torch.utils.data.get_worker_info(), or use worker_method="process".',
+                'Check how it uses get_worker_info(). If its library is not thread-safe: worker_method="process".',
             )
         )
     each = threaded[:workers]

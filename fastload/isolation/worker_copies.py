@@ -242,7 +242,7 @@ class Isolation:
         warnings.warn(
             f"fastload: all workers share what cannot be copied: {named}{f'; and {more} more' if more > 0 else ''}. If "
             "such an object keeps a position or a value between two calls, samples can be wrong. Create it at the "
-            'first sample, or pass num_workers=0 or worker_method="process".',
+            'first sample, or pass num_workers=0. worker_method="process" helps, unless it is an open file.',
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
@@ -282,5 +282,5 @@ def _refusal(refused: Sequence[Named]) -> str:
     return (
         f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
         "Open it at the first sample, not in __init__. If a sample was read before the loop, set the attribute to "
-        'None again. Or pass num_workers=0 or worker_method="process".'
+        "None again. Worker processes need that too, because forks share an open file. Or pass num_workers=0."
     )

@@ -54,6 +54,7 @@ from fastload.processes.observed import Observed
 from fastload.processes.packing import Packed, pack, pack_error, unpack
 from fastload.processes.segments import Segment, TicketMemory
 from fastload.processes.wire import Wire
+from fastload.random import global_draws
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.reading.fetch import Fetcher
@@ -77,6 +78,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
         sealed: the loader's arguments.
     """
     user_errors.ctrl_c_passes = False
+    global_draws.in_worker_process = True
     if job.forked:
         gc.freeze()  # a collection would write to every object, and so copy the pages of all
     # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.

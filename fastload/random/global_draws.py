@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
+in_worker_process = False
+"""Whether this process reads samples for the loop of another one. A worker process sets it."""
+
 
 def shared_draws(state: str) -> str:
     """Return the warning about samples that draw from `state`, without its beginning "the dataset seems to"."""
+    fact = (
+        "which all threads share: samples are not reproducible. A sample that seeds that state twice, to repeat a "
+        'draw, may get the draws of another (not with worker_method="process")'
+    )
+    if in_worker_process:
+        fact = "of which each worker has one: a draw depends on which samples that worker has read"
     return (
-        f"draw from {state}, which all threads share: samples are not reproducible. A sample that seeds that state "
-        "twice, to repeat a draw, may get the draws of another. Draw from fastload.sample_generator() (torch) or "
-        'fastload.sample_rng() (NumPy, and instead of Python\'s random), or use worker_method="process".'
+        f"draw from {state}, {fact}. Draw from fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, "
+        "and instead of Python's random)."
     )
 
 

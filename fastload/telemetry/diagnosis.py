@@ -109,7 +109,7 @@ def bound(stats: Snapshot) -> Finding:
         return _finding(
             "nothing",
             "Nothing is measured: no epoch has begun",
-            'or torch\'s own iterator runs (worker_method="process"), which measures nothing',
+            'or torch\'s own iterator runs (worker_method="torch", or a data pipe), which measures nothing',
         )
     if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
         return _too_little(stats)
@@ -246,9 +246,12 @@ def _gil(stats: Snapshot) -> Finding | None:
 
 
 def _turns(stats: Snapshot) -> Finding | None:
-    """Return a finding if there are many short waits: each library call releases the GIL and wakes a worker."""
+    """Return a finding if there are many short waits: each library call releases the GIL and wakes a worker.
+
+    Worker processes probe no GIL, because they share none.
+    """
     sample_s = seconds_in(stats, "sample")
-    if stats.workers < 2 or sample_s < MOSTLY * stats.busy_s:
+    if stats.workers < 2 or not stats.gil_probes or sample_s < MOSTLY * stats.busy_s:
         return None
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
     if not TURNS * sample_s <= waits_s < TURN_S * stats.blocked:

@@ -37,7 +37,7 @@ class Snapshot:
     epoch: int = -1
     """The epoch's number, which keys its order; -1 before the first `iter()`."""
     workers: int = 0
-    """Worker threads; 0 means that the loop's own thread reads."""
+    """Worker threads or processes; 0 means that the loop's own thread reads."""
     depth: int = 0
     """The most batches that may be in flight. This bounds the memory."""
     samples: int = 0
@@ -77,10 +77,10 @@ class Snapshot:
     This is an estimate. At most every 40 ms, after a run of samples, a worker naps for 250 us. The wait is how much
     longer the nap takes, minus the time without a core as Linux counts it. The estimate is too low if the GIL is
     always in use but never for long. It is too high by 0.02, because timers fire late, and by more on full cores
-    if the kernel does not count. It needs a few tens of `gil_probes`.
+    if the kernel does not count. It needs a few tens of `gil_probes`. Worker processes do not share a GIL, so it is 0.
     """
     gil_probes: int = 0
-    """Number of naps from which `gil_pressure` is estimated."""
+    """Number of naps from which `gil_pressure` is estimated. Worker processes make none."""
     slots_in_use: int = 0
     """Slots (each the memory of one batch) that workers fill, that wait for the loop, or that the loop holds."""
     slowest_s: float = 0.0
@@ -92,7 +92,7 @@ class Snapshot:
     cores: int = 0
     """Cores that the process may use; 0 if unknown."""
     process_cpu_s: float = 0.0
-    """CPU seconds that the whole process used since `iter()`."""
+    """CPU seconds that the whole process, and its worker processes, used since `iter()`."""
     core_wait_s: float = 0.0
     """Thread-seconds in which workers could compute but had no core, as Linux counts them; 0 on other systems."""
     blocked: int = 0

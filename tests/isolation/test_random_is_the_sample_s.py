@@ -554,3 +554,11 @@ def test_a_module_that_is_turned_off_is_noticed(
         assert "another" in warning, "says that a sample that seeds twice gets another's draws"
     for chosen in [(module,), ("python", "numpy")]:
         assert said(*chosen) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_warning_of_a_worker_process_speaks_of_workers(module: str) -> None:
+    draws = Draws(MODULES[module], 64)
+    (warning,) = said_of(draws, worker_method="process", random_modules=())
+    assert "which samples that worker has read" in warning
+    assert "thread" not in warning

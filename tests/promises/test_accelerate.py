@@ -72,7 +72,7 @@ def test_a_checkpoint_of_accelerate_in_the_middle_of_an_epoch_resumes_the_loader
 def test_prepare_drops_the_threads_and_a_warning_says_so() -> None:
     """Should it keep them, the README's section can be shorter."""
     accelerator = accelerate.Accelerator(cpu=True)
-    with pytest.warns(UserWarning, match="without fastload's threads, seed and state.*RankSampler"):
+    with pytest.warns(UserWarning, match="without fastload's workers, seed and state.*RankSampler"):
         prepared = accelerator.prepare(loader_of(accelerator, workers=2))
     assert not isinstance(prepared, fastload.DataLoader)
 

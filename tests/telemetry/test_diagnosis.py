@@ -137,6 +137,7 @@ CASES = [
     (replace(ALONE, sample_cpu_s=4.9), "gil", "the worker and the loop take turns"),
     (replace(ALONE, gil_pressure=0.9), "gil", "the worker and the loop take turns"),
     (run(blocked=10**6, sample_cpu_s=20.0), "gil", "num_workers=2"),
+    (run(blocked=10**6, sample_cpu_s=20.0, gil_probes=0), "workers", "num_workers="),  # processes
     (
         run(blocked=10**6, sample_cpu_s=1.0, stages=stages(sample=9.0, collate=30.0)),
         "collate",
