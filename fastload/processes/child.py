@@ -219,7 +219,7 @@ class _Worker:
         )
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
-            own = replace(settings, copy_dataset="state").isolation().originals()
+            own = replace(settings, copy_dataset="state").isolation().in_own_process()
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         lane = self._job.worker if settings.iterable else 0
