@@ -39,6 +39,8 @@ NAMES = (
     "stream",
     "parameters",
     "elastic",
+    "processes",
+    "scale",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that run only if they are named, because they need further packages."""

@@ -1,19 +1,16 @@
 """Promise: Worker processes are measured against torch's own, with the same start method and number of workers.
 
 The rates are those of the second to the sixth epoch, with workers that persist. The time to the first batch is that of
-new workers. MONAI's transforms are measured if the package is installed.
+new workers.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -22,6 +19,7 @@ import fastload
 from benchmarks._measure import rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
+from benchmarks.images import Photos, sample_images, transform
 from fastload.bench.figures import BenchError
 
 TITLE = "processes: 2 worker processes beside torch's 2, forked; second to sixth epoch, and the first batch of new ones"
@@ -74,69 +72,16 @@ class Tokens(Floats):
         return torch.tensor(ids[:128]), index
 
 
-class Photographs(Floats):
-    """JPEG photographs through Pillow and torchvision's v1 transforms."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        from skimage import data
-        from torchvision import transforms
-
-        self.encoded = [_jpeg(getattr(data, name)()) for name in ("astronaut", "coffee", "chelsea")]
-        self.transform = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(224),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-            ]
-        )
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self.encoded[index % len(self.encoded)])) as image:
-            return self.transform(image.convert("RGB")), index
+def _photos(length: int) -> Photos:
+    return Photos(sample_images(length), transform("crop"))
 
 
-class Volumes(Floats):
-    """Volumes float32[64, 64, 32] through five of MONAI's dictionary transforms."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        from monai import transforms as m
-
-        keys = ["image"]
-        self.volume = np.zeros((1, 64, 64, 32), np.float32)
-        self.transform = m.Compose(
-            [
-                m.ScaleIntensityd(keys),
-                m.RandFlipd(keys, prob=0.5, spatial_axis=0),
-                m.RandRotate90d(keys, prob=0.5),
-                m.RandScaleIntensityd(keys, factors=0.1, prob=0.5),
-                m.RandSpatialCropd(keys, roi_size=(48, 48, 24), random_size=False),
-            ]
-        )
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.transform({"image": self.volume + index})["image"].as_tensor(), index
-
-
-def _jpeg(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
-WORKLOADS: dict[str, tuple[Callable[[int], Floats], int, int, float]] = {
+WORKLOADS: dict[str, tuple[Callable[[int], Dataset[Any]], int, int, float]] = {
     # dataset, samples, batch size, and the aim for the ratio to torch's rate
     "float32[3, 224, 224]": (Floats, 1536, 64, 5.0),
     "uint8[784]": (Bytes, 60_000, 128, 2.0),
     "tokenizer in Python": (Tokens, 4096, 32, 1.0),
-    "Pillow + torchvision v1": (Photographs, 512, 32, 1.1),
-    "MONAI": (Volumes, 1024, 16, 1.0),
+    "Pillow + torchvision v1": (_photos, 512, 32, 1.1),
 }
 
 
@@ -148,7 +93,6 @@ def cases(*, smoke: bool) -> list[Case]:
         )
         for workload, (_, length, batch, _) in WORKLOADS.items()
         for kind in KINDS
-        if workload != "MONAI" or find_spec("monai")
     ]
 
 
@@ -173,7 +117,7 @@ def measure(*, kind: str, workload: str, length: int) -> Figures:
 
 
 @contextmanager
-def _opened(kind: str, dataset: Floats, batch_size: int) -> Iterator[TorchDataLoader[Any]]:
+def _opened(kind: str, dataset: Dataset[Any], batch_size: int) -> Iterator[TorchDataLoader[Any]]:
     options: dict[str, Any] = {
         "num_workers": WORKERS,
         "persistent_workers": True,
@@ -190,8 +134,6 @@ def rows(results: Results) -> list[Row]:
     found = []
     for workload, (_, _, _, aim) in WORKLOADS.items():
         ours, theirs = (_name(kind, workload) for kind in KINDS)
-        if ours not in results:
-            continue
         found += [
             row(
                 results,

@@ -29,8 +29,8 @@ _TRANSIENT = {
 }
 
 
-ctrl_c_passes = True
-"""Whether KeyboardInterrupt and SystemExit end what the main thread does. A worker process sets it to False."""
+passing: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
+"""What ends the main thread's call. In a worker process it is nothing, in a process that a sample forks anything."""
 
 
 def contained(exc: BaseException) -> Exception:
@@ -42,11 +42,10 @@ def contained(exc: BaseException) -> Exception:
     In the main thread, raise KeyboardInterrupt and SystemExit again, unless this is a worker process. Python runs
     signal handlers there, the loop runs the sampler there and, without workers, reads the samples there.
     """
+    if isinstance(exc, passing) and threading.current_thread() is threading.main_thread():
+        raise exc
     if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
         return exc
-    in_main = threading.current_thread() is threading.main_thread()
-    if ctrl_c_passes and in_main and isinstance(exc, KeyboardInterrupt | SystemExit):
-        raise exc
     error = RuntimeError(f"user code raised {type(exc).__name__}: {shown(exc, str)}")
     error.__cause__ = exc
     return error

@@ -11,8 +11,9 @@ from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device,
 from fastload.engine.window import Window
 from fastload.engine.workers import collect
 from fastload.memory.batch import Batch
-from fastload.processes.parent import Child, start_children
+from fastload.processes.parent import Child
 from fastload.processes.segments import Segments
+from fastload.processes.starting import start_children
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 

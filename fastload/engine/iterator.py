@@ -221,11 +221,14 @@ class LoaderIterator(Iterator[Any]):
     def _end_with_worker(self, counted: list[Any]) -> None:
         """Close the iterator: a worker process has died, and no other reads its batches.
 
-        The state does not count the batch of a lane: the loader that resumes reads it from there.
+        What other workers have begun comes first. The state does not count the batch of a lane: the loader that
+        resumes reads it from there.
         """
         order, before, _ = counted
         if self._settings.iterable:
             order.progress = before
+        elif self._window.is_begun():
+            return  # each worker's last batch is the one that it died of, so such an error closes the iterator
         self.close()
 
     def _follow_set_epoch(self) -> None:

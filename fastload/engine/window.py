@@ -218,6 +218,11 @@ class Window(Generic[T]):
         if self.closed:
             raise LoaderClosedError("the loader was closed. Begin another epoch with iter(loader)")
 
+    def is_begun(self) -> bool:
+        """Return whether a worker has begun a ticket that is in flight."""
+        with self._lock:
+            return any(ticket.claimed for ticket in self._flight)
+
     def ready(self) -> T | None:
         """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
         with self._lock:

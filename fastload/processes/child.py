@@ -77,8 +77,9 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
         job: which worker this is.
         sealed: the loader's arguments.
     """
-    user_errors.ctrl_c_passes = False
     global_draws.in_worker_process = True
+    user_errors.passing = ()
+    os.register_at_fork(after_in_child=_in_fork_of_worker)
     if job.forked:
         gc.freeze()  # a collection would write to every object, and so copy the pages of all
     # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
@@ -99,6 +100,11 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
         worker.serve()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+def _in_fork_of_worker() -> None:
+    """Let any error end a process that a sample forks. It must not answer in the worker's place."""
+    user_errors.passing = (BaseException,)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -169,6 +175,7 @@ class _Worker:
         self._job = job
         self._wire = wire
         self._heard = heard
+        self._pid = os.getpid()
         self._who = f"worker {job.worker} (process {os.getpid()})"
         name_thread(f"fastload-{job.worker}")
         show_worker_info_in_threads()
@@ -222,6 +229,7 @@ class _Worker:
     def serve(self) -> None:
         """Answer one ticket after another, until the loop's process shuts the wire."""
         with neutral_modes(), entered(self._context.stream):
+            self._end_if_forked()
             self._wire.send(pickle.dumps((READY, None)))
             while True:
                 received = self._wire.receive()
@@ -246,6 +254,7 @@ class _Worker:
         self._heard.begin(batch, ticket.number)
         read_run(batch, 0, batch.units, self._context)
         finish(batch, self._context)
+        self._end_if_forked()
         self._context.stream.move(None, None)
         self._heard.over()
         data = self._packed(batch)
@@ -263,6 +272,13 @@ class _Worker:
         for segment in created:
             segment.forget()
             self._segments[segment.key] = segment
+
+    def _end_if_forked(self) -> None:
+        """End a process that user code has forked and that returned from it. Its answer would be taken for another."""
+        if os.getpid() != self._pid:
+            sys.exit(
+                "fastload: a process that your code forked returned from it. End it by os._exit()"
+            )
 
     def _batch(self, ticket: Ticket) -> Batch:
         if ticket.of_pass != self._pass:

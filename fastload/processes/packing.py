@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from fastload._kit.user_errors import contained, shown
+from fastload.memory.layout import ALIGN
 from fastload.processes.segments import TicketMemory
 
 IN_MESSAGE = 32 * 1024
-"""A longer pickle goes into the segment too, not through the socket."""
+"""Smaller buffers go through the socket. So a loop that keeps the labels of all batches keeps no segment alive."""
 
 _MOST_CAUSES = 8
 
 
 class Packed(NamedTuple):
-    """A pickled object. Each buffer is a pair (number of the segment, first byte, bytes) or the bytes themselves."""
+    """A pickled object. Each part is the bytes themselves, or (number of the segment, first byte, end)."""
 
     pickle: Any
     buffers: list[Any]
@@ -44,38 +45,33 @@ def pack(x: Any, memory: TicketMemory | None = None) -> Packed:
     packer = _Packer(file)
     packer.dump(x)
     parts = [np.frombuffer(buffer.raw(), np.uint8) for buffer in packer.buffers]
-    if memory is None:
-        return Packed(file.getvalue(), [bytearray(part) for part in parts])
-    stream = file.getbuffer()
-    large = len(stream) > IN_MESSAGE
-    if large:
-        parts.append(np.frombuffer(stream, np.uint8))
-    places: list[Any] = _copied(parts, memory)
-    return Packed(places.pop() if large else bytes(stream), places)
+    parts.append(np.frombuffer(file.getbuffer(), np.uint8))
+    *buffers, stream = _places(parts, memory)
+    return Packed(stream, buffers)
 
 
-def _copied(parts: list[np.ndarray], memory: TicketMemory) -> list[Any]:
-    """Return the places of buffers in the segments, after those that lie elsewhere were copied there, into one."""
-    found = [memory.find(part) if part.nbytes else None for part in parts]
-    starts, total = [], 0
-    for part, place in zip(parts, found, strict=True):
-        starts.append(total)
-        if place is None:
-            total += -(-part.nbytes // 64) * 64
-    room = memory.acquire(total) if total else None
-    at = None if room is None else memory.find(room)
-    places: list[Any] = []
-    for part, place, start in zip(parts, found, starts, strict=True):
-        if not part.nbytes:
-            places.append(b"")
-            continue
-        if place is None:
-            assert room is not None
-            assert at is not None
-            room[start : start + part.nbytes] = part
-            place = at[0], at[1] + start
-        places.append((*place, part.nbytes))
+def _places(parts: list[np.ndarray], memory: TicketMemory | None) -> list[Any]:
+    """Return where buffers are. Those that lie in no segment yet are copied into one, or into the message if small."""
+    places: list[Any] = [
+        memory.find(part) if memory is not None and part.nbytes >= IN_MESSAGE else bytearray(part)
+        for part in parts
+    ]
+    total = sum(_aligned(p.nbytes) for p, place in zip(parts, places, strict=True) if place is None)
+    if not total:
+        return places
+    assert memory is not None
+    room, start = memory.acquire(total), 0
+    for k, part in enumerate(parts):
+        if places[k] is None:
+            copy = room[start : start + part.nbytes]
+            copy[:] = part
+            places[k] = memory.find(copy)
+            start += _aligned(part.nbytes)
     return places
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
 
 
 def unpack(packed: Packed, memories: Sequence[np.ndarray] = ()) -> Any:
@@ -84,8 +80,8 @@ def unpack(packed: Packed, memories: Sequence[np.ndarray] = ()) -> Any:
     def taken(place: Any) -> Any:
         if not isinstance(place, tuple):
             return place
-        k, start, nbytes = place
-        return memories[k][start : start + nbytes]
+        k, start, stop = place
+        return memories[k][start:stop]
 
     return pickle.loads(taken(packed.pickle), buffers=map(taken, packed.buffers))
 
@@ -148,12 +144,12 @@ class _Storage:
         self._flat = flat
 
     def __reduce__(self) -> Any:
-        return _storage_of, (pickle.PickleBuffer(self._flat.numpy()),)
+        return _storage_of, (pickle.PickleBuffer(self._flat.numpy().data),)
 
 
 def _storage_of(buffer: Any) -> torch.UntypedStorage:
     if not len(buffer):
-        return torch.UntypedStorage(0)
+        return torch.empty(0).untyped_storage()
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
@@ -162,7 +158,9 @@ def _storage_over(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    kind: Any = torch.TypedStorage  # Any: it has no types
+    typed: torch.TypedStorage = kind(wrap_storage=storage, dtype=dtype, _internal=True)
+    return typed
 
 
 def _tensor(

@@ -9,8 +9,7 @@ import socket
 import struct
 import threading
 import weakref
-from contextlib import nullcontext, suppress
-from dataclasses import replace
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -20,7 +19,7 @@ from fastload._kit.user_errors import contained, file_of, shown_indices
 from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
-from fastload.processes import child, starting
+from fastload.processes import child
 from fastload.processes.jobs import (
     BROKEN,
     DROP,
@@ -37,13 +36,16 @@ from fastload.processes.jobs import (
 from fastload.processes.packing import PackedError, pack, unpack, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire, watched
+from fastload.processes.wire import Wire, can_be_read, watched
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.telemetry import Place
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
+
+STATUS_SECONDS = 0.5
+"""How long the exit status of a dead worker may take."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
@@ -72,7 +74,6 @@ class Child:
         self._notices = notices
         self._process: Any = None
         self._watched: int | None = None
-        self._said = b""
         self._passes: list[Any] = [-1, None]  # the number of a pass, and its keys
         self._lane_state: Any = None
         self._known: dict[tuple[int, int], None] = {}  # the segments that it maps
@@ -89,24 +90,21 @@ class Child:
         ours_beside, theirs_beside = socket.socketpair()
         self._work, self._beside = ours, ours_beside
         _children.add(self)
-        process: Any = context
+        of: Any = context  # Any: the stubs of BaseContext have no Process
         try:
-            self._process = process.Process(
+            self._process = of.Process(
                 target=child.main,
                 args=(theirs, theirs_beside, self.job, sealed),
                 name=f"fastload-worker-{self.job.worker}",
                 daemon=False,
             )
             self._process.start()
-        except BaseException:
-            self._close()
-            raise
+            self.pid: int = self._process.pid
+            self._watched = watched(self.pid)
+            self._wire = Wire(ours, ours.fileno() if self._watched is None else self._watched)
         finally:
             theirs.close()
             theirs_beside.close()
-        self.pid: int = self._process.pid
-        self._watched = watched(self.pid)
-        self._wire = Wire(ours, ours.fileno() if self._watched is None else self._watched)
 
     def wait_until_ready(self) -> None:
         """Wait until the process is set up. Raise the error of its start."""
@@ -135,15 +133,28 @@ class Child:
         )
 
     def end(self, seconds: float) -> None:
-        """Let the process end, kill it after `seconds`, and reap it."""
+        """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
+        if self._process is None:
+            return
         self.stop()
         with suppress(OSError):
             self._work.shutdown(socket.SHUT_WR)
-        self._process.join(seconds)
-        if self._process.is_alive():
+        if self._process.pid is not None and not self._has_ended(seconds):
             self.kill()
-            self._process.join(1.0)
+            self._has_ended(1.0)
         self._close()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Wait for the end of the process, and reap it. Return whether it has ended."""
+        if self._watched is None:
+            self._process.join(seconds)
+            return not self._process.is_alive()
+        # A process that the worker has started may hold the pipe that `join` waits for.
+        if not can_be_read(self._watched, seconds):
+            return False
+        if self._process.exitcode is None:
+            self._process.join(STATUS_SECONDS)  # the fork server sends it
+        return True
 
     def kill(self) -> None:
         """Kill the process."""
@@ -169,11 +180,14 @@ class Child:
         self._work.close()
         self._beside.close()
         if self._watched is not None:
+            if self._process.exitcode is None and can_be_read(self._watched, 0):
+                # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
+                self._process._popen.returncode = 255
             os.close(self._watched)
             self._watched = None
-        if self._process is not None:
-            with suppress(ValueError):
-                self._process.close()
+        with suppress(ValueError):  # it still runs
+            self._process.close()
+        self._process = None
 
     def stack(self) -> str:
         """Return where the process is, innermost call last."""
@@ -368,12 +382,12 @@ class Child:
 
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True
-        self._process.join(1.0)
+        ended = self._has_ended(1.0)
         code = self._process.exitcode
-        if self._process.is_alive():
+        if not ended:
             how = "closed its connection"
         elif code is None:
-            how = "ended, and another wait() of this program took its exit status"
+            how = "ended with an unknown status, which another wait() of this program took,"
         elif code < 0:
             with suppress(ValueError):
                 code = signal.Signals(-code).name
@@ -399,56 +413,6 @@ _DIED_HINT = (
     "A sample crashed in C, or called os._exit(). Read these samples with num_workers=0 under "
     "`python -X faulthandler`"
 )
-
-
-def start_children(
-    num_workers: int,
-    seed: int,
-    settings: Settings,
-    segments: Segments,
-    notices: Notices,
-) -> list[Child]:
-    """Start the worker processes of a loader, and wait until all are set up.
-
-    Raises the error of a start, of unpickling or of `worker_init_fn`, and `DatasetCopyError` if something must be
-    pickled and cannot be. Then no process is left.
-    """
-    # No sampler, generator or callback: a worker does not use them, and they may not be picklable.
-    asks = callable(settings.on_error)
-    theirs = replace(
-        settings,
-        sampler=None,
-        generator=None,
-        on_stats=None,
-        multiprocessing_context=None,
-        on_error="skip" if asks else settings.on_error,
-    )
-    sealed = Sealed(theirs)
-    children: list[Child] = []
-    try:
-        with starting.context_of(settings) as (context, reason):
-            method = context.get_start_method()
-            hidden = nullcontext if method == "fork" else starting.without_launcher
-            for worker in range(num_workers):
-                job = Job(worker, num_workers, seed, asks, forked=method == "fork")
-                one = Child(job, settings, segments, notices)
-                try:
-                    with hidden():
-                        one.start(context, sealed)
-                except Exception as exc:
-                    if method == "fork" or isinstance(exc, OSError):
-                        raise
-                    raise starting.cannot_be_pickled(settings, method, reason, exc) from exc
-                children.append(one)
-        for one in children:
-            one.wait_until_ready()
-    except BaseException:
-        for one in children:
-            one.kill()
-        for one in children:
-            one.end(1.0)
-        raise
-    return children
 
 
 def _cpu_s(pid: int) -> float:

@@ -11,7 +11,6 @@ A segment is lent again only if nobody can still see what it held:
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections import deque
@@ -20,6 +19,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import torch
 
 from fastload.memory.layout import ALIGN
 from fastload.memory.slots import SlotPool
@@ -49,7 +49,15 @@ class Segment:
         self.key = key
         self.nbytes = nbytes
         self.descriptor = descriptor
-        self.map = mmap.mmap(descriptor, nbytes)
+        # Not mmap.mmap, which keeps a descriptor of its own: a loop may keep thousands of batches.
+        mapped = torch.from_file(
+            f"/proc/self/fd/{descriptor}", shared=True, size=nbytes, dtype=torch.uint8
+        )
+        self._memory = mapped.numpy()
+
+    def view(self) -> np.ndarray:
+        """Return another array over the memory, uint8[nbytes]. Further views of it refer to this array."""
+        return np.frombuffer(self._memory.data, np.uint8)
 
     @classmethod
     def new(cls, key: tuple[int, int], nbytes: int) -> Segment:
@@ -58,7 +66,7 @@ class Segment:
             descriptor = os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
         except OSError as exc:
             exc.add_note(
-                "fastload: a batch in flight takes two file descriptors. Raise `ulimit -n`, or lower prefetch_batches"
+                "fastload: a batch in flight takes a file descriptor. Raise `ulimit -n`, or lower prefetch_batches"
             )
             raise
         try:
@@ -121,16 +129,17 @@ class Segments:
 
     def loan(self, segment: Segment) -> np.ndarray:
         """Return the memory of a batch as uint8[nbytes]. When its last alias dies, the segment may be lent again."""
-        # An array over a memoryview: further views refer to this array.
-        lent = np.frombuffer(memoryview(segment.map), np.uint8)
+        lent = segment.view()
         loan = _Loan(lent, self._returned)
         loan.segment, loan.forks = segment, _forks
         self._loans[id(loan)] = loan
+        if len(self._loans) > self.limit:
+            segment.forget()  # the loop keeps many batches, and descriptors are few
         return lent
 
     def give_back(self, segment: Segment) -> None:
         """Let a segment be lent again. The worker has answered, and nobody saw what it wrote."""
-        if len(self._idle) + len(self._loans) < self.limit:
+        if len(self._idle) + len(self._loans) < self.limit and segment.descriptor >= 0:
             self._idle.append(segment)
         else:
             self._retire(segment)
@@ -187,7 +196,7 @@ class TicketMemory(SlotPool):
             self._take_up(segment)
 
     def _take_up(self, segment: Segment) -> None:
-        memory = np.frombuffer(memoryview(segment.map), np.uint8)
+        memory = segment.view()
         self._aliases[segment.key] = memory
         self._taken.append((segment, memory, 0))
 
@@ -201,13 +210,13 @@ class TicketMemory(SlotPool):
         self._taken[-1] = segment, memory, start + nbytes
         return memory[start : start + nbytes]
 
-    def find(self, part: np.ndarray) -> tuple[int, int] | None:
-        """Return which segment of this batch the array lies in, and at which byte; None if in none."""
+    def find(self, part: np.ndarray) -> tuple[int, int, int] | None:
+        """Return which segment of this batch the array lies in, its first byte and its end; None if in none."""
         address = _address(part)
         for k, (_, memory, used) in enumerate(self._taken):
             start = address - _address(memory)
             if start >= 0 and start + part.nbytes <= used:
-                return k, start
+                return k, start, start + part.nbytes
         return None
 
     @property

@@ -7,7 +7,8 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -16,11 +17,15 @@ import torch
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
+from fastload.processes.jobs import Job, Sealed
+from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
+from fastload.processes.segments import Segments
+from fastload.random import torch_random
+from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
 _THREADED = {
-    "cyarrow_s3": "its client",
     "daft": "its runtime",
     "deltalake": "its runtime",
     "duckdb": "its threads",
@@ -38,8 +43,60 @@ _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HY
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
 
 
+def start_children(
+    num_workers: int,
+    seed: int,
+    settings: Settings,
+    segments: Segments,
+    notices: Notices,
+) -> list[Child]:
+    """Start the worker processes of a loader, and wait until all are set up.
+
+    Raises the error of a start, of unpickling or of `worker_init_fn`, and `DatasetCopyError` if something must be
+    pickled and cannot be. Then no process is left.
+    """
+    # No sampler, generator or callback: a worker does not use them, and they may not be picklable.
+    asks = callable(settings.on_error)
+    theirs = replace(
+        settings,
+        sampler=None,
+        generator=None,
+        on_stats=None,
+        multiprocessing_context=None,
+        on_error="skip" if asks else settings.on_error,
+    )
+    sealed = Sealed(theirs)
+    # It changes nothing in this process, but writes to the tables of all of torch's operators: 16 MiB that a forked
+    # worker then shares, and 5 ms that it saves.
+    torch_random.install()
+    children: list[Child] = []
+    try:
+        with _context_of(settings) as (context, reason):
+            method = context.get_start_method()
+            hidden = nullcontext if method == "fork" else _without_launcher
+            for worker in range(num_workers):
+                job = Job(worker, num_workers, seed, asks, forked=method == "fork")
+                children.append(Child(job, settings, segments, notices))
+                try:
+                    with hidden():
+                        children[-1].start(context, sealed)
+                except Exception as exc:
+                    if method == "fork" or isinstance(exc, OSError):
+                        raise
+                    raise _cannot_be_pickled(settings, method, reason, exc) from exc
+        for one in children:
+            one.wait_until_ready()
+    except BaseException:
+        for one in children:
+            one.kill()
+        for one in children:
+            one.end(1.0)
+        raise
+    return children
+
+
 @contextmanager
-def context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
+def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     """Yield the multiprocessing context in which a loader's workers start, and why it is not a fork, or "".
 
     If it is a fork, no thread of a loader reads a sample in the block.
@@ -48,7 +105,8 @@ def context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     if context.get_start_method() != "fork":
         yield context, reason
         return
-    with busy.stopped() as alone, _quiet_forks():
+    with busy.stopped() as alone, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded")
         if not alone and settings.multiprocessing_context is None:
             reason = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
             context = multiprocessing.get_context("forkserver")
@@ -68,11 +126,11 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
         return given, ""
     if multiprocessing.get_start_method(allow_none=True) == "spawn":
         return multiprocessing.get_context("spawn"), ""
-    reason = hazard_of_fork()
+    reason = _hazard_of_fork()
     return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 
 
-def hazard_of_fork() -> str:
+def _hazard_of_fork() -> str:
     """Return why a fork of this process may hang or fail, or ""."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA is in use"
@@ -86,22 +144,7 @@ def hazard_of_fork() -> str:
 
 
 @contextmanager
-def _quiet_forks() -> Iterator[None]:
-    """Silence CPython's warning that a process with threads forks, and no other warning."""
-    before = warnings.filters
-    warnings.filterwarnings(
-        "ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning
-    )
-    ours = warnings.filters[0]
-    try:
-        yield
-    finally:
-        if warnings.filters is before and ours in warnings.filters:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def without_launcher() -> Iterator[None]:
+def _without_launcher() -> Iterator[None]:
     """Hide an MPI launcher's variables in the block: a fork server that starts there is no rank, nor are its forks."""
     hidden = {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHER)}
     for name in hidden:
@@ -112,7 +155,7 @@ def without_launcher() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def cannot_be_pickled(settings: Settings, method: str, reason: str, error: Exception) -> Exception:
+def _cannot_be_pickled(settings: Settings, method: str, reason: str, error: Exception) -> Exception:
     """Return the error that says which part of a loader's arguments cannot be sent to a new process."""
     path = ""
     for name in ("dataset", "collate_fn", "worker_init_fn"):

@@ -98,3 +98,10 @@ def watched(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+def can_be_read(descriptor: int, seconds: float) -> bool:
+    """Return whether a descriptor can be read within `seconds`."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))

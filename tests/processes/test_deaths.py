@@ -1,0 +1,530 @@
+"""Promises:
+- A worker process that dies raises `WorkerDiedError` in its batch's place within a second, and the others continue.
+  The error names worker, signal or exit code, and the indices.
+- When the last worker has died, the iterator closes, and `iter()` begins again.
+- A dead worker of an iterable dataset closes the iterator. The state then resumes exactly.
+- Workers killed at random moments cost no hang, no wrong batch, and leave no process, descriptor or memory.
+- Workers end within two seconds if the loop's process is killed, also while another fork of that process lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload.errors import LoaderClosedError, WorkerDiedError
+from tests.children import Python
+from tests.conftest import open_descriptors, settle
+from tests.fakes import Numbers
+from tests.processes.holding import (
+    Dies,
+    DyingLane,
+    Gate,
+    Held,
+    Pipe,
+    Watch,
+    descendants,
+    killed,
+    leaves,
+    memfds,
+    outcomes,
+    pass_gate,
+    plain,
+    say,
+    segfault,
+)
+from tests.promises.reading import in_batches, wait_until
+from tests.resuming import through_json
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+WITHIN_S = 1.0
+WAYS: list[tuple[Callable[[], None], str]] = [
+    (killed, "SIGKILL"),
+    (segfault, "SIGSEGV"),
+    (leaves, "code 3"),
+]
+
+
+def died(error: Any, *words: str) -> WorkerDiedError:
+    """Return an error that must be a `WorkerDiedError` with these words."""
+    assert type(error) is WorkerDiedError, repr(error)
+    missing = [word for word in words if word not in str(error)]
+    assert not missing, f"{missing} not in: {error}"
+    return error
+
+
+# ---- one death ----
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize(("way", "named"), WAYS, ids=[named for _, named in WAYS])
+def test_a_death_is_an_error_in_the_place_of_its_batch(
+    way: Callable[[], None], named: str, context: str, tmp_path: Path
+) -> None:
+    dataset = Dies(40, (14,), way, tmp_path / "moment")
+    with fastload.DataLoader(
+        dataset, 4, num_workers=3, worker_method="process", multiprocessing_context=context
+    ) as loader:
+        iterator = iter(loader)
+        got = [next(iterator).tolist() for _ in range(3)]
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iterator)
+        took_s = time.monotonic() - float((tmp_path / "moment").read_text())
+        died(caught.value, "worker ", named, "12, 13, 14, 15")
+        assert took_s < WITHIN_S
+        assert got + plain(outcomes(iterator)) == [
+            batch for place, batch in enumerate(in_batches(range(40), 4)) if place != 3
+        ], "the others continue"
+
+
+def test_the_error_names_the_worker_that_died(pipe: Pipe, gate: Gate) -> None:
+    dataset = Held(40, (5,), pipe.path, gate.path)
+    with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        (pid,) = pipe.numbers()
+        os.kill(pid, signal.SIGKILL)
+        moment = time.monotonic()
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iterator)
+        assert time.monotonic() - moment < WITHIN_S
+        died(caught.value, f"process {pid}", "SIGKILL", "4, 5, 6, 7", "batch 1", "epoch 0")
+        gate.open()
+        assert plain(outcomes(iterator)) == in_batches(range(8, 40), 4)
+
+
+def test_a_death_between_two_batches_is_no_hang(pipe: Pipe, gate: Gate) -> None:
+    """An idle worker dies. The batch that it is given next is the first that is lost."""
+    dataset = Held(400, (0, 1), pipe.path, gate.path)
+    with fastload.DataLoader(
+        dataset, 1, num_workers=2, worker_method="process", prefetch_batches=2
+    ) as loader:
+        iterator = iter(loader)
+        first, second = pipe.numbers(2)
+        watch = Watch(first, second)
+        gate.open()
+        assert [next(iterator).item() for _ in range(100)] == [*range(100)]
+        os.kill(first, signal.SIGKILL)
+        assert watch.alive(10) == [second]
+        got = plain(outcomes(iterator))
+        watch.close()
+    assert got.count("WorkerDiedError") <= 1, "one death costs at most one batch"
+    assert len(got) == 300
+    assert [
+        b for b, k in zip(got, range(100, 400), strict=True) if b not in ([k], "WorkerDiedError")
+    ] == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_with_the_last_worker_the_iterator_closes_and_iter_begins_again(
+    persistent: bool, tmp_path: Path
+) -> None:
+    dataset = Dies(40, (4, 9), killed, tmp_path / "moment")
+    with fastload.DataLoader(
+        dataset, 4, num_workers=2, worker_method="process", persistent_workers=persistent
+    ) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            assert next(iterator).tolist() == [0, 1, 2, 3]
+            for place in (1, 2):
+                with pytest.raises(WorkerDiedError, match=f"batch {place} "):
+                    next(iterator)
+            with pytest.raises(LoaderClosedError, match="iter"):
+                next(iterator)
+    living = fastload.DataLoader(Numbers(8), 4, num_workers=2, worker_method="process")
+    assert plain(outcomes(iter(living))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_persistent_workers_are_whole_again_in_the_next_epoch(tmp_path: Path) -> None:
+    """A dead worker is replaced between epochs, not within one."""
+    dataset = DiesOnce(40, (6,), killed, tmp_path / "moment")
+    with fastload.DataLoader(
+        dataset, 4, num_workers=2, worker_method="process", persistent_workers=True
+    ) as loader:
+        first = plain(outcomes(iter(loader)))
+        assert first[:1] + first[2:] == in_batches(range(40), 4)[:1] + in_batches(range(8, 40), 4)
+        assert first[1] == "WorkerDiedError"
+        assert len(descendants() - HERE) == 1
+        assert plain(outcomes(iter(loader))) == in_batches(range(40), 4)
+        wait_until(lambda: len(descendants() - HERE) == 2, "the worker that was left has ended")
+
+
+HERE: set[int] = set()
+"""What runs beside the worker processes of a test: the server of `tests.children`."""
+
+
+@pytest.fixture(autouse=True)
+def _here() -> None:
+    HERE.clear()
+    HERE.update(descendants())
+
+
+class DiesOnce(Dies):
+    """Dies at its first reading of each deadly index only."""
+
+    def __getitem__(self, index: int) -> int:
+        return index if self.note.exists() else super().__getitem__(index)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_worker_that_dies_as_it_starts_is_an_error_of_iter(context: str) -> None:
+    """In `worker_init_fn`, or as the dataset is unpickled. The other workers end."""
+    by_init = fastload.DataLoader(
+        Numbers(40), 4, num_workers=2, worker_method="process", worker_init_fn=die_in_worker_1
+    )
+    by_dataset = fastload.DataLoader(
+        DiesUnpickled(40),
+        4,
+        num_workers=2,
+        worker_method="process",
+        multiprocessing_context=context,
+    )
+    loader, code = (by_init, "code 7") if context == "fork" else (by_dataset, "code 8")
+    for _ in range(2):
+        started = time.monotonic()
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iter(loader))
+        assert time.monotonic() - started < 25, "it does not wait for a worker that is gone"
+        died(caught.value, code, "start")
+        assert not settle(lambda: descendants() - HERE)
+
+
+def die_in_worker_1(worker: int) -> None:
+    if worker == 1:
+        os._exit(7)
+
+
+class DiesUnpickled(Numbers):
+    """Ends the process that unpickles it."""
+
+    def __setstate__(self, state: Any) -> None:
+        os._exit(8)
+
+
+# ---- iterable datasets ----
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(
+    batch_size: int, tmp_path: Path
+) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        dataset = DyingLane(11, 7, tmp_path / "moment")
+        return fastload.DataLoader(
+            dataset, batch_size, num_workers=2, worker_method="process", seed=5
+        )
+
+    note = tmp_path / "moment"
+    note.touch()
+    with make() as loader:
+        whole = plain(outcomes(iter(loader)))
+    note.unlink()
+    with make() as loader:
+        iterator = iter(loader)
+        got = outcomes(iterator)
+        state = through_json(loader.state_dict())
+        took_s = time.monotonic() - float(note.read_text())
+    assert took_s < WITHIN_S + 1
+    assert [type(b) for b in got[-2:]] == [WorkerDiedError, LoaderClosedError], got
+    died(got[-2], "worker 1", "SIGKILL")
+    had = plain(got[:-2])
+    assert had == whole[: len(had)]
+    assert 7 // batch_size <= len(had) < len(whole)
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert had + plain(outcomes(iter(loader))) == whole
+
+
+# ---- who waits, and who holds the socket ----
+
+
+def test_a_death_whose_status_is_never_there_is_named_unknown(pipe: Pipe, gate: Gate) -> None:
+    """The program ignores SIGCHLD, so the kernel throws the status away."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        dataset = Held(20, (5,), pipe.path, gate.path)
+        with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
+            iterator = iter(loader)
+            next(iterator)
+            (pid,) = pipe.numbers()
+            os.kill(pid, signal.SIGKILL)
+            moment = time.monotonic()
+            with pytest.raises(WorkerDiedError) as caught:
+                next(iterator)
+            assert time.monotonic() - moment < WITHIN_S
+            died(caught.value, "unknown", "4, 5, 6, 7")
+            gate.open()
+            assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_another_wait_may_take_the_status(pipe: Pipe, gate: Gate) -> None:
+    dataset = Held(20, (5,), pipe.path, gate.path)
+    with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        (pid,) = pipe.numbers()
+        taken: list[int] = []
+
+        def wait() -> None:
+            try:
+                taken.append(os.waitpid(pid, 0)[0])
+            except ChildProcessError:
+                return  # fastload was first
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        os.kill(pid, signal.SIGKILL)
+        moment = time.monotonic()
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iterator)
+        assert time.monotonic() - moment < WITHIN_S
+        waiting.join(30)
+        died(caught.value, "unknown" if taken else "SIGKILL", "4, 5, 6, 7")
+        gate.open()
+        assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
+
+
+class Leaves(Numbers):
+    """Reading index 5 forks a process that holds all that its worker has, and then kills the worker."""
+
+    def __init__(self, length: int, in_c: bool, pipe: Path, gate: Path) -> None:
+        super().__init__(length)
+        self.in_c, self.pipe, self.gate = in_c, pipe, gate
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            fork = ctypes.CDLL(None).fork if self.in_c else os.fork
+            if fork() == 0:
+                say(self.pipe, os.getpid())
+                pass_gate(self.gate)
+                os._exit(0)
+            pass_gate(self.gate.with_suffix(".worker"))
+            killed()
+        return index
+
+
+@pytest.mark.parametrize("in_c", [False, True], ids=["os.fork", "fork of C"])
+def test_a_grandchild_that_holds_the_socket_hides_no_death(
+    in_c: bool, pipe: Pipe, gate: Gate, tmp_path: Path
+) -> None:
+    dataset = Leaves(20, in_c, pipe.path, gate.path)
+    ready = Gate(tmp_path / "gate.worker")
+    with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        watch = Watch(*pipe.numbers())
+        ready.close()
+        moment = time.monotonic()
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iterator)
+        assert time.monotonic() - moment < WITHIN_S
+        died(caught.value, "SIGKILL", "4, 5, 6, 7")
+        assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
+        assert watch.alive(0) == watch.pids, "the grandchild held the socket all the time"
+    gate.open()
+    assert watch.alive(10) == []
+    watch.close()
+
+
+# ---- kills at random moments ----
+
+
+class Tensors(Numbers):
+    """Tensors of its own index, of `width` values."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(length)
+        self.width = width
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self.width,), index)
+
+
+class Alarm:
+    """A `worker_init_fn`: worker `victim` ends after `seconds` by SIGALRM, which may strike anywhere."""
+
+    def __init__(self, victim: int, seconds: float, pipe: Path) -> None:
+        self.victim, self.seconds, self.pipe = victim, seconds, pipe
+
+    def __call__(self, worker: int) -> None:
+        if worker == self.victim:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            say(self.pipe, os.getpid())
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+
+class Deaths:
+    """Notes the moment at which a worker ended, in a thread: the end of a pidfd is the end of the process."""
+
+    def __init__(self, pid: int) -> None:
+        self.moment = 0.0
+        self._fd = os.pidfd_open(pid)
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        if poll.poll(60_000):
+            self.moment = time.monotonic()
+        os.close(self._fd)
+
+    def join(self) -> None:
+        self._thread.join(70)
+
+
+def one_kill(rng: random.Random, pipe: Pipe) -> bool:
+    """Kill a worker at a random moment. Return whether it cost the start or a batch; all others must be right."""
+    length, batch_size = rng.randrange(40, 400), rng.choice([1, 4, 16])
+    seconds = rng.uniform(0.0001, 0.05)
+    init = Alarm(rng.randrange(3), seconds, pipe.path)
+    dataset = Tensors(length, rng.choice([1, 1000, 20_000]))
+    loader = fastload.DataLoader(
+        dataset, batch_size, num_workers=3, worker_method="process", worker_init_fn=init
+    )
+    with loader:
+        errors: list[WorkerDiedError] = []
+        moment = 0.0
+        try:
+            iterator = iter(loader)
+        except WorkerDiedError as error:
+            died(error, "SIGALRM", "start")
+            pipe.hear()
+            return True
+        watched = Deaths(*pipe.numbers())
+        for place, indices in enumerate(in_batches(range(length), batch_size)):
+            try:
+                batch = next(iterator)
+            except WorkerDiedError as error:
+                moment = time.monotonic()
+                died(error, "SIGALRM")
+                assert not str(error).count("while it read") or str(indices[0]) in str(error), place
+                errors.append(error)
+            else:
+                assert batch.shape == (len(indices), dataset.width)
+                assert torch.equal(batch, torch.tensor(indices).unsqueeze(1).expand_as(batch))
+        assert next(iterator, None) is None
+        assert len(errors) <= 1
+    watched.join()
+    if errors:
+        assert moment - watched.moment < WITHIN_S
+    return bool(errors)
+
+
+def kills(rounds: int, pipe: Pipe) -> None:
+    rng = random.Random(rounds)
+    before, files, mapped = descendants(), open_descriptors(), len(memfds())
+    cost = sum(one_kill(rng, pipe) for _ in range(rounds))
+    assert rounds // 10 <= cost, "the kills strike epochs that run"
+    assert not settle(lambda: descendants() - before)
+    assert not settle(lambda: len(open_descriptors()) > len(files))
+    assert not settle(lambda: len(memfds()) > mapped)
+
+
+def test_kills_at_random_moments_leave_nothing_and_cost_at_most_a_batch(pipe: Pipe) -> None:
+    kills(20, pipe)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_kills_at_random_moments(pipe: Pipe) -> None:
+    kills(1000, pipe)
+
+
+# ---- the parent is killed ----
+
+PARENT = """
+import os, sys, torch, fastload
+from tests.processes.holding import Held, Says, say
+from pathlib import Path
+
+if __name__ == "__main__":
+    pipe, gate, context, held, forked, batches = sys.argv[1:]
+    if held == "held":
+        dataset = Held(10**6, (0, 1, 2, 3), Path(pipe), Path(gate))
+    else:
+        dataset = Says(10**6, Path(pipe))
+    loader = fastload.DataLoader(
+        dataset, 1, num_workers=2, worker_method="process", multiprocessing_context=context
+    )
+    iterator = iter(loader)
+    for _ in range(int(batches)):
+        next(iterator)
+    if forked == "forked" and os.fork() == 0:
+        say(Path(pipe), "forked", os.getpid())
+        sys.stdin.read()
+        os._exit(0)
+    say(Path(pipe), "ready")
+    if held != "held":
+        for _ in iterator:
+            pass
+    sys.stdin.read()
+"""
+
+
+def kill_parent(
+    context: str, held: str, forked: str, batches: int, pipe: Pipe, gate: Gate, file: Path
+) -> None:
+    """Kill a process with two workers, and see that they end."""
+    file.write_text(PARENT)
+    arguments = [file, pipe.path, gate.path, context, held, forked, str(batches)]
+    with Python(arguments, stdin=subprocess.PIPE) as parent:
+        try:
+            lines = [pipe.hear() for _ in range(3 + (forked == "forked"))]
+            pids = [int(words[0]) for words in lines if words[0].isdecimal()]
+            with closing(Watch(*pids)) as workers:
+                assert len(workers.alive(0)) == 2, lines
+                parent.kill()
+                parent.wait()
+                assert workers.alive(2.0) == []
+            for pid in (
+                int(pid) for word, pid in filter(lambda words: words[0] == "forked", lines)
+            ):
+                os.kill(pid, signal.SIGKILL)  # it lived until here
+        finally:
+            parent.kill()
+
+
+@pytest.mark.parametrize(
+    ("context", "held", "forked"),
+    [
+        ("fork", "held", "alone"),
+        ("fork", "held", "forked"),
+        ("fork", "free", "alone"),
+        ("fork", "free", "forked"),
+        ("forkserver", "held", "forked"),
+        ("forkserver", "free", "alone"),
+    ],
+)
+def test_workers_end_if_their_parent_is_killed(
+    context: str, held: str, forked: str, pipe: Pipe, gate: Gate, tmp_path: Path
+) -> None:
+    """Also a worker that hangs in a sample, and while another process that the parent forked lives."""
+    kill_parent(context, held, forked, 0, pipe, gate, tmp_path / "parent.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_kills_of_the_parent(pipe: Pipe, gate: Gate, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        held, forked = rng.choice(["held", "free"]), rng.choice(["alone", "forked"])
+        batches = 0 if held == "held" else rng.randrange(300)
+        kill_parent("fork", held, forked, batches, pipe, gate, tmp_path / "parent.py")
