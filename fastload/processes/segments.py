@@ -116,7 +116,7 @@ class Segments:
                 return segment
             if segment.nbytes >= self._nbytes:
                 return segment
-            self._retire(segment)
+            self.retire(segment)
         return None
 
     def adopt(self, segment: Segment) -> None:
@@ -142,9 +142,10 @@ class Segments:
         if len(self._idle) + len(self._loans) < self.limit and segment.descriptor >= 0:
             self._idle.append(segment)
         else:
-            self._retire(segment)
+            self.retire(segment)
 
-    def _retire(self, segment: Segment) -> None:
+    def retire(self, segment: Segment) -> None:
+        """Never lend a segment again. Its memory lives as long as a batch in it."""
         self._alive.pop(segment.key, None)
         self.retired += 1
 
@@ -163,7 +164,7 @@ class Segments:
         if ended.forks == _forks:
             self.give_back(ended.segment)
         else:
-            self._retire(ended.segment)
+            self.retire(ended.segment)
 
 
 class _Loan(weakref.ref[np.ndarray]):

@@ -375,16 +375,20 @@ class Deaths:
 
     def __init__(self, pid: int) -> None:
         self.moment = 0.0
-        self._fd = os.pidfd_open(pid)
-        self._thread = threading.Thread(target=self._wait)
+        self._thread = threading.Thread(target=self._wait, args=(pid,))
         self._thread.start()
 
-    def _wait(self) -> None:
+    def _wait(self, pid: int) -> None:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended already, and the loader has taken its status
+            self.moment = time.monotonic()
+            return
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
+        poll.register(fd, select.POLLIN)
         if poll.poll(60_000):
             self.moment = time.monotonic()
-        os.close(self._fd)
+        os.close(fd)
 
     def join(self) -> None:
         self._thread.join(70)
