@@ -67,7 +67,8 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed processes/packing
+        engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
+        processes/packing
         processes/parent processes/pausing processes/segments processes/starting processes/wire
     """,
     "the core's other files": """
