@@ -276,6 +276,7 @@ class _Worker:
                 created.append(segment)
         answer = self._described(batch, data, used)
         del batch, data
+        answer = answer._replace(kept=self._memory.is_seen())
         self._wire.send(
             pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
         )
@@ -329,6 +330,7 @@ class _Worker:
         return Answer(
             data=data,
             used=used,
+            kept=False,
             nbytes=batch.nbytes,
             error=None if batch.error is None else pack_error(batch.error, who),
             where=batch.where,

@@ -327,7 +327,7 @@ class Child:
                 assert segment is not None
                 assert segment.key == key
                 found, lent = segment, None
-            memories.append(self._segments.loan(found))
+            memories.append(self._segments.loan(found, again=not answer.kept))
             total += used + 64
         if lent is not None:
             self._segments.give_back(lent)
