@@ -72,10 +72,10 @@ class Segment:
             raise
         try:
             os.ftruncate(descriptor, nbytes)
-            return cls(key, descriptor, nbytes)
         except BaseException:
             os.close(descriptor)
             raise
+        return cls(key, descriptor, nbytes)  # it closes the descriptor, also if mapping it fails
 
     def forget(self, close: Callable[[int], None] = os.close) -> None:
         """Close the descriptor. The memory lives as long as it is mapped."""

@@ -1,9 +1,11 @@
 """Promises:
 - A process that a sample forks gives no batch, whether it exits, raises or returns.
+- A segment that cannot be mapped closes its descriptor once, and no other file's.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ import pytest
 import torch
 
 import fastload
+from fastload.processes.segments import Segment
+from tests.conftest import open_descriptors
 from tests.fakes import Numbers
 
 
@@ -46,3 +50,25 @@ def test_a_process_that_a_sample_forks_gives_no_batch(way: Any, code: int) -> No
     ) as loader:
         got = torch.cat(list(loader)).tolist()
     assert got == [index + 100 * code for index in range(8)]
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("Cannot allocate memory")
+
+
+def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = open_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "from_file", no_memory)
+        with pytest.raises(RuntimeError, match="Cannot allocate") as caught:
+            Segment.new((0, 0), 65536)
+    reader, writer = os.pipe()  # it takes the number, if that is free already
+    del caught
+    gc.collect()
+    os.write(writer, b"whole")
+    assert os.read(reader, 5) == b"whole"
+    os.close(reader)
+    os.close(writer)
+    assert open_descriptors() == before
