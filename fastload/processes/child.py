@@ -276,7 +276,7 @@ class _Worker:
                 created.append(segment)
         answer = self._described(batch, data, used)
         del batch, data
-        answer = answer._replace(kept=self._memory.is_seen())
+        answer = answer._replace(kept=self._memory.let_go())
         self._wire.send(
             pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
         )

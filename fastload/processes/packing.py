@@ -202,7 +202,8 @@ def _sparse(
         x = torch.sparse_coo_tensor(*parts, size, check_invariants=False, is_coalesced=coalesced)
     else:
         kind: torch.layout = getattr(torch, layout.removeprefix("torch."))
-        x = torch.sparse_compressed_tensor(*parts, size, layout=kind, check_invariants=False)
+        make: Any = torch.sparse_compressed_tensor  # Any: its stubs know another order
+        x = make(*parts, size, layout=kind, check_invariants=False)
     return x.requires_grad_() if requires_grad else x
 
 
