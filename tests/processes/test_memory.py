@@ -15,6 +15,7 @@ import io
 import itertools
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -546,10 +547,10 @@ class Odd(Numbers):
     [
         (Unpicklable, TypeError, "stays at home"),
         (lambda: lambda: None, (pickle.PicklingError, AttributeError), "lambda"),
-        (lambda: io.FileIO(os.devnull), TypeError, "pickle"),
+        (lambda: threading.Lock(), TypeError, "pickle"),
         (Unloadable, OSError, "not here"),
     ],
-    ids=["an object", "a lambda", "a file", "an object that raises as it arrives"],
+    ids=["an object", "a lambda", "a lock", "an object that raises as it arrives"],
 )
 def test_an_object_that_cannot_travel_is_an_error_in_its_place(
     make: Callable[[], Any], kind: Any, words: str
