@@ -37,6 +37,7 @@ from fastload.processes.packing import PackedError, pack, unpack, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
+from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.telemetry import Place
@@ -291,20 +292,26 @@ class Child:
             del received
             self._wire.send(pickle.dumps(self._handled(*found), 5))
 
-    def _handled(self, index: Any, packed: PackedError) -> tuple[Any, int | None]:
-        """Call `on_error`. Return the sample that it chose, or the number of the error that it raised."""
-        error = unpack_error(packed)
+    def _handled(self, index: Any, packed: PackedError, drawn: Any) -> tuple[Any, int | None, Any]:
+        """Call `on_error` in the sample's random stream.
+
+        Return the sample that it chose, or the number of the error that it raised. Return what it drew, too.
+        """
+        error, sample, number = unpack_error(packed), None, None
         on_error: Any = self._settings.on_error
-        try:
-            with busy:
-                return pack(on_error(index, error)), None
-        except BaseException as exc:
-            if exc is error:
-                return None, -1
-            if exc.__context__ is None:
-                exc.__context__ = error
-            self._raised.append(exc)
-            return None, len(self._raised) - 1
+        stream = Stream(modules=routable(chosen_modules(self._settings.random_modules)))
+        with busy, entered(stream):
+            stream.resume(drawn)
+            try:
+                sample = pack(on_error(index, error))
+            except BaseException as exc:
+                number = -1
+                if exc is not error:
+                    if exc.__context__ is None:
+                        exc.__context__ = error
+                    self._raised.append(exc)
+                    number = len(self._raised) - 1
+            return sample, number, stream.drawn()
 
     def _fill(
         self, batch: Batch, answer: Answer, descriptors: list[int], segment: Segment | None
