@@ -94,12 +94,20 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
             worker = _Worker(job, sealed, wire, heard)
         except BaseException as exc:
             # Not the message that this process has died: the loop raises the error itself.
+            if isinstance(exc, AttributeError) and "__main__" in str(exc):
+                annotate(exc, _NO_MAIN)
             error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
             wire.send(pickle.dumps((BROKEN, error)))
             return
         worker.serve()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+_NO_MAIN = (
+    "a worker that does not fork cannot import what was typed at a prompt, in a notebook or after `python -c`. Put the "
+    'class into a module, or pass multiprocessing_context="fork"'
+)
 
 
 def _in_fork_of_worker() -> None:
@@ -163,8 +171,10 @@ class _Beside:
         os._exit(1)  # the loop's process is gone, or a sample hangs
 
     def _tell_stack(self) -> None:
-        frame = sys._current_frames().get(self._main)
-        text = "".join(traceback.format_stack(frame)).encode()
+        stack = traceback.extract_stack(sys._current_frames().get(self._main))
+        # Below `main`. Above it is what started this process, and under a fork all that called `iter()`.
+        ours = [k for k, at in enumerate(stack) if (at.filename, at.name) == (__file__, "main")]
+        text = "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :])).encode()
         self._end.sendall(struct.pack("=Q", len(text)) + text)
 
 
@@ -266,6 +276,7 @@ class _Worker:
                 created.append(segment)
         answer = self._described(batch, data, used)
         del batch, data
+        answer = answer._replace(kept=self._memory.is_seen())
         self._wire.send(
             pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
         )
@@ -319,6 +330,7 @@ class _Worker:
         return Answer(
             data=data,
             used=used,
+            kept=False,
             nbytes=batch.nbytes,
             error=None if batch.error is None else pack_error(batch.error, who),
             where=batch.where,

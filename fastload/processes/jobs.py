@@ -82,6 +82,8 @@ class Answer(NamedTuple):
     data: Packed | None
     used: list[tuple[tuple[int, int], int, int]]
     """The segments that it takes: key, bytes used, and size if the worker created it (its descriptor comes along)."""
+    kept: bool
+    """Whether the dataset still sees the memory of the batch. Then it is never lent again."""
     nbytes: int
     error: PackedError | None
     where: str

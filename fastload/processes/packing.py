@@ -108,6 +108,8 @@ class _Packer(pickle.Pickler):
             raise TypeError(
                 "a worker process cannot hand over a tensor with a graph of gradients. Return tensor.detach()"
             )
+        if x.layout is not torch.strided and type(x) is torch.Tensor:
+            return _sparse_parts(x)
         dense = x.layout is torch.strided and not x.is_nested and not x.is_quantized
         if not dense or x.device.type == "meta":
             return NotImplemented
@@ -173,6 +175,35 @@ def _tensor(
 ) -> torch.Tensor:
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _sparse_parts(x: torch.Tensor) -> Any:
+    """Return how a sparse tensor is made again. Torch's own way keeps all that it has made, for `torch.load`."""
+    if x.layout is torch.sparse_coo:
+        parts: tuple[torch.Tensor, ...] = (x._indices(), x._values().detach())
+    elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (x.crow_indices(), x.col_indices(), x.values().detach())
+    elif x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (x.ccol_indices(), x.row_indices(), x.values().detach())
+    else:
+        return NotImplemented
+    coalesced = x.layout is torch.sparse_coo and x.is_coalesced()
+    return _sparse, (str(x.layout), parts, tuple(x.size()), coalesced, x.requires_grad)
+
+
+def _sparse(
+    layout: str,
+    parts: tuple[torch.Tensor, ...],
+    size: tuple[int, ...],
+    coalesced: bool,
+    requires_grad: bool,
+) -> torch.Tensor:
+    if len(parts) == 2:
+        x = torch.sparse_coo_tensor(*parts, size, check_invariants=False, is_coalesced=coalesced)
+    else:
+        kind: torch.layout = getattr(torch, layout.removeprefix("torch."))
+        x = torch.sparse_compressed_tensor(*parts, size, layout=kind, check_invariants=False)
+    return x.requires_grad_() if requires_grad else x
 
 
 # ---- errors ----

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fastload._kit.user_errors import contained, file_of, shown_indices
+from fastload._kit.user_errors import shown_indices
 from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import child
+from fastload.processes.answers import fill, report
 from fastload.processes.jobs import (
     BROKEN,
     DROP,
@@ -33,14 +34,13 @@ from fastload.processes.jobs import (
     Sealed,
     Ticket,
 )
-from fastload.processes.packing import PackedError, pack, unpack, unpack_error
+from fastload.processes.packing import PackedError, pack, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
 from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
-from fastload.telemetry import Place
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
@@ -214,34 +214,40 @@ class Child:
         batch.on_drop = self._on_drop
         segment = None
         try:
-            try:
-                segment = self._segments.lend()
-                message, descriptors = self._ticket(batch, segment)
-            except Exception as exc:
-                batch.error = exc
-                batch.where = f"{batch}; stage: hand over to a worker process"
-                if isinstance(batch, LaneBatch) and self._lane_state is not None:
-                    batch.state = self._lane_state
-                return 0.0
+            segment = self._segments.lend()
+            message, descriptors = self._ticket(batch, segment)
+        except Exception as exc:
+            batch.where = f"{batch}; stage: hand over to a worker process"
+            return self._failed(batch, segment, exc)
+        try:
             if batch.dropped:
                 self._on_drop(batch.number)
-            answer, memory = self._answer(message, descriptors)
+            answer, descriptors = self._answer(message, descriptors)
         except (EOFError, OSError):
-            batch.error = self._died(
-                f"it read sample indices {shown_indices(batch.indices)} of {batch}"
-                if batch.indices
-                else f"it read {batch}"
-            )
+            what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
             batch.where = ""
-            if isinstance(batch, LaneBatch) and self._lane_state is not None:
-                batch.state = self._lane_state
-            return 0.0
+            return self._failed(batch, segment, self._died(f"it read {what}{batch}"))
         finally:
             batch.on_drop = None
             self._reading = None
         with busy:
-            self._fill(batch, answer, memory, segment)
+            memories = self._memories(answer, descriptors, segment)
+            fill(batch, answer, memories, self._raised, self.pid)
+            recorder = batch.recorders[self.job.worker]
+            report(answer, batch, recorder, self._notices, self._settings.dataset)
+        self.cpu_s += answer.waits[2]
+        if isinstance(batch, LaneBatch):
+            self._lane_state = batch.state
         return answer.run[1]
+
+    def _failed(self, batch: Batch, segment: Segment | None, error: Exception) -> float:
+        """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""
+        batch.error = error
+        if segment is not None:
+            self._segments.retire(segment)
+        if isinstance(batch, LaneBatch) and self._lane_state is not None:
+            batch.state = self._lane_state
+        return 0.0
 
     def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
         number, keys = self._passes
@@ -313,35 +319,6 @@ class Child:
                     number = len(self._raised) - 1
             return sample, number, stream.drawn()
 
-    def _fill(
-        self, batch: Batch, answer: Answer, descriptors: list[int], segment: Segment | None
-    ) -> None:
-        memories = self._memories(answer, descriptors, segment)
-        batch.nbytes, batch.left_out = answer.nbytes, answer.left_out
-        batch.where, batch.hint = answer.where, answer.hint
-        batch.skipped = answer.skipped
-        batch.retries.extend(answer.retries)
-        batch.handled = {k: unpack_error(error) for k, error in answer.handled.items()}
-        if isinstance(batch, LaneBatch):
-            assert answer.lane is not None
-            batch.position, batch.size, batch.ended, state = answer.lane
-            batch.indices = range(batch.position, batch.position + batch.size)
-            batch.state = unpack_error(state) if isinstance(state, PackedError) else state
-            self._lane_state = batch.state
-        if answer.error is not None:
-            batch.error = self._original(unpack_error(answer.error))
-        elif answer.data is not None and not batch.dropped:
-            try:
-                batch.data = unpack(answer.data, memories)
-            except BaseException as exc:
-                batch.error = contained(exc)
-                batch.where = f"{batch}; stage: hand over from worker process {self.pid}"
-        self._measure(batch, answer)
-        for kind, sentence in answer.warnings:
-            self._notices.warn(kind, sentence)
-        for category, sentence in answer.noticed:
-            self._notices.notice(category, sentence)
-
     def _memories(
         self, answer: Answer, descriptors: list[int], segment: Segment | None
     ) -> list[np.ndarray]:
@@ -357,35 +334,12 @@ class Child:
                 assert segment is not None
                 assert segment.key == key
                 found, lent = segment, None
-            memories.append(self._segments.loan(found))
+            memories.append(self._segments.loan(found, again=not answer.kept))
             total += used + 64
         if lent is not None:
             self._segments.give_back(lent)
         self._segments.needs(total)
         return memories
-
-    def _original(self, error: Exception) -> Exception:
-        """Return the error itself if `on_error` raised it here."""
-        if isinstance(error, child.RaisedInLoop):
-            return contained(self._raised[error.args[0]])
-        return error
-
-    def _measure(self, batch: Batch, answer: Answer) -> None:
-        recorder = batch.recorders[self.job.worker]
-        samples, seconds, cpu_s = answer.run
-        if samples:
-            dataset = self._settings.dataset
-
-            def place() -> Place:
-                index = batch.first_index(0)
-                return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
-
-            recorder.run(samples, seconds, cpu_s, place)
-        for stage, mean, count, computed in answer.observed:
-            recorder.add(stage, mean, count, cpu_seconds=computed)
-        core_wait_s, switches, used_s = answer.waits
-        recorder.waited(core_wait_s, switches)
-        self.cpu_s += used_s
 
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True

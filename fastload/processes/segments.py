@@ -5,13 +5,14 @@ They have no name in /dev/shm: once the processes that map a segment are gone, s
 A segment is lent again only if nobody can still see what it held:
 
 - no alias lives in the loop's process: every tensor, array and view of a batch keeps the loan alive;
-- the worker that had it has answered. If the worker dies, its segment is never lent again;
+- the worker that had it has answered, and its dataset keeps no alias. If it dies, its segment is never lent again;
 - it was not on loan during a fork: the forked process would see the next batch in the same pages.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -116,7 +117,7 @@ class Segments:
                 return segment
             if segment.nbytes >= self._nbytes:
                 return segment
-            self._retire(segment)
+            self.retire(segment)
         return None
 
     def adopt(self, segment: Segment) -> None:
@@ -127,11 +128,11 @@ class Segments:
         """Return whether a segment may still be lent, or is in use."""
         return key in self._alive
 
-    def loan(self, segment: Segment) -> np.ndarray:
-        """Return the memory of a batch as uint8[nbytes]. When its last alias dies, the segment may be lent again."""
+    def loan(self, segment: Segment, *, again: bool = True) -> np.ndarray:
+        """Return the memory of a batch as uint8[nbytes]. When its last alias dies, the segment is lent `again`."""
         lent = segment.view()
         loan = _Loan(lent, self._returned)
-        loan.segment, loan.forks = segment, _forks
+        loan.segment, loan.forks = segment, _forks if again else -1
         self._loans[id(loan)] = loan
         if len(self._loans) > self.limit:
             segment.forget()  # the loop keeps many batches, and descriptors are few
@@ -142,9 +143,10 @@ class Segments:
         if len(self._idle) + len(self._loans) < self.limit and segment.descriptor >= 0:
             self._idle.append(segment)
         else:
-            self._retire(segment)
+            self.retire(segment)
 
-    def _retire(self, segment: Segment) -> None:
+    def retire(self, segment: Segment) -> None:
+        """Never lend a segment again. Its memory lives as long as a batch in it."""
         self._alive.pop(segment.key, None)
         self.retired += 1
 
@@ -163,7 +165,7 @@ class Segments:
         if ended.forks == _forks:
             self.give_back(ended.segment)
         else:
-            self._retire(ended.segment)
+            self.retire(ended.segment)
 
 
 class _Loan(weakref.ref[np.ndarray]):
@@ -210,6 +212,11 @@ class TicketMemory(SlotPool):
         self._taken[-1] = segment, memory, start + nbytes
         return memory[start : start + nbytes]
 
+    def is_seen(self) -> bool:
+        """Return whether anything but this object still sees the memory of the batch."""
+        own = sys.getrefcount(_ALONE[0][1])
+        return any(sys.getrefcount(taken[1]) > own for taken in self._taken)
+
     def find(self, part: np.ndarray) -> tuple[int, int, int] | None:
         """Return which segment of this batch the array lies in, its first byte and its end; None if in none."""
         address = _address(part)
@@ -223,6 +230,10 @@ class TicketMemory(SlotPool):
     def used(self) -> list[tuple[Segment, int]]:
         """The segments of this batch, and how many bytes of each it takes."""
         return [(segment, used) for segment, _, used in self._taken]
+
+
+_ALONE = [(None, np.empty(0, np.uint8), 0)]
+"""Memory that nothing else sees: its count of references is what is expected."""
 
 
 def _start(used: int) -> int:

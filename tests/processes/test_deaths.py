@@ -18,7 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -374,10 +374,11 @@ class Deaths:
     """Notes the moment at which a worker ended, in a thread: the end of a pidfd is the end of the process."""
 
     def __init__(self, pid: int) -> None:
-        self.moment = 0.0
-        self._fd = os.pidfd_open(pid)
+        self.moment = time.monotonic()
         self._thread = threading.Thread(target=self._wait)
-        self._thread.start()
+        with suppress(ProcessLookupError):  # it has ended, and was waited for
+            self._fd = os.pidfd_open(pid)
+            self._thread.start()
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -387,7 +388,8 @@ class Deaths:
         os.close(self._fd)
 
     def join(self) -> None:
-        self._thread.join(70)
+        if self._thread.ident is not None:
+            self._thread.join(70)
 
 
 def one_kill(rng: random.Random, pipe: Pipe) -> bool:
