@@ -304,7 +304,8 @@ class _Worker:
         if self._iterable:
             size, saved = ticket.given
             return LaneBatch(self._job.worker, size, saved, **place)
-        return self._fetcher.source.batch(ticket.given, position=ticket.position, **place)
+        given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
+        return self._fetcher.source.batch(given, position=ticket.position, **place)
 
     def _packed(self, batch: Batch) -> Packed | None:
         """Return the batch's data, packed. If that fails, the batch raises the error."""

@@ -34,7 +34,7 @@ from fastload.processes.jobs import (
     Sealed,
     Ticket,
 )
-from fastload.processes.packing import PackedError, pack, unpack_error
+from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
@@ -255,7 +255,7 @@ class Child:
         if new:
             number += 1
             self._lane_state = None
-        given = batch.given
+        given = packed_indices(batch.given)
         if isinstance(batch, LaneBatch):
             given = batch.size, batch.saved if new else None
         forget: list[tuple[int, int]] = []
@@ -311,12 +311,10 @@ class Child:
             try:
                 sample = pack(on_error(index, error))
             except BaseException as exc:
-                number = -1
                 if exc is not error:
-                    if exc.__context__ is None:
-                        exc.__context__ = error
+                    exc.__context__ = exc.__context__ or error
                     self._raised.append(exc)
-                    number = len(self._raised) - 1
+                number = -1 if exc is error else len(self._raised) - 1
             return sample, number, stream.drawn()
 
     def _memories(

@@ -3,12 +3,14 @@
 - A segment that cannot be mapped closes its descriptor once, and no other file's.
 - `on_error` draws the same numbers with processes as with threads and without workers, and the loop's random states
   stay as they are.
+- Indices that are views of one tensor, as `iter(torch.randperm(n))` gives them, cost a worker process their own bytes.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from torch.utils.data import IterableDataset
 
 import fastload
 from fastload import sample_rng
+from fastload.processes.packing import packed_indices
 from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
@@ -125,3 +128,22 @@ def test_on_error_draws_the_same_numbers_everywhere(kind: Any, batch_size: int |
     assert read(2, "thread") == processes
     if kind is not BadLanes:
         assert read(0, "thread") == processes == read(1, "process")
+
+
+class Doubles(Numbers):
+    def __getitem__(self, index: Any) -> Any:
+        assert isinstance(index, torch.Tensor)
+        return index * 2
+
+
+def test_indices_that_are_views_of_one_tensor_are_sent_without_it() -> None:
+    order = torch.randperm(100_000)
+    assert len(pickle.dumps(packed_indices([*order[:64]]), 5)) < 32 * 1024
+    with fastload.DataLoader(
+        Doubles(len(order)),
+        64,
+        sampler=order,
+        num_workers=1,
+        worker_method="process",  # type: ignore[arg-type]
+    ) as loader:
+        assert next(iter(loader)).tolist() == (2 * order[:64]).tolist()
