@@ -304,7 +304,8 @@ class _Worker:
         if self._iterable:
             size, saved = ticket.given
             return LaneBatch(self._job.worker, size, saved, **place)
-        return self._fetcher.source.batch(ticket.given, position=ticket.position, **place)
+        given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
+        return self._fetcher.source.batch(given, position=ticket.position, **place)
 
     def _packed(self, batch: Batch) -> Packed | None:
         """Return the batch's data, packed. If that fails, the batch raises the error."""
@@ -349,10 +350,13 @@ class _Worker:
 
     def _ask(self, index: Any, error: Exception) -> Any:
         """Let the loop's process call `on_error`, and return the sample that it chose."""
-        self._wire.send(pickle.dumps((FAILED_SAMPLE, (index, pack_error(error, self._who)))))
+        stream = self._context.stream
+        question = index, pack_error(error, self._who), stream.drawn()
+        self._wire.send(pickle.dumps((FAILED_SAMPLE, question)))
         received = self._wire.receive()
         assert received is not None
-        sample, raised = pickle.loads(received[0])
+        sample, raised, drawn = pickle.loads(received[0])
+        stream.resume(drawn)
         if raised is None:
             return unpack(sample)
         if raised < 0:

@@ -34,10 +34,11 @@ from fastload.processes.jobs import (
     Sealed,
     Ticket,
 )
-from fastload.processes.packing import PackedError, pack, unpack_error
+from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
+from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
@@ -254,7 +255,7 @@ class Child:
         if new:
             number += 1
             self._lane_state = None
-        given = batch.given
+        given = packed_indices(batch.given)
         if isinstance(batch, LaneBatch):
             given = batch.size, batch.saved if new else None
         forget: list[tuple[int, int]] = []
@@ -297,20 +298,24 @@ class Child:
             del received
             self._wire.send(pickle.dumps(self._handled(*found), 5))
 
-    def _handled(self, index: Any, packed: PackedError) -> tuple[Any, int | None]:
-        """Call `on_error`. Return the sample that it chose, or the number of the error that it raised."""
-        error = unpack_error(packed)
+    def _handled(self, index: Any, packed: PackedError, drawn: Any) -> tuple[Any, int | None, Any]:
+        """Call `on_error` in the sample's random stream.
+
+        Return the sample that it chose, or the number of the error that it raised. Return what it drew, too.
+        """
+        error, sample, number = unpack_error(packed), None, None
         on_error: Any = self._settings.on_error
-        try:
-            with busy:
-                return pack(on_error(index, error)), None
-        except BaseException as exc:
-            if exc is error:
-                return None, -1
-            if exc.__context__ is None:
-                exc.__context__ = error
-            self._raised.append(exc)
-            return None, len(self._raised) - 1
+        stream = Stream(modules=routable(chosen_modules(self._settings.random_modules)))
+        with busy, entered(stream):
+            stream.resume(drawn)
+            try:
+                sample = pack(on_error(index, error))
+            except BaseException as exc:
+                if exc is not error:
+                    exc.__context__ = exc.__context__ or error
+                    self._raised.append(exc)
+                number = -1 if exc is error else len(self._raised) - 1
+            return sample, number, stream.drawn()
 
     def _memories(
         self, answer: Answer, descriptors: list[int], segment: Segment | None
