@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import gc
-import io
 import itertools
 import os
 import pickle
