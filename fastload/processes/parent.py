@@ -292,16 +292,14 @@ class Child:
             self._wire.send(pickle.dumps(self._handled(*found), 5))
 
     def _handled(self, index: Any, packed: PackedError) -> tuple[Any, int | None]:
-        """Call `on_error`. Return the sample that it chose, or the number of the error that it raised."""
+        """Call `on_error`. Return the sample that it chose, or the number of what it raised: also the error itself."""
         error = unpack_error(packed)
         on_error: Any = self._settings.on_error
         try:
             with busy:
                 return pack(on_error(index, error)), None
         except BaseException as exc:
-            if exc is error:
-                return None, -1
-            if exc.__context__ is None:
+            if exc is not error and exc.__context__ is None:
                 exc.__context__ = error
             self._raised.append(exc)
             return None, len(self._raised) - 1
