@@ -19,7 +19,7 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_634,
-    "loaded beside the way": 2_399,
+    "loaded beside the way": 2_427,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 2_579,
@@ -42,9 +42,9 @@ BUDGETS = {
     "fastload/train": 1_325,
     "benchmarks": 3_844,
     # parts to come
-    "process workers": 1_452,
+    "process workers": 1_506,
     "verdicts and allow list": 29,
-    "mixtures and token plans": 715,
+    "mixtures and token plans": 633,
 }
 
 LISTED = {
