@@ -146,7 +146,7 @@ def test_a_death_between_two_batches_is_no_hang(pipe: Pipe, gate: Gate) -> None:
         dataset, 1, num_workers=2, worker_method="process", prefetch_batches=2
     ) as loader:
         iterator = iter(loader)
-        first, second = pipe.numbers(2)
+        first, _ = pipe.numbers(2)
         dead = Watch(first)
         gate.open()
         assert [next(iterator).item() for _ in range(100)] == [*range(100)]
@@ -154,7 +154,6 @@ def test_a_death_between_two_batches_is_no_hang(pipe: Pipe, gate: Gate) -> None:
         assert dead.alive(10) == []
         dead.close()
         got = plain(outcomes(iterator))
-        os.kill(second, 0)  # it lives
     assert got.count("WorkerDiedError") <= 1, "one death costs at most one batch"
     assert len(got) == 300
     assert [
