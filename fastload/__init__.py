@@ -19,8 +19,9 @@ The way of an index, room by room, from what a user holds to the batch:
                   threads; pinning: the collector's work; reports: warnings and `on_stats`; epoch_counts
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; child: what it runs; jobs: what
-                  they say to each other, over a wire; packing: batches and errors as bytes; segments: the memory of
-                  batches, lent again; pausing: stops threads for a fork; observed: what a process measures
+                  they say to each other, over a wire; answers: what comes of it; packing: batches and errors as bytes;
+                  segments: the memory of batches, lent again; pausing: stops threads for a fork; observed: what a
+                  process measures
     reading/      how a worker reads a batch
                   fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: they make the
                   batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an

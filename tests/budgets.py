@@ -18,11 +18,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_502,
-    "loaded beside the way": 2_373,
+    "the way of an index": 3_634,
+    "loaded beside the way": 2_399,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 2_571,
+    "fastload/isolation": 2_579,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 669,
@@ -40,11 +40,11 @@ BUDGETS = {
     "fastload/store": 3_249,
     "fastload/stream": 1_091,
     "fastload/train": 1_325,
-    "benchmarks": 3_623,
+    "benchmarks": 3_844,
     # parts to come
-    "process workers": 1_000,
-    "verdicts and allow list": 700,
-    "mixtures and token plans": 883,
+    "process workers": 1_452,
+    "verdicts and allow list": 29,
+    "mixtures and token plans": 715,
 }
 
 LISTED = {
@@ -67,7 +67,8 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/drivers processes/__init__ processes/child processes/jobs processes/observed processes/packing
+        engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
+        processes/packing
         processes/parent processes/pausing processes/segments processes/starting processes/wire
     """,
     "the core's other files": """

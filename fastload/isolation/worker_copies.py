@@ -137,6 +137,16 @@ class Isolation:
         """Return the objects for a loop without workers: the loader's own, not copied."""
         return replace(self._originals, generators=self.plan.generators())
 
+    def in_own_process(self) -> WorkerCopies:
+        """Return the objects for a worker process. It can key the generators that threads would have to share."""
+        own = self.originals()
+        shared = [
+            (f"{found.module}.{found.name}", found.value)
+            for found in self.unreached
+            if getattr(kind_of(original(type(found.value))), "generator", False)
+        ]
+        return replace(own, generators=[*own.generators, *shared])
+
     def hears_messages(self) -> bool:
         """Return whether code outside of the workers can tell samples something while workers own their copies."""
         if not self._copies or IN_SHARED_MEMORY in self.plan.shared.values():

@@ -91,12 +91,20 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
             worker = _Worker(job, sealed, wire, heard)
         except BaseException as exc:
             # Not the message that this process has died: the loop raises the error itself.
+            if isinstance(exc, AttributeError) and "__main__" in str(exc):
+                annotate(exc, _NO_MAIN)
             error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
             wire.send(pickle.dumps((BROKEN, error)))
             return
         worker.serve()
     sys.stdout.flush()
     sys.stderr.flush()
+
+
+_NO_MAIN = (
+    "a worker that does not fork cannot import what was typed at a prompt, in a notebook or after `python -c`. Put the "
+    'class into a module, or pass multiprocessing_context="fork"'
+)
 
 
 def _in_fork_of_worker() -> None:
@@ -167,8 +175,10 @@ class _Beside:
         os._exit(1)  # the loop's process is gone, or a sample hangs
 
     def _tell_stack(self) -> None:
-        frame = sys._current_frames().get(self._main)
-        text = "".join(traceback.format_stack(frame)).encode()
+        stack = traceback.extract_stack(sys._current_frames().get(self._main))
+        # Below `main`. Above it is what started this process, and under a fork all that called `iter()`.
+        ours = [k for k, at in enumerate(stack) if (at.filename, at.name) == (__file__, "main")]
+        text = "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :])).encode()
         self._end.sendall(struct.pack("=Q", len(text)) + text)
 
 
@@ -224,7 +234,7 @@ class _Worker:
         )
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
-            own = replace(settings, copy_dataset="state").isolation().originals()
+            own = replace(settings, copy_dataset="state").isolation().in_own_process()
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         lane = self._job.worker if settings.iterable else 0
@@ -271,7 +281,7 @@ class _Worker:
                 created.append(segment)
         answer = self._described(batch, data, used)
         del batch, data
-        answer = answer._replace(kept=self._memory.is_seen())
+        answer = answer._replace(kept=self._memory.let_go())
         self._wire.send(
             pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
         )
@@ -299,7 +309,8 @@ class _Worker:
         if self._iterable:
             size, saved = ticket.given
             return LaneBatch(self._job.worker, size, saved, **place)
-        return self._fetcher.source.batch(ticket.given, position=ticket.position, **place)
+        given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
+        return self._fetcher.source.batch(given, position=ticket.position, **place)
 
     def _packed(self, batch: Batch) -> Packed | None:
         """Return the batch's data, packed. If that fails, the batch raises the error."""
@@ -344,10 +355,13 @@ class _Worker:
 
     def _ask(self, index: Any, error: Exception) -> Any:
         """Let the loop's process call `on_error`, and return the sample that it chose."""
-        self._wire.send(pickle.dumps((FAILED_SAMPLE, (index, pack_error(error, self._who)))))
+        stream = self._context.stream
+        question = index, pack_error(error, self._who), stream.drawn()
+        self._wire.send(pickle.dumps((FAILED_SAMPLE, question)))
         received = self._wire.receive()
         assert received is not None
-        sample, raised = pickle.loads(received[0])
+        sample, raised, drawn = pickle.loads(received[0])
+        stream.resume(drawn)
         if raised is None:
             return unpack(sample)
         raise RaisedInLoop(raised)

@@ -86,6 +86,12 @@ def unpack(packed: Packed, memories: Sequence[np.ndarray] = ()) -> Any:
     return pickle.loads(taken(packed.pickle), buffers=map(taken, packed.buffers))
 
 
+def packed_indices(given: Any) -> Any:
+    """Return what a sampler gave, packed if it is tensors: each may be a view of all indices of the epoch."""
+    tensors = isinstance(given, list | tuple) and given and isinstance(given[0], torch.Tensor)
+    return pack(given) if tensors else given
+
+
 class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         self.buffers: list[pickle.PickleBuffer] = []

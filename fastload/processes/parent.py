@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fastload._kit.user_errors import contained, file_of, shown_indices
+from fastload._kit.user_errors import shown_indices
 from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import child
+from fastload.processes.answers import fill, report
 from fastload.processes.jobs import (
     BROKEN,
     DROP,
@@ -33,13 +34,13 @@ from fastload.processes.jobs import (
     Sealed,
     Ticket,
 )
-from fastload.processes.packing import PackedError, pack, unpack, unpack_error
+from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
+from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
-from fastload.telemetry import Place
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
@@ -213,34 +214,40 @@ class Child:
         batch.on_drop = self._on_drop
         segment = None
         try:
-            try:
-                segment = self._segments.lend()
-                message, descriptors = self._ticket(batch, segment)
-            except Exception as exc:
-                batch.error = exc
-                batch.where = f"{batch}; stage: hand over to a worker process"
-                if isinstance(batch, LaneBatch) and self._lane_state is not None:
-                    batch.state = self._lane_state
-                return 0.0
+            segment = self._segments.lend()
+            message, descriptors = self._ticket(batch, segment)
+        except Exception as exc:
+            batch.where = f"{batch}; stage: hand over to a worker process"
+            return self._failed(batch, segment, exc)
+        try:
             if batch.dropped:
                 self._on_drop(batch.number)
-            answer, memory = self._answer(message, descriptors)
+            answer, descriptors = self._answer(message, descriptors)
         except (EOFError, OSError):
-            batch.error = self._died(
-                f"it read sample indices {shown_indices(batch.indices)} of {batch}"
-                if batch.indices
-                else f"it read {batch}"
-            )
+            what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
             batch.where = ""
-            if isinstance(batch, LaneBatch) and self._lane_state is not None:
-                batch.state = self._lane_state
-            return 0.0
+            return self._failed(batch, segment, self._died(f"it read {what}{batch}"))
         finally:
             batch.on_drop = None
             self._reading = None
         with busy:
-            self._fill(batch, answer, memory, segment)
+            memories = self._memories(answer, descriptors, segment)
+            fill(batch, answer, memories, self._raised, self.pid)
+            recorder = batch.recorders[self.job.worker]
+            report(answer, batch, recorder, self._notices, self._settings.dataset)
+        self.cpu_s += answer.waits[2]
+        if isinstance(batch, LaneBatch):
+            self._lane_state = batch.state
         return answer.run[1]
+
+    def _failed(self, batch: Batch, segment: Segment | None, error: Exception) -> float:
+        """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""
+        batch.error = error
+        if segment is not None:
+            self._segments.retire(segment)
+        if isinstance(batch, LaneBatch) and self._lane_state is not None:
+            batch.state = self._lane_state
+        return 0.0
 
     def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
         number, keys = self._passes
@@ -248,7 +255,7 @@ class Child:
         if new:
             number += 1
             self._lane_state = None
-        given = batch.given
+        given = packed_indices(batch.given)
         if isinstance(batch, LaneBatch):
             given = batch.size, batch.saved if new else None
         forget: list[tuple[int, int]] = []
@@ -291,47 +298,25 @@ class Child:
             del received
             self._wire.send(pickle.dumps(self._handled(*found), 5))
 
-    def _handled(self, index: Any, packed: PackedError) -> tuple[Any, int | None]:
-        """Call `on_error`. Return the sample that it chose, or the number of what it raised: also the error itself."""
-        error = unpack_error(packed)
-        on_error: Any = self._settings.on_error
-        try:
-            with busy:
-                return pack(on_error(index, error)), None
-        except BaseException as exc:
-            if exc is not error and exc.__context__ is None:
-                exc.__context__ = error
-            self._raised.append(exc)
-            return None, len(self._raised) - 1
+    def _handled(self, index: Any, packed: PackedError, drawn: Any) -> tuple[Any, int | None, Any]:
+        """Call `on_error` in the sample's random stream.
 
-    def _fill(
-        self, batch: Batch, answer: Answer, descriptors: list[int], segment: Segment | None
-    ) -> None:
-        memories = self._memories(answer, descriptors, segment)
-        batch.nbytes, batch.left_out = answer.nbytes, answer.left_out
-        batch.where, batch.hint = answer.where, answer.hint
-        batch.skipped = answer.skipped
-        batch.retries.extend(answer.retries)
-        batch.handled = {k: unpack_error(error) for k, error in answer.handled.items()}
-        if isinstance(batch, LaneBatch):
-            assert answer.lane is not None
-            batch.position, batch.size, batch.ended, state = answer.lane
-            batch.indices = range(batch.position, batch.position + batch.size)
-            batch.state = unpack_error(state) if isinstance(state, PackedError) else state
-            self._lane_state = batch.state
-        if answer.error is not None:
-            batch.error = self._original(unpack_error(answer.error))
-        elif answer.data is not None and not batch.dropped:
+        Return the sample that it chose, or the number of what it raised, which may be the error itself. Return what it
+        drew, too.
+        """
+        error, sample, number = unpack_error(packed), None, None
+        on_error: Any = self._settings.on_error
+        stream = Stream(modules=routable(chosen_modules(self._settings.random_modules)))
+        with busy, entered(stream):
+            stream.resume(drawn)
             try:
-                batch.data = unpack(answer.data, memories)
+                sample = pack(on_error(index, error))
             except BaseException as exc:
-                batch.error = contained(exc)
-                batch.where = f"{batch}; stage: hand over from worker process {self.pid}"
-        self._measure(batch, answer)
-        for kind, sentence in answer.warnings:
-            self._notices.warn(kind, sentence)
-        for category, sentence in answer.noticed:
-            self._notices.notice(category, sentence)
+                if exc is not error:
+                    exc.__context__ = exc.__context__ or error
+                number = len(self._raised)
+                self._raised.append(exc)
+            return sample, number, stream.drawn()
 
     def _memories(
         self, answer: Answer, descriptors: list[int], segment: Segment | None
@@ -354,29 +339,6 @@ class Child:
             self._segments.give_back(lent)
         self._segments.needs(total)
         return memories
-
-    def _original(self, error: Exception) -> Exception:
-        """Return the error itself if `on_error` raised it here."""
-        if isinstance(error, child.RaisedInLoop):
-            return contained(self._raised[error.args[0]])
-        return error
-
-    def _measure(self, batch: Batch, answer: Answer) -> None:
-        recorder = batch.recorders[self.job.worker]
-        samples, seconds, cpu_s = answer.run
-        if samples:
-            dataset = self._settings.dataset
-
-            def place() -> Place:
-                index = batch.first_index(0)
-                return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
-
-            recorder.run(samples, seconds, cpu_s, place)
-        for stage, mean, count, computed in answer.observed:
-            recorder.add(stage, mean, count, cpu_seconds=computed)
-        core_wait_s, switches, used_s = answer.waits
-        recorder.waited(core_wait_s, switches)
-        self.cpu_s += used_s
 
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True

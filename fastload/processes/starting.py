@@ -81,7 +81,8 @@ def start_children(
                     with hidden():
                         children[-1].start(context, sealed)
                 except Exception as exc:
-                    if method == "fork" or isinstance(exc, OSError):
+                    nested = "bootstrapping phase" in str(exc)  # a script without a main guard
+                    if method == "fork" or isinstance(exc, OSError) or nested:
                         raise
                     raise _cannot_be_pickled(settings, method, reason, exc) from exc
         for one in children:
@@ -124,8 +125,9 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
         return multiprocessing.get_context(given), ""
     if given is not None:
         return given, ""
-    if multiprocessing.get_start_method(allow_none=True) == "spawn":
-        return multiprocessing.get_context("spawn"), ""
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method == "spawn" or (method == "forkserver" and sys.version_info < (3, 14)):
+        return multiprocessing.get_context(method), ""  # the program chose it: it is no default
     reason = _hazard_of_fork()
     return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 

@@ -190,6 +190,38 @@ class Stream:
         self._words += 1
         return int(self._twin.random_raw())
 
+    def drawn(self) -> dict[str, Any]:
+        """Return what was drawn at this position. With it, a stream of another process draws what comes next here."""
+        self._refresh()
+        if self._words:
+            self.generator()
+        names = (
+            "_key",
+            "_pass_key",
+            "_python_fresh",
+            "_numpy",
+            "_numpy_fresh",
+            "_torch_fresh",
+            "_rng",
+        )
+        return {
+            **{name: getattr(self, name) for name in names},
+            "torch": self._torch.get_state() if self._torch_fresh else None,
+            "python": self._python.getstate() if self._python_fresh else None,
+        }
+
+    def resume(self, drawn: dict[str, Any]) -> None:
+        """Go on where a stream of another process was."""
+        state = dict(drawn)
+        if (torch_state := state.pop("torch")) is not None:
+            self._torch.set_state(torch_state)
+        if (python_state := state.pop("python")) is not None:
+            self._python.setstate(python_state)
+        vars(self).update(state)
+        if self.source is None:
+            self.source = _Fixed(drawn["_key"])
+        self.stale = False
+
     def rng(self) -> np.random.Generator:
         """Return NumPy's generator for this position: Philox, with the position's key."""
         self._refresh()

@@ -1,18 +1,32 @@
 """Promises:
 - A process that a sample forks gives no batch, whether it exits, raises or returns.
+- A segment that cannot be mapped closes its descriptor once, and no other file's.
+- `on_error` draws the same numbers with processes as with threads and without workers, and the loop's random states
+  stay as they are.
+- Indices that are views of one tensor, as `iter(torch.randperm(n))` gives them, cost a worker process their own bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 import fastload
+from fastload import sample_rng
+from fastload.processes.packing import packed_indices
+from fastload.processes.segments import Segment
+from fastload.random.global_draws import global_states
+from tests.conftest import open_descriptors
 from tests.fakes import Numbers
 
 
@@ -46,3 +60,90 @@ def test_a_process_that_a_sample_forks_gives_no_batch(way: Any, code: int) -> No
     ) as loader:
         got = torch.cat(list(loader)).tolist()
     assert got == [index + 100 * code for index in range(8)]
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("Cannot allocate memory")
+
+
+def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = open_descriptors()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "from_file", no_memory)
+        with pytest.raises(RuntimeError, match="Cannot allocate") as caught:
+            Segment.new((0, 0), 65536)
+    reader, writer = os.pipe()  # it takes the number, if that is free already
+    del caught
+    gc.collect()
+    os.write(writer, b"whole")
+    assert os.read(reader, 5) == b"whole"
+    os.close(reader)
+    os.close(writer)
+    assert open_descriptors() == before
+
+
+def draws() -> list[float]:
+    gauss = random.gauss(), np.random.standard_normal()
+    return [*gauss, random.random(), np.random.rand(), torch.rand(()).item(), sample_rng().random()]
+
+
+class BadDraws(Numbers):
+    """Every second sample fails, half of them after they have drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 4 == 1:
+            raise ValueError(index)
+        drawn = draws()
+        if index % 4 == 3:
+            raise ValueError(index)
+        return drawn
+
+
+class BadLanes(IterableDataset[Any]):
+    """The same, sample by sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(BadDraws(8).__getitem__, range(8))
+
+
+@pytest.mark.parametrize("batch_size", [3, None])
+@pytest.mark.parametrize("kind", [lambda: BadDraws(8), BadLanes], ids=["map", "iterable"])
+def test_on_error_draws_the_same_numbers_everywhere(kind: Any, batch_size: int | None) -> None:
+    def read(num_workers: int, method: Any) -> Any:
+        with fastload.DataLoader(
+            kind(),
+            batch_size,
+            num_workers=num_workers,
+            worker_method=method,
+            seed=3,
+            on_error=lambda index, error: draws(),
+        ) as loader:
+            return [torch.tensor(np.stack(batch)).tolist() for _ in range(2) for batch in loader]
+
+    before = global_states()
+    processes = read(2, "process")
+    assert global_states() == before
+    assert read(2, "thread") == processes
+    if kind is not BadLanes:
+        assert read(0, "thread") == processes == read(1, "process")
+
+
+class Doubles(Numbers):
+    def __getitem__(self, index: Any) -> Any:
+        assert isinstance(index, torch.Tensor)
+        return index * 2
+
+
+def test_indices_that_are_views_of_one_tensor_are_sent_without_it() -> None:
+    order = torch.randperm(100_000)
+    assert len(pickle.dumps(packed_indices([*order[:64]]), 5)) < 32 * 1024
+    with fastload.DataLoader(
+        Doubles(len(order)),
+        64,
+        sampler=order,
+        num_workers=1,
+        worker_method="process",  # type: ignore[arg-type]
+    ) as loader:
+        assert next(iter(loader)).tolist() == (2 * order[:64]).tolist()
