@@ -1,5 +1,6 @@
 """Promises:
 - A process that a sample forks gives no batch, whether it exits, raises or returns.
+- Such a process ends by SIGTERM, so a sample can use and end a pool of processes.
 - A segment that cannot be mapped closes its descriptor once, and no other file's.
 - `on_error` draws the same numbers with processes as with threads and without workers, and the loop's random states
   stay as they are.
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import random
@@ -147,3 +149,18 @@ def test_indices_that_are_views_of_one_tensor_are_sent_without_it() -> None:
         worker_method="process",  # type: ignore[arg-type]
     ) as loader:
         assert next(iter(loader)).tolist() == (2 * order[:64]).tolist()
+
+
+class Pools(Numbers):
+    """Each sample computes in a process of its own, and ends it by SIGTERM."""
+
+    def __getitem__(self, index: int) -> int:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return int(pool.apply(abs, (-index,)))
+
+
+def test_a_sample_uses_a_pool_of_processes_and_ends_it() -> None:
+    with fastload.DataLoader(
+        Pools(4), 2, num_workers=2, worker_method="process", timeout=30
+    ) as loader:
+        assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
