@@ -82,10 +82,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     if job.forked:
         gc.freeze()  # a collection would write to every object, and so copy the pages of all
-    # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
-    # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
-    for number in _SIGNALS:
-        signal.signal(number, _nothing)
+    _outlive_signals()
     wire = Wire(work)
     heard = _Beside(beside)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -119,6 +116,13 @@ def _in_fork_of_worker() -> None:
         ):  # `Pool.terminate()` waits for a process to which it sent SIGTERM
             interrupts = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
+
+
+def _outlive_signals() -> None:
+    # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
+    # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
+    for number in _SIGNALS:
+        signal.signal(number, _nothing)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -198,6 +202,7 @@ class _Worker:
         torch.set_num_threads(1)
         _seed(job)
         settings = sealed.open()
+        _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
         if job.asks:
             settings = replace(settings, on_error=self._ask)
         self._iterable = settings.iterable
@@ -282,7 +287,7 @@ class _Worker:
                 created.append(segment)
         answer = self._described(batch, data, used)
         del batch, data
-        answer = answer._replace(kept=self._memory.is_seen())
+        answer = answer._replace(kept=self._memory.let_go())
         self._wire.send(
             pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
         )
@@ -365,8 +370,6 @@ class _Worker:
         stream.resume(drawn)
         if raised is None:
             return unpack(sample)
-        if raised < 0:
-            raise error  # on_error raised the sample's own error
         raise RaisedInLoop(raised)
 
 

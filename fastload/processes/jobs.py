@@ -5,6 +5,7 @@ Tickets and answers hold plain values, so that the pickle of each takes some mic
 
 from __future__ import annotations
 
+import io
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -41,9 +42,15 @@ class Sealed:
     def __init__(self, settings: Settings) -> None:
         self._settings: Settings | None = settings
         self._pickle = b""
+        self._pickler: ForkingPickler | None = None
 
     def __getstate__(self) -> bytes:
-        return bytes(ForkingPickler.dumps(self._settings))
+        # It holds what it has pickled. A generator's state is a tensor that nothing else holds, and its descriptor must
+        # be open until the process has started.
+        file = io.BytesIO()
+        self._pickler = ForkingPickler(file)
+        self._pickler.dump(self._settings)
+        return file.getvalue()
 
     def __setstate__(self, state: bytes) -> None:
         self._settings, self._pickle = None, state

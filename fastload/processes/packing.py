@@ -204,11 +204,17 @@ def _sparse(
     coalesced: bool,
     requires_grad: bool,
 ) -> torch.Tensor:
-    if len(parts) == 2:
-        x = torch.sparse_coo_tensor(*parts, size, check_invariants=False, is_coalesced=coalesced)
+    *indices, values = parts
+    if len(indices) == 1:
+        x = torch.sparse_coo_tensor(
+            indices[0], values, size, check_invariants=False, is_coalesced=coalesced
+        )
     else:
         kind: torch.layout = getattr(torch, layout.removeprefix("torch."))
-        x = torch.sparse_compressed_tensor(*parts, size, layout=kind, check_invariants=False)
+        outer, inner = indices
+        x = torch.sparse_compressed_tensor(
+            outer, inner, values, size, layout=kind, check_invariants=False
+        )
     return x.requires_grad_() if requires_grad else x
 
 

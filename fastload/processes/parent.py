@@ -301,7 +301,8 @@ class Child:
     def _handled(self, index: Any, packed: PackedError, drawn: Any) -> tuple[Any, int | None, Any]:
         """Call `on_error` in the sample's random stream.
 
-        Return the sample that it chose, or the number of the error that it raised. Return what it drew, too.
+        Return the sample that it chose, or the number of what it raised, which may be the error itself. Return what it
+        drew, too.
         """
         error, sample, number = unpack_error(packed), None, None
         on_error: Any = self._settings.on_error
@@ -313,8 +314,8 @@ class Child:
             except BaseException as exc:
                 if exc is not error:
                     exc.__context__ = exc.__context__ or error
-                    self._raised.append(exc)
-                number = -1 if exc is error else len(self._raised) - 1
+                number = len(self._raised)
+                self._raised.append(exc)
             return sample, number, stream.drawn()
 
     def _memories(

@@ -12,7 +12,6 @@ A segment is lent again only if nobody can still see what it held:
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -212,10 +211,11 @@ class TicketMemory(SlotPool):
         self._taken[-1] = segment, memory, start + nbytes
         return memory[start : start + nbytes]
 
-    def is_seen(self) -> bool:
-        """Return whether anything but this object still sees the memory of the batch."""
-        own = sys.getrefcount(_ALONE[0][1])
-        return any(sys.getrefcount(taken[1]) > own for taken in self._taken)
+    def let_go(self) -> bool:
+        """Let go of the batch's memory. Return whether something else in this process still sees it."""
+        keys = [segment.key for segment, _ in self.used]
+        self._taken = []
+        return any(key in self._aliases for key in keys)
 
     def find(self, part: np.ndarray) -> tuple[int, int, int] | None:
         """Return which segment of this batch the array lies in, its first byte and its end; None if in none."""
@@ -230,10 +230,6 @@ class TicketMemory(SlotPool):
     def used(self) -> list[tuple[Segment, int]]:
         """The segments of this batch, and how many bytes of each it takes."""
         return [(segment, used) for segment, _, used in self._taken]
-
-
-_ALONE = [(None, np.empty(0, np.uint8), 0)]
-"""Memory that nothing else sees: its count of references is what is expected."""
 
 
 def _start(used: int) -> int:

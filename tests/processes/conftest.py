@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,14 @@ from tests.processes.holding import Gate, Pipe, descendants, memfds
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _servers(forkserver: object) -> None:
-    """Start multiprocessing's fork server before any test, which would be blamed for its descriptors."""
+def _servers(forkserver: object) -> Iterator[None]:
+    """Start multiprocessing's fork server before any test, which would be blamed for its descriptors.
+
+    The memory in which multiprocessing has its values stays too, if there is a value in it.
+    """
+    first = multiprocessing.Value("i", 0)
+    yield
+    del first
 
 
 @pytest.fixture(autouse=True)

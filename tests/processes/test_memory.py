@@ -14,6 +14,7 @@ import gc
 import itertools
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -289,7 +290,6 @@ def test_a_steady_loop_has_a_bounded_number_of_segments(kept: int, size: str) ->
             named = [line for line in maps if "/dev/shm/" in line and "/dev/shm/sem." not in line]
         assert not named
     assert len(counts) == 200
-    assert max(counts[100:]) <= max(counts[:100]), "no more than at first"
     # In flight, kept by the loop, the one it works on, one for each worker, and one of the first batches.
     assert max(counts) <= 2 * (4 + kept + 1 + 2 + 1), (
         "each has a mapping and at most one descriptor"
@@ -546,10 +546,10 @@ class Odd(Numbers):
     [
         (Unpicklable, TypeError, "stays at home"),
         (lambda: lambda: None, (pickle.PicklingError, AttributeError), "lambda"),
-        (lambda: open(os.devnull), TypeError, "pickle"),
+        (lambda: threading.Lock(), TypeError, "pickle"),
         (Unloadable, OSError, "not here"),
     ],
-    ids=["an object", "a lambda", "a file", "an object that raises as it arrives"],
+    ids=["an object", "a lambda", "a lock", "an object that raises as it arrives"],
 )
 def test_an_object_that_cannot_travel_is_an_error_in_its_place(
     make: Callable[[], Any], kind: Any, words: str

@@ -635,7 +635,7 @@ def test_torchs_processes_are_warned_of_only_where_a_state_is_asked_for() -> Non
     ahead = prefetch_to(DataLoader([1.0, 2.0], worker_method="torch"), "cpu")  # type: ignore[arg-type, var-annotated]
     assert len(list(ahead)) == 2
     with pytest.warns(UserWarning, match="does not know its place"):
-        assert ahead.state_dict()["kind"] == "process"
+        assert ahead.state_dict()["kind"] == "torch"
 
 
 # ---- errors and the end ----

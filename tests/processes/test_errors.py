@@ -1,0 +1,256 @@
+"""Promises:
+- An error of a worker process has its type, arguments, attributes, notes and cause. Its traceback is a note.
+- An error whose class cannot be rebuilt is a RuntimeError that names the class.
+- `on_error` runs in the loop's process. It gets the error, and may return a sample, skip it, or raise.
+- A timeout names each worker process, with its stack and the indices that it reads.
+- A worker process that hangs is killed by `close()`, with a warning that shows its stack.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload import SKIP
+from fastload.engine import threads as engine_threads
+from fastload.errors import DecodeError, LoaderTimeoutError
+from tests.fakes import Numbers
+from tests.processes.holding import Gate, Held, Pipe, Watch
+from tests.promises.reading import in_batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+BAD = 5
+
+
+class Bad(Numbers):
+    """Its own indices, but reading index 5 raises what `make` makes."""
+
+    def __init__(self, length: int, make: Callable[[], BaseException]) -> None:
+        super().__init__(length)
+        self.make = make
+
+    def __getitem__(self, index: int) -> Any:
+        if index == BAD:
+            raise_it(self.make())
+        return torch.full((3,), index)
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+class TwoArguments(Exception):
+    """Its `__init__` takes other arguments than it stores."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+def with_notes_and_cause() -> BaseException:
+    error = KeyError("a", 3)
+    error.add_note("first note")
+    error.__cause__ = with_attributes()
+    error.__cause__.__cause__ = TwoArguments("b.jpg", "torn")
+    return error
+
+
+def with_attributes() -> BaseException:
+    error = OSError(28, "no room", "file.txt")
+    error.shelf = [1, 2]  # type: ignore[attr-defined]
+    return error
+
+
+def loader_of(make: Callable[[], BaseException], **options: Any) -> fastload.DataLoader[Any]:
+    return fastload.DataLoader(Bad(20, make), 4, num_workers=2, worker_method="process", **options)
+
+
+def the_error(make: Callable[[], BaseException]) -> Any:
+    """Return the error in the place of batch 1. All other batches must be right."""
+    with loader_of(make) as loader:
+        iterator = iter(loader)
+        assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            next(iterator)
+        assert [batch[:, 0].tolist() for batch in iterator] == in_batches(range(8, 20), 4)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ValueError("a", 2, ["c"]),
+        with_attributes,
+        lambda: TwoArguments("a.jpg", "torn"),
+        lambda: KeywordOnly(code=7),
+        lambda: DecodeError("a/1.jpg", "the file is empty"),
+        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        lambda: FileNotFoundError(2, "no such file", "a.jpg"),
+        with_notes_and_cause,
+    ],
+)
+def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
+    error, expected = the_error(make), make()
+    assert type(error) is type(expected)
+    assert error.args == expected.args
+    assert str(error) == str(expected)
+    theirs = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    assert theirs == {name: value for name, value in vars(expected).items() if name != "__notes__"}
+    for name in ("errno", "filename", "reason", "object"):
+        assert getattr(error, name, None) == getattr(expected, name, None)
+    notes = "\n".join(error.__notes__)
+    assert error.__notes__[: len(getattr(expected, "__notes__", []))] == getattr(
+        expected, "__notes__", []
+    )
+    for words in ("worker ", "in __getitem__", "in raise_it", "index 5", "batch 1 of epoch 0"):
+        assert words in notes
+    while (expected := expected.__cause__) is not None:  # type: ignore[assignment]
+        error = error.__cause__
+        assert (type(error), error.args) == (type(expected), expected.args)
+    assert error.__cause__ is None
+
+
+def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
+    class Local(Exception):
+        """Nobody can import it."""
+
+    error = the_error(lambda: Local("torn page"))
+    assert type(error) is RuntimeError
+    assert "Local" in str(error)
+    assert "torn page" in str(error)
+    assert "in raise_it" in "\n".join(error.__notes__)
+    held = the_error(lambda: ValueError(threading.Lock()))
+    assert isinstance(held, RuntimeError)
+    assert "ValueError" in str(held)
+
+
+# ---- on_error ----
+
+
+@pytest.mark.parametrize("answer", ["a sample", "skip", "raise", "raise it"])
+def test_on_error_runs_in_the_process_of_the_loop(answer: str) -> None:
+    calls: list[Any] = []
+
+    def decide(index: Any, error: BaseException) -> Any:
+        calls.append((os.getpid(), index, error))
+        if answer == "a sample":
+            return torch.full((3,), -index)
+        if answer == "skip":
+            return SKIP
+        error.add_note("seen by on_error")
+        raise error if answer == "raise it" else ZeroDivisionError("out of on_error")
+
+    with loader_of(lambda: TwoArguments("a.jpg", "torn"), on_error=decide) as loader:
+        for epoch in range(2):
+            iterator = iter(loader)
+            assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
+            if answer in ("a sample", "skip"):
+                kept = [4, -5, 6, 7] if answer == "a sample" else [4, 6, 7]
+                assert next(iterator)[:, 0].tolist() == kept
+            else:
+                with pytest.raises(
+                    TwoArguments if answer == "raise it" else ZeroDivisionError
+                ) as caught:
+                    next(iterator)
+                its = caught.value if answer == "raise it" else caught.value.__context__
+                assert its is calls[-1][2], "the very error that on_error got"
+                assert "seen by on_error" in its.__notes__
+                assert "index 5" in "\n".join(caught.value.__notes__)
+            assert [b[:, 0].tolist() for b in iterator] == in_batches(range(8, 20), 4)
+            assert len(calls) == epoch + 1
+    for pid, index, error in calls:
+        assert (pid, index) == (os.getpid(), BAD)
+        assert (type(error), error.path, error.reason) == (TwoArguments, "a.jpg", "torn")
+        assert "in raise_it" in "\n".join(error.__notes__)
+
+
+def test_on_error_that_returns_what_cannot_be_pickled_is_an_error_in_its_place() -> None:
+    def decide(index: Any, error: BaseException) -> Any:
+        return threading.Lock()
+
+    with loader_of(lambda: OSError("torn"), on_error=decide, collate_fn=list) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(TypeError, match="pickle"):
+            next(iterator)
+        assert len(list(iterator)) == 3
+
+
+# ---- workers that hang ----
+
+
+def test_a_timeout_names_what_each_worker_does(pipe: Pipe, gate: Gate) -> None:
+    dataset = Held(40, (1, 6), pipe.path, gate.path)
+    with fastload.DataLoader(
+        dataset, 4, num_workers=2, worker_method="process", timeout=0.2
+    ) as loader:
+        iterator = iter(loader)
+        said = dict(reversed(pipe.hear()) for _ in range(2))
+        with pytest.raises(LoaderTimeoutError) as caught:
+            next(iterator)
+        text = str(caught.value)
+        for index, indices in (("1", "[0, 1, 2, 3]"), ("6", "[4, 5, 6, 7]")):
+            (line,) = [line for line in text.splitlines() if f"process {said[index]}" in line]
+            assert indices in line
+        assert text.count("in pass_gate") == 2
+        gate.open()
+        got = []
+        while len(got) < 10:
+            try:
+                got.append(next(iterator).tolist())
+            except LoaderTimeoutError:
+                continue  # a busy machine
+        assert got == in_batches(range(40), 4), "nothing is lost"
+
+
+def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
+    import signal
+
+    dataset = Held(40, (1,), pipe.path, gate.path)
+    with fastload.DataLoader(
+        dataset, 4, num_workers=1, worker_method="process", timeout=0.2
+    ) as loader:
+        iterator = iter(loader)
+        (pid,) = pipe.numbers()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(LoaderTimeoutError, match=f"process {pid}"):
+                next(iterator)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        gate.open()
+
+
+def test_a_worker_that_hangs_is_killed_by_close(pipe: Pipe, gate: Gate) -> None:
+    dataset = Held(40, (1,), pipe.path, gate.path)
+    loader = fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process")
+    iterator = iter(loader)
+    (pid,) = pipe.numbers()
+    with closing(Watch(pid)) as watch:
+        started = time.monotonic()
+        with pytest.warns(RuntimeWarning, match=f"process {pid}") as warned:
+            loader.close()
+        took_s = time.monotonic() - started
+        assert engine_threads.JOIN_SECONDS <= took_s < engine_threads.JOIN_SECONDS + 5
+        text = str(warned[0].message)
+        assert "in pass_gate" in text
+        assert watch.alive(0) == [], "close() returned before it had ended"
+    del iterator

@@ -1,0 +1,195 @@
+"""Promises:
+- SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to a worker process do nothing. A program that a sample starts has the
+  default handlers.
+- If all processes of a job get SIGTERM, the loop still gets batches and saves its checkpoint.
+- Ctrl-C raises KeyboardInterrupt in the loop once, and leaves no process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from tests.children import Python
+from tests.fakes import Numbers
+from tests.processes.holding import Gate, Held, Pipe, Watch
+from tests.promises.reading import in_batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_signals_to_workers_do_nothing(context: str, pipe: Pipe, gate: Gate) -> None:
+    """In a sample that holds, which a signal without a handler would end, and between samples."""
+    dataset = Held(40, (0, 4, 20), pipe.path, gate.path)
+    with fastload.DataLoader(
+        dataset, 4, num_workers=2, worker_method="process", multiprocessing_context=context
+    ) as loader:
+        iterator = iter(loader)
+        pids = pipe.numbers(2)
+        assert len({*pids}) == 2
+        with closing(Watch(*pids)) as watch:
+            for _ in range(3):
+                for number in SIGNALS:
+                    for pid in pids:
+                        os.kill(pid, number)
+            assert watch.alive(0) == pids
+            gate.open()
+            got = []
+            for _ in range(10):
+                got.append(next(iterator).tolist())
+                for number in SIGNALS:
+                    for pid in watch.alive(0):
+                        os.kill(pid, number)
+            assert got == in_batches(range(40), 4)
+            assert next(iterator, None) is None
+            loader.close()
+            assert watch.alive(10) == []
+
+
+def test_a_program_that_a_sample_starts_has_default_handlers() -> None:
+    with fastload.DataLoader(
+        Masks(4), 2, num_workers=1, worker_method="process", collate_fn=list
+    ) as loader:
+        masks = [mask for batch in loader for mask in batch]
+    assert len(masks) == 4
+    for ignored, blocked in masks:
+        for number in SIGNALS:
+            assert not (ignored | blocked) >> (number - 1) & 1, number
+
+
+class Masks(Numbers):
+    """Which signals a program that the sample starts ignores and blocks."""
+
+    def __getitem__(self, index: int) -> Any:
+        said = subprocess.run(
+            ["cat", "/proc/self/status"], capture_output=True, text=True, check=True
+        ).stdout
+        fields = dict(line.split(":", 1) for line in said.splitlines())
+        return int(fields["SigIgn"], 16), int(fields["SigBlk"], 16)
+
+
+# ---- a signal to a whole job ----
+
+TRAINING = """
+import os, signal, sys, torch, fastload
+from pathlib import Path
+from tests.processes.holding import Says, say
+
+pipe, checkpoint, context = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+ends = False
+
+def end(number, frame):
+    global ends
+    ends = True
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, end)
+    loader = fastload.DataLoader(
+        Says(10**6, pipe), 4, num_workers=2, worker_method="process", multiprocessing_context=context, seed=1
+    )
+    had, after = 0, 0
+    for batch in loader:
+        assert batch.tolist() == [*range(4 * had, 4 * had + 4)]
+        had += 1
+        if had == 3:
+            say(pipe, "training")
+        after += ends
+        if after == 100:  # more than were in flight
+            break
+    state = loader.state_dict()
+    assert state["batches"] == had
+    torch.save({"loader": state, "had": had}, checkpoint)
+    loader.close()
+    say(pipe, "saved")
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_job_that_gets_sigterm_saves_its_checkpoint(
+    context: str, pipe: Pipe, tmp_path: Path
+) -> None:
+    (tmp_path / "training.py").write_text(TRAINING)
+    checkpoint = tmp_path / "checkpoint"
+    with Python(
+        [tmp_path / "training.py", pipe.path, checkpoint, context], start_new_session=True
+    ) as job:
+        lines = [pipe.hear()[0] for _ in range(3)]
+        lines.remove("training")
+        with closing(Watch(*map(int, lines))) as workers:
+            os.killpg(job.pid, signal.SIGTERM)
+            assert pipe.hear() == ["saved"]
+            assert workers.alive(10) == []
+            assert job.wait(60) == 0
+    saved = torch.load(checkpoint)
+    assert saved["had"] >= 102
+    with fastload.DataLoader(Numbers(10**6), 4, seed=1) as loader:
+        loader.load_state_dict(saved["loader"])
+        assert next(iter(loader)).tolist() == [*range(4 * saved["had"], 4 * saved["had"] + 4)]
+
+
+INTERRUPTED = """
+import os, signal, sys, fastload
+from pathlib import Path
+from tests.processes.holding import Held, Says, say
+
+pipe, gate, context, held = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dataset = Held(10**6, (0, 1), pipe, gate) if held == "held" else Says(10**6, pipe)
+    loader = fastload.DataLoader(
+        dataset, 1, num_workers=2, worker_method="process", multiprocessing_context=context
+    )
+    caught = 0
+    try:
+        iterator = iter(loader)
+        say(pipe, "loop")
+        for batch in iterator:
+            pass
+    except KeyboardInterrupt:
+        caught += 1
+    try:
+        next(iterator)
+    except fastload.errors.LoaderClosedError:
+        say(pipe, "closed", caught)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "held"), [("fork", "held"), ("fork", "free"), ("forkserver", "free")]
+)
+def test_ctrl_c_is_raised_once_and_leaves_no_process(
+    context: str, held: str, pipe: Pipe, gate: Gate, tmp_path: Path
+) -> None:
+    """Ctrl-C in a terminal goes to every process of the group."""
+    (tmp_path / "loop.py").write_text(INTERRUPTED)
+    with Python(
+        [tmp_path / "loop.py", pipe.path, gate.path, context, held],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        lines = [pipe.hear()[0] for _ in range(3)]
+        lines.remove("loop")
+        with closing(Watch(*map(int, lines))) as workers:
+            os.killpg(job.pid, signal.SIGINT)
+            assert pipe.hear() == ["closed", "1"]
+            if held == "held":
+                gate.open()
+            _, said = job.communicate("", timeout=60)
+            assert job.returncode == 0, said
+            assert workers.alive(10) == []
+    assert "Traceback" not in said, "no worker prints one"

@@ -1,0 +1,395 @@
+"""Promises:
+- Worker processes that start by fork, fork server or spawn deliver the batches of threads under a seed, bit for bit.
+- What a new process cannot be given is named by its path. A script without a main guard ends with what to do.
+- Worker processes start from `python -c`, standard input, a thread that ends, and inside other loaders' workers.
+- A process forks beside threads that log, draw and read, and no worker hangs.
+- If MPI or a library with threads is in use, workers start by the fork server, and do not join MPI.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+import fastload
+from fastload.errors import DatasetCopyError
+from tests.children import ROOT, run_python
+from tests.distributed.launching import command, run
+from tests.fakes import Numbers
+from tests.promises.equal import check_same
+from tests.promises.reading import in_batches, wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+CONTEXTS = ["fork", "forkserver", "spawn"]
+
+
+class Draws(Numbers):
+    """Its index, draws of three generators, its own process, and what all processes share."""
+
+    def __init__(self, length: int, shared: Any = None) -> None:
+        super().__init__(length)
+        self.shared = shared
+        self.told = -1
+        self.generator = torch.Generator().manual_seed(9)
+
+    def __getitem__(self, index: int) -> Any:
+        if self.shared is not None:
+            with self.shared.get_lock():
+                self.shared.value += 1
+        draws = [random.random(), float(np.random.rand()), torch.rand(2)]
+        return index, draws, torch.rand(3, generator=self.generator), self.told
+
+
+def tell(worker: int) -> None:
+    """Change the worker's dataset, as a `worker_init_fn` does."""
+    info = get_worker_info()
+    assert info is not None
+    assert info.id == worker
+    info.dataset.told = 12
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_the_batches_are_those_of_threads(context: str) -> None:
+    shared = multiprocessing.get_context(context).Value("i", 0)
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
+    with fastload.DataLoader(Draws(18), worker_init_fn=tell, **options) as threads:
+        expected = [list(threads) for _ in range(2)]
+    with fastload.DataLoader(
+        Draws(18, shared),
+        worker_init_fn=tell,
+        worker_method="process",
+        multiprocessing_context=context,
+        persistent_workers=True,
+        **options,
+    ) as processes:
+        for epoch in expected:
+            check_same(list(processes), epoch)
+    assert shared.value == 2 * 18, "all workers count in one memory"
+
+
+@pytest.mark.parametrize("given", ["a name", "a context"])
+def test_a_context_may_be_given_in_both_ways(given: str) -> None:
+    context = "forkserver" if given == "a name" else multiprocessing.get_context("forkserver")
+    options: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
+    with fastload.DataLoader(Parents(2), multiprocessing_context=context, **options) as loader:
+        assert os.getpid() not in torch.cat(list(loader)).tolist()
+
+
+class Parents(Numbers):
+    """The process that started its worker."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.getppid()
+
+
+class Holds(Numbers):
+    def __init__(self, transform: Any) -> None:
+        super().__init__(8)
+        self.transform = transform
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: Holds(lambda x: x), "dataset.transform"),
+        (lambda: Holds({"a": [0, threading.Lock()]}), "dataset.transform['a'][1]"),
+        (lambda: Holds([Holds(lambda x: x)]), "dataset.transform[0].transform"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_by_its_path(make: Any, path: str, context: str) -> None:
+    loader = fastload.DataLoader(
+        make(), num_workers=2, worker_method="process", multiprocessing_context=context
+    )
+    with pytest.raises(DatasetCopyError) as caught:
+        iter(loader)
+    assert path in str(caught.value)
+    assert context in str(caught.value)
+
+
+def test_arguments_that_cannot_be_pickled_are_named() -> None:
+    for name in ("collate_fn", "worker_init_fn"):
+        options: dict[str, Any] = {name: lambda x: None}
+        loader = fastload.DataLoader(
+            Numbers(8),
+            num_workers=1,
+            worker_method="process",
+            multiprocessing_context="spawn",
+            **options,
+        )
+        with pytest.raises(DatasetCopyError, match=name):
+            iter(loader)
+
+
+# ---- programs ----
+
+PROGRAM = """
+import fastload
+from tests.fakes import Numbers
+loader = fastload.DataLoader(
+    Numbers(10), 4, num_workers=2, worker_method="process", multiprocessing_context=CONTEXT
+)
+"""
+LOOP = "print([batch.tolist() for batch in loader])\n"
+GUARDED = "if __name__ == '__main__':\n    " + LOOP
+SAID = "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]\n"
+
+
+def program(context: str | None, body: str) -> str:
+    return PROGRAM.replace("CONTEXT", repr(context)) + body
+
+
+def real_python(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a Python of its own: a warm one cannot show how a new process finds `__main__`."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        input=input,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_workers_start_from_python_c_and_from_standard_input(context: str) -> None:
+    done = real_python("-c", program(context, LOOP))
+    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+    done = real_python("-", input=program(context, LOOP))
+    if context == "fork" or done.returncode == 0:
+        assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+    else:
+        assert "must be a file" in done.stderr
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_a_script_without_a_main_guard_ends_and_says_what_to_do(
+    context: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(program(context, GUARDED))
+    done = real_python(str(script))
+    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
+    script.write_text(program(context, LOOP))
+    done = real_python(str(script))
+    assert done.returncode == 1
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+DAEMON = """
+import multiprocessing, sys, fastload
+from tests.fakes import Numbers
+
+def work(context):
+    loader = fastload.DataLoader(
+        Numbers(4), 4, num_workers=1, worker_method="process", multiprocessing_context=context
+    )
+    try:
+        print([batch.tolist() for batch in loader], flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=work, args=("fork",), daemon=True)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_in_a_daemonic_process_the_error_says_what_to_do() -> None:
+    """Torch's workers fail there too: multiprocessing refuses."""
+    done = run_python("-c", DAEMON)
+    assert done.returncode == 0, done.stderr
+    assert "daemon=False" in done.stdout
+    assert 'worker_method="thread"' in done.stdout
+
+
+def test_iter_in_a_thread_that_ends_leaves_the_workers_alive() -> None:
+    """They end with the process, not with the thread that forked them."""
+    loader = fastload.DataLoader(Numbers(400), 4, num_workers=2, worker_method="process")
+    iterators: list[Any] = []
+    starting = threading.Thread(target=lambda: iterators.append(iter(loader)))
+    starting.start()
+    starting.join()
+    wait_until(lambda: not starting.is_alive(), "the thread has ended")
+    with loader:
+        assert [batch.tolist() for batch in iterators.pop()] == in_batches(range(400), 4)
+
+
+# ---- loaders in loaders ----
+
+
+class Nested(Numbers):
+    """The sum of an inner loader's batches, which worker processes read."""
+
+    def __init__(self, length: int, method: str) -> None:
+        super().__init__(length)
+        self.method = method
+
+    def __getitem__(self, index: int) -> int:
+        with fastload.DataLoader(
+            Numbers(8 + index),
+            4,
+            num_workers=1,
+            worker_method=self.method,  # type: ignore[arg-type]
+        ) as loader:
+            return sum(int(batch.sum()) for batch in loader)
+
+
+@pytest.mark.parametrize("inner", ["thread", "process"])
+@pytest.mark.parametrize("outer", ["thread", "process"])
+def test_a_loader_inside_a_worker_of_another(outer: Any, inner: str) -> None:
+    with fastload.DataLoader(Nested(6, inner), 2, num_workers=2, worker_method=outer) as loader:
+        got = [value for batch in loader for value in batch.tolist()]
+    assert got == [sum(range(8 + index)) for index in range(6)]
+
+
+# ---- forks beside threads ----
+
+
+class Busy(Numbers):
+    """Samples that take locks of libraries: of logging, of NumPy's generator, of HDF5 if it is there."""
+
+    def __init__(self, length: int, file: Path | None) -> None:
+        super().__init__(length)
+        self.file = file
+        self._h5: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        logging.getLogger("tests.processes").warning("sample %d", index)
+        np.random.standard_normal(100)
+        torch.rand(10)
+        if self.file is not None:
+            if self._h5 is None:
+                import h5py
+
+                self._h5 = h5py.File(self.file, "r")
+            assert self._h5["x"][index % 10] == index % 10
+        return index
+
+
+class ToNowhere(logging.Handler):
+    """Takes its lock for each record, and says nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.getMessage()
+
+
+def forks_beside_threads(forks: int, tmp_path: Path) -> None:
+    try:
+        import h5py
+    except ModuleNotFoundError:
+        file = None
+    else:
+        file = tmp_path / "x.h5"
+        with h5py.File(file, "w") as made:
+            made["x"] = np.arange(10)
+    logger, handler = logging.getLogger("tests.processes"), ToNowhere()
+    logger.addHandler(handler)
+    logger.propagate = False
+    beside = fastload.DataLoader(
+        Busy(10**6, file), 8, num_workers=2, sampler=range(10**6), copy_dataset="state"
+    )
+    forking = fastload.DataLoader(
+        Busy(8, file),
+        2,
+        num_workers=1,
+        worker_method="process",
+        multiprocessing_context="fork",
+    )
+    try:
+        with beside, forking:
+            others = iter(beside)
+            for number in range(forks):
+                assert next(others).tolist() == [*range(8 * number, 8 * number + 8)]
+                assert [b.tolist() for b in forking] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+            del others
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+def test_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
+    forks_beside_threads(200, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
+    forks_beside_threads(1000, tmp_path)
+
+
+# ---- where a fork is no safe start ----
+
+
+@pytest.mark.parametrize("name", ["polars", "duckdb", "grpc", "lance", "obstore"])
+def test_beside_a_library_with_threads_the_fork_server_starts_the_workers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    options: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
+    with fastload.DataLoader(Parents(2), **options) as loader:
+        assert os.getpid() not in torch.cat(list(loader)).tolist(), "it was forked here"
+    with pytest.raises(DatasetCopyError) as caught:
+        iter(fastload.DataLoader(Holds(lambda x: x), **options))
+    assert name in str(caught.value), "why it is no fork"
+    assert "dataset.transform" in str(caught.value), "and why it is no fork server"
+    monkeypatch.delitem(sys.modules, name)
+    with fastload.DataLoader(Parents(2), **options) as loader:
+        assert set(torch.cat(list(loader)).tolist()) == {os.getpid()}
+
+
+MPI = """
+import os
+LAUNCHER = [name for name in os.environ if name.startswith(("PMI_", "PMIX_", "OMPI_"))]
+from mpi4py import MPI  # which sets some itself
+import fastload
+from tests.fakes import Numbers
+
+
+class Variables(Numbers):
+    def __getitem__(self, index):
+        return [MPI.COMM_WORLD.Get_size(), os.getppid() == PARENT, LAUNCHER]
+
+
+PARENT = int(os.environ.setdefault("PARENT", str(os.getpid())))
+
+if __name__ == "__main__":
+    loader = fastload.DataLoader(Variables(6), 3, num_workers=1, worker_method="process", collate_fn=list)
+    seen = [sample for batch in loader for sample in batch]
+    print(f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}: {seen}", flush=True)
+    total = MPI.COMM_WORLD.allreduce(1)
+    print(f"total {total}", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+def test_under_mpi_no_worker_joins_the_job(launcher: str, tmp_path: Path) -> None:
+    """The script imports mpi4py at its top, and so do its workers. Each is then a world of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(MPI))
+    options = ("--oversubscribe",) if launcher == "openmpi" else ()
+    ended = run(command(launcher, 2, str(script), options=options), tmp_path)
+    assert ended.code == 0, ended.text
+    alone = [[1, False, []]] * 6
+    for rank in range(2):
+        assert f"rank {rank} of 2: {alone}" in ended.text, ended.text
+    assert ended.text.count("total 2") == 2
