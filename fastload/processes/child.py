@@ -108,8 +108,14 @@ _NO_MAIN = (
 
 
 def _in_fork_of_worker() -> None:
-    """Let any error end a process that a sample forks. It must not answer in the worker's place."""
+    """Let any error or signal end a process that a sample forks. It must not answer in the worker's place."""
     user_errors.passing = (BaseException,)
+    for number in _SIGNALS:
+        if (
+            signal.getsignal(number) is _nothing
+        ):  # `Pool.terminate()` waits for a process to which it sent SIGTERM
+            interrupts = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
 
 
 def _outlive_signals() -> None:

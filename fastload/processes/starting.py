@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -78,7 +80,7 @@ def start_children(
                 job = Job(worker, num_workers, seed, asks, forked=method == "fork")
                 children.append(Child(job, settings, segments, notices))
                 try:
-                    with hidden():
+                    with hidden(), _ctrl_c_waits():
                         children[-1].start(context, sealed)
                 except Exception as exc:
                     nested = "bootstrapping phase" in str(exc)  # a script without a main guard
@@ -94,6 +96,23 @@ def start_children(
             one.end(1.0)
         raise
     return children
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Handle SIGINT after the block. Python swallows what a handler raises in a callback of a fork."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    struck: list[Any] = []
+    try:
+        signal.signal(signal.SIGINT, lambda *what: struck.append(what))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if struck:
+            handler(*struck.pop())
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Promises:
 - A process that a sample forks gives no batch, whether it exits, raises or returns.
+- Such a process ends by SIGTERM, so a sample can use and end a pool of processes.
+- Ctrl-C during a fork ends `iter()`, and no worker is left.
 - A segment that cannot be mapped closes its descriptor once, and no other file's.
 - `on_error` draws the same numbers with processes as with threads and without workers, and the loop's random states
   stay as they are.
@@ -9,9 +11,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +31,7 @@ from fastload.processes.packing import packed_indices
 from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
-from tests.fakes import Numbers
+from tests.fakes import Numbers, fastload_threads
 
 
 class Forks(Numbers):
@@ -147,3 +151,34 @@ def test_indices_that_are_views_of_one_tensor_are_sent_without_it() -> None:
         worker_method="process",  # type: ignore[arg-type]
     ) as loader:
         assert next(iter(loader)).tolist() == (2 * order[:64]).tolist()
+
+
+class Pools(Numbers):
+    """Each sample computes in a process of its own, and ends it by SIGTERM."""
+
+    def __getitem__(self, index: int) -> int:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return int(pool.apply(abs, (-index,)))
+
+
+def test_a_sample_uses_a_pool_of_processes_and_ends_it() -> None:
+    with fastload.DataLoader(
+        Pools(4), 2, num_workers=2, worker_method="process", timeout=30
+    ) as loader:
+        assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
+
+
+strikes: list[int] = []
+os.register_at_fork(after_in_parent=lambda: strikes and signal.raise_signal(strikes.pop()))
+
+
+def test_ctrl_c_during_a_fork_ends_iter() -> None:
+    loader = fastload.DataLoader(Numbers(8), 2, num_workers=2, worker_method="process")
+    strikes.append(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert not strikes
+    assert not multiprocessing.active_children()
+    assert not fastload_threads()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(list(loader)) == 4
