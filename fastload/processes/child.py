@@ -97,8 +97,6 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
             wire.send(pickle.dumps((BROKEN, error)))
             return
         worker.serve()
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 _NO_MAIN = (

@@ -231,7 +231,10 @@ class Child:
             batch.on_drop = None
             self._reading = None
         with busy:
-            memories = self._memories(answer, descriptors, segment)
+            try:
+                memories = self._memories(answer, descriptors, segment)
+            except OSError as exc:  # no more descriptors, or no more memory
+                return self._failed(batch, segment, exc)
             fill(batch, answer, memories, self._raised, self.pid)
             recorder = batch.recorders[self.job.worker]
             report(answer, batch, recorder, self._notices, self._settings.dataset)

@@ -25,6 +25,7 @@ from fastload.memory.layout import ALIGN
 from fastload.memory.slots import SlotPool
 
 _PAGES = 64 * 1024
+_REMEDY = "A batch in flight takes a file descriptor: raise `ulimit -n`, or lower prefetch_batches"
 _forks = 0
 """Counts forks of this process: once before and once after each, so that a loan that spans one sees it."""
 
@@ -50,9 +51,12 @@ class Segment:
         self.nbytes = nbytes
         self.descriptor = descriptor
         # Not mmap.mmap, which keeps a descriptor of its own: a loop may keep thousands of batches.
-        mapped = torch.from_file(
-            f"/proc/self/fd/{descriptor}", shared=True, size=nbytes, dtype=torch.uint8
-        )
+        try:
+            mapped = torch.from_file(
+                f"/proc/self/fd/{descriptor}", shared=True, size=nbytes, dtype=torch.uint8
+            )
+        except RuntimeError as exc:
+            raise OSError(f"the memory of a batch cannot be mapped: {exc}. {_REMEDY}") from exc
         self._memory = mapped.numpy()
 
     def view(self) -> np.ndarray:
@@ -65,9 +69,7 @@ class Segment:
         try:
             descriptor = os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
         except OSError as exc:
-            exc.add_note(
-                "fastload: a batch in flight takes a file descriptor. Raise `ulimit -n`, or lower prefetch_batches"
-            )
+            exc.add_note(f"fastload: {_REMEDY}")
             raise
         try:
             os.ftruncate(descriptor, nbytes)
