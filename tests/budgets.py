@@ -41,10 +41,10 @@ BUDGETS = {
     "fastload/stream": 1_091,
     "fastload/train": 1_325,
     "benchmarks": 3_844,
-    # parts to come
-    "process workers": 1_528,
+    # parts of their own, and parts to come
+    "process workers": 1_538,
     "verdicts and allow list": 29,
-    "mixtures and token plans": 611,
+    "mixtures and token plans": 601,
 }
 
 LISTED = {

@@ -69,11 +69,11 @@ _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -> None:
-    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
+    """Run a worker process. It ends if `work` is shut, and if the loop's process is gone, as soon as it gets its GIL.
 
     Args:
         work: brings tickets, takes answers.
-        beside: brings what is to be heard while a sample is read.
+        beside: brings commands while a sample is read: drop, end, show the stack.
         job: which worker this is.
         sealed: the loader's arguments.
     """
@@ -90,7 +90,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
         try:
             worker = _Worker(job, sealed, wire, heard)
         except BaseException as exc:
-            # Not the message that this process has died: the loop raises the error itself.
+            # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
                 annotate(exc, _NO_MAIN)
             error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
@@ -223,7 +223,7 @@ class _Worker:
                 finally:
                     set_worker_info(None)
         self._segments: dict[tuple[int, int], Segment] = {}
-        self._pass, self._keys = -1, StreamKeys(0, 0)
+        self._keys = StreamKeys(0, 0)  # the first ticket brings others
         self._observed = Observed()
         self._context = self._context_of(settings, info)
 
@@ -241,9 +241,8 @@ class _Worker:
             own = replace(settings, copy_dataset="state").isolation().in_own_process()
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
-        lane = self._job.worker if settings.iterable else 0
         wait = self._heard.wait
-        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait, lane=lane)
+        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait)
 
     def serve(self) -> None:
         """Answer one ticket after another, until the loop's process shuts the wire."""
@@ -301,9 +300,8 @@ class _Worker:
             )
 
     def _batch(self, ticket: Ticket) -> Batch:
-        if ticket.of_pass != self._pass:
-            assert ticket.keys is not None
-            self._pass, self._keys = ticket.of_pass, ticket.keys
+        if ticket.keys is not None:
+            self._keys = ticket.keys
         place: dict[str, Any] = {
             "keys": self._keys,
             "recorders": {self._job.worker: self._observed},

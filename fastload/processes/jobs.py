@@ -67,10 +67,8 @@ class Ticket(NamedTuple):
 
     number: int
     """Of the window, for `DROP`."""
-    of_pass: int
-    """Another number means that an iterable dataset begins again."""
     keys: StreamKeys | None
-    """None if they are those of the ticket before."""
+    """None if they are those of the ticket before. If not, an iterable dataset begins again."""
     epoch: int
     ordinal: int
     position: int
@@ -106,6 +104,6 @@ class Answer(NamedTuple):
     observed: list[tuple[str, float, int, float]]
     """Observations of stages, as `Recorder.add` takes them."""
     waits: tuple[float, int, float]
-    """Since the worker's start: seconds without a core, times it blocked, CPU seconds."""
+    """Since the last look: seconds without a core, times it blocked, CPU seconds. Zeros between looks."""
     warnings: list[tuple[str, str]]
     noticed: list[tuple[type[Warning], str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -38,6 +39,7 @@ from fastload.processes.packing import PackedError, pack, packed_indices, unpack
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire, can_be_read, watched
+from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
@@ -75,10 +77,10 @@ class Child:
         self._notices = notices
         self._process: Any = None
         self._watched: int | None = None
-        self._passes: list[Any] = [-1, None]  # the number of a pass, and its keys
+        self._keys: StreamKeys | None = None  # those of the ticket before
         self._lane_state: Any = None
         self._known: dict[tuple[int, int], None] = {}  # the segments that it maps
-        self._retired = 0  # those that it was told of
+        self._retired = 0  # `Segments.retired` at the last ticket
         self._raised: list[BaseException] = []
         self._asking = threading.Lock()  # owns the socket beside the wire, for questions
         self._reading: Any = None  # the batch that it reads
@@ -86,7 +88,7 @@ class Child:
     # ---- beginning and end ----
 
     def start(self, context: BaseContext, sealed: Sealed) -> None:
-        """Start the process. Raise what starting or pickling raised; then nothing is left."""
+        """Start the process. Raise what starting or pickling raised. Then call `end`."""
         ours, theirs = socket.socketpair()
         ours_beside, theirs_beside = socket.socketpair()
         self._work, self._beside = ours, ours_beside
@@ -198,13 +200,18 @@ class Child:
             head += f", reading sample indices {shown_indices(reading.indices)} of {reading}"
         with self._asking:
             try:
+                self._beside.settimeout(0)
+                with suppress(BlockingIOError):
+                    while self._beside.recv(65536):  # a late answer to an earlier question
+                        pass
                 self._beside.settimeout(STACK_SECONDS)
                 self._beside.send(STACK)
-                size = struct.unpack("=Q", self._beside.recv(8, socket.MSG_WAITALL))[0]
-                text = self._beside.recv(size, socket.MSG_WAITALL).decode()
+                with self._beside.makefile("rb") as file:
+                    text = file.read(struct.unpack("=Q", file.read(8))[0])
+                shown = text.decode(errors="replace")
             except (OSError, struct.error):
-                text = "  (it does not answer: it is stopped, or a call in C holds its GIL)\n"
-        return f"{head}:\n{text}"
+                shown = "  (it does not answer: it is stopped, or a call in C holds its GIL)\n"
+        return f"{head}:\n{shown}"
 
     # ---- batches ----
 
@@ -223,7 +230,10 @@ class Child:
             if batch.dropped:
                 self._on_drop(batch.number)
             answer, descriptors = self._answer(message, descriptors)
-        except (EOFError, OSError):
+        except (EOFError, OSError) as exc:
+            if isinstance(exc, OSError) and exc.errno == errno.EMFILE:
+                batch.where = f"{batch}; stage: hand over from worker process {self.pid}"
+                return self._failed(batch, segment, exc)
             what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
             batch.where = ""
             return self._failed(batch, segment, self._died(f"it read {what}{batch}"))
@@ -245,7 +255,7 @@ class Child:
 
     def _failed(self, batch: Batch, segment: Segment | None, error: Exception) -> float:
         """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""
-        batch.error = error
+        batch.error, batch.on_drop, self._reading = error, None, None
         if segment is not None:
             self._segments.retire(segment)
         if isinstance(batch, LaneBatch) and self._lane_state is not None:
@@ -253,10 +263,8 @@ class Child:
         return 0.0
 
     def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
-        number, keys = self._passes
-        new = keys is not batch.keys
+        new = self._keys is not batch.keys  # an iterable dataset begins again with other keys
         if new:
-            number += 1
             self._lane_state = None
         given = packed_indices(batch.given)
         if isinstance(batch, LaneBatch):
@@ -268,7 +276,6 @@ class Child:
         fresh = segment is not None and segment.key not in self._known
         ticket = Ticket(
             number=batch.number,
-            of_pass=number,
             keys=batch.keys if new else None,
             epoch=batch.epoch,
             ordinal=batch.ordinal,
@@ -280,7 +287,7 @@ class Child:
         )
         message = pickle.dumps(ticket, 5)
         # Only now: if the indices cannot be pickled, the process has learnt nothing.
-        self._passes = [number, batch.keys]
+        self._keys = batch.keys
         self._retired = retired
         for key in forget:
             del self._known[key]

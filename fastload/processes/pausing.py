@@ -26,7 +26,7 @@ class _Busy:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, in a forked process."""
+        """Reset, in a forked process: no thread, no fork."""
         self._threads: dict[int, None] = {}  # by their ids; setting and popping are atomic
         self._forks = 0  # that are wanted; the lock of `_changed` owns it
         self._changed = threading.Condition()

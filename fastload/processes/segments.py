@@ -69,8 +69,7 @@ class Segment:
         try:
             descriptor = os.memfd_create("fastload-batch", os.MFD_CLOEXEC)
         except OSError as exc:
-            exc.add_note(f"fastload: {_REMEDY}")
-            raise
+            raise OSError(exc.errno, f"{exc.strerror}. {_REMEDY}") from None
         try:
             os.ftruncate(descriptor, nbytes)
         except BaseException:
@@ -140,7 +139,7 @@ class Segments:
         return lent
 
     def give_back(self, segment: Segment) -> None:
-        """Let a segment be lent again. The worker has answered, and nobody saw what it wrote."""
+        """Let a segment be lent again. No alias of its batch lives."""
         if len(self._idle) + len(self._loans) < self.limit and segment.descriptor >= 0:
             self._idle.append(segment)
         else:

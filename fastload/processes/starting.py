@@ -68,8 +68,8 @@ def start_children(
         on_error="skip" if asks else settings.on_error,
     )
     sealed = Sealed(theirs)
-    # It changes nothing in this process, but writes to the tables of all of torch's operators: 16 MiB that a forked
-    # worker then shares, and 5 ms that it saves.
+    # Register before the fork: workers then share the tables of torch's operators (16 MiB) and save 5 ms. Draws in this
+    # process stay as they are.
     torch_random.install()
     children: list[Child] = []
     try:
@@ -119,7 +119,8 @@ def _ctrl_c_waits() -> Iterator[None]:
 def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     """Yield the multiprocessing context in which a loader's workers start, and why it is not a fork, or "".
 
-    If it is a fork, no thread of a loader reads a sample in the block.
+    If it is a fork, the threads of loaders are stopped. If one reads on for a second, only a fork that the user chose
+    is one.
     """
     context, reason = _chosen(settings)
     if context.get_start_method() != "fork":

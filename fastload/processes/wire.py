@@ -34,8 +34,10 @@ class Wire:
         self._poll: select.poll | None = None
         if watched is not None:
             self._poll = select.poll()
-            self._poll.register(end, select.POLLIN)
+            # Poll looks at `watched` first. If that shows the death, all that was sent lies in the socket by the time
+            # that poll looks there.
             self._poll.register(watched, select.POLLIN)
+            self._poll.register(end, select.POLLIN)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message. Raise OSError if the other end is closed."""
@@ -49,7 +51,8 @@ class Wire:
     def receive(self, seconds: float | None = None) -> tuple[memoryview, list[int]] | None:
         """Wait for the next message. It is valid until the next call. Return None after `seconds` without one.
 
-        Raise EOFError if the other end is closed or its process is dead.
+        `seconds` needs `watched`. Raise EOFError if the other end is closed or its process is dead, and OSError with
+        errno EMFILE if this process has no room for the message's descriptors.
         """
         if self._poll is not None and not self._can_read(seconds):
             return None
@@ -63,6 +66,8 @@ class Wire:
             self._buffer = bytearray(_AT_ONCE)
         descriptors += self._fill(message)
         if count != len(descriptors):
+            for descriptor in descriptors:
+                os.close(descriptor)
             raise OSError(
                 errno.EMFILE, "too many open files: raise `ulimit -n`, or lower prefetch_batches"
             )
@@ -72,7 +77,6 @@ class Wire:
         assert self._poll is not None
         ready = self._poll.poll(None if seconds is None else 1000 * seconds)
         if ready and self._socket.fileno() not in (descriptor for descriptor, _ in ready):
-            # A message that was sent before the end lies in the socket by now: the kernel says both at once.
             raise EOFError("the process is dead")
         return bool(ready)
 
@@ -80,6 +84,8 @@ class Wire:
         """Receive as many bytes as `buffer` has, and return the descriptors that came with them."""
         found = array.array("i")
         while buffer:
+            if self._poll is not None:
+                self._can_read(None)  # the process may die within a message
             got, ancillary, _, _ = self._socket.recvmsg_into(
                 [buffer], _SPACE, socket.MSG_CMSG_CLOEXEC
             )

@@ -90,6 +90,22 @@ class Held(Numbers):
         return index
 
 
+class Says(Numbers):
+    """Its own indices; each worker says its process id before the first of them."""
+
+    said = False
+
+    def __init__(self, length: int, pipe: Path) -> None:
+        super().__init__(length)
+        self.pipe = pipe
+
+    def __getitem__(self, index: int) -> int:
+        if not self.said:
+            self.said = True
+            say(self.pipe, os.getpid())
+        return index
+
+
 class DyingLane(IterableDataset[Any]):
     """Samples (number, random number); those of a worker begin at 1,000 times its id.
 
