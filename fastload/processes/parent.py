@@ -38,7 +38,7 @@ from fastload.processes.jobs import (
 from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire, can_be_read, watched
+from fastload.processes.wire import Wire, can_be_read, cpu_seconds, watched
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
@@ -120,14 +120,14 @@ class Child:
             assert what == expected
 
     def _first_words(self, expected: int) -> Any:
-        cpu_s = _cpu_s(self.pid)
+        cpu_s = cpu_seconds(self.pid)
         try:
             received = self._wire.receive(START_SECONDS if expected == STARTED else None)
         except (EOFError, OSError):
             raise self._died("it started", hint=_START_HINT) from None
         if received is not None:
             return pickle.loads(received[0])
-        if _cpu_s(self.pid) > cpu_s:
+        if cpu_seconds(self.pid) > cpu_s:
             return None  # imports take their time
         raise WorkerDiedError(
             f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, and was "
@@ -383,16 +383,6 @@ _DIED_HINT = (
     "A sample crashed in C, or called os._exit(). Read these samples with num_workers=0 under "
     "`python -X faulthandler`"
 )
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, or 0.0 if the system does not say."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _close_in_child() -> None:

@@ -111,3 +111,13 @@ def can_be_read(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process, or 0.0 if the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

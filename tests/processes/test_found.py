@@ -76,7 +76,7 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
     before = open_descriptors()
     with monkeypatch.context() as patched:
         patched.setattr(torch, "from_file", no_memory)
-        with pytest.raises(RuntimeError, match="Cannot allocate") as caught:
+        with pytest.raises(OSError, match="Cannot allocate") as caught:
             Segment.new((0, 0), 65536)
     reader, writer = os.pipe()  # it takes the number, if that is free already
     del caught
