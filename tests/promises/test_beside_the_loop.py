@@ -289,6 +289,8 @@ def persistent(kind: str, dataset: Any, **options: Any) -> DataLoader[Any]:
         "rank sampler": {"sampler": RankSampler(LENGTH, rank=0, world_size=1, seed=9)},
         "seed": {"shuffle": True, "seed": 9},
     }[kind]
+    # Workers that share one dataset begin nothing early: `copy_dataset=False` is no default for these tests.
+    options = {"copy_dataset": "state", **options}
     return DataLoader(dataset, BATCH, num_workers=2, persistent_workers=True, **how, **options)
 
 

@@ -383,7 +383,8 @@ def test_samples_whose_dataset_holds_a_generator_are_read_one_by_one(
     """Its draws are keyed for each sample."""
     dataset = Holds(range(8))
     dataset.held = {"deep": [torch.Generator()]}
-    with DataLoader(dataset, 4, num_workers=workers, seed=seed) as loader:
+    options: Any = {"copy_dataset": "state"}  # if workers share it, its generators are not keyed
+    with DataLoader(dataset, 4, num_workers=workers, seed=seed, **options) as loader:
         assert torch.cat(list(loader)).tolist() == sorted(dataset.reads) == [*range(8)]
 
 
