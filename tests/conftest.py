@@ -36,6 +36,7 @@ import pytest
 import torch
 
 import fastload
+from fastload.processes import starting
 from tests.children import warm_server
 
 pytest.register_assert_rewrite("tests.contracts")
@@ -142,6 +143,13 @@ def forkserver() -> ForkServerContext:
     context.set_forkserver_preload(["torch", "fastload.elastic"])
     multiprocessing.forkserver.ensure_running()
     return context
+
+
+@pytest.fixture(autouse=True)
+def _what_other_tests_imported_is_no_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers fork, although an earlier test imported gRPC or another library that starts threads."""
+    threaded = {name: why for name, why in starting._THREADED.items() if name not in sys.modules}
+    monkeypatch.setattr(starting, "_THREADED", threaded)
 
 
 @pytest.fixture(autouse=True)
