@@ -27,6 +27,7 @@ from torch.utils.data import get_worker_info
 
 import fastload
 from fastload.errors import DatasetCopyError
+from fastload.processes import starting
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
@@ -339,10 +340,15 @@ def test_a_thousand_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> No
 # ---- where a fork is no safe start ----
 
 
+THREADED = {*starting._THREADED}
+
+
 @pytest.mark.parametrize("name", ["polars", "duckdb", "grpc", "lance", "obstore"])
 def test_beside_a_library_with_threads_the_fork_server_starts_the_workers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert name in THREADED
+    monkeypatch.setattr(starting, "_THREADED", {name: "its threads"})  # of other tests, none counts
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     options: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
     with fastload.DataLoader(Parents(2), **options) as loader:
