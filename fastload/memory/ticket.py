@@ -22,7 +22,10 @@ class Ticket:
         self.dropped = False
 
     def drop(self, *, closing: bool) -> None:
-        """Let nobody read on. The window calls this under its lock, also in a finalizer; `closing` if it is closed."""
+        """Tell its workers to stop reading. The window calls this under its lock, also in a finalizer.
+
+        `closing` says whether the window is closed, rather than emptied for another epoch.
+        """
         self.dropped = True
 
     def release(self) -> None:

@@ -36,20 +36,8 @@ from fastload._kit.user_errors import annotate, contained
 from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
-from fastload.processes.jobs import (
-    BATCH,
-    BROKEN,
-    DROP,
-    END,
-    FAILED_SAMPLE,
-    READY,
-    STACK,
-    STARTED,
-    Answer,
-    Job,
-    Sealed,
-    Ticket,
-)
+from fastload.processes import jobs
+from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.observed import Observed
 from fastload.processes.packing import Packed, pack, pack_error, unpack
 from fastload.processes.segments import Segment, TicketMemory
@@ -86,7 +74,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     wire = Wire(work)
     heard = _Beside(beside)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        wire.send(pickle.dumps((STARTED, None)))
+        wire.send(pickle.dumps((jobs.STARTED, None)))
         try:
             worker = _Worker(job, sealed, wire, heard)
         except BaseException as exc:
@@ -94,7 +82,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
                 annotate(exc, _NO_MAIN)
             error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
-            wire.send(pickle.dumps((BROKEN, error)))
+            wire.send(pickle.dumps((jobs.BROKEN, error)))
             return
         worker.serve()
 
@@ -159,22 +147,22 @@ class _Beside:
     def _hear(self) -> None:
         with suppress(OSError):
             while said := self._end.recv(1):
-                if said == STACK:
+                if said == jobs.STACK:
                     self._tell_stack()
                     continue
                 last = (
                     struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))[0]
-                    if said == DROP
+                    if said == jobs.DROP
                     else 0
                 )
                 with self._changed:
                     self._dropped = max(self._dropped, last)
-                    self._ends = self._ends or said == END
+                    self._ends = self._ends or said == jobs.END
                     batch = self._batch
                     if batch is not None and (self._ends or batch.number <= self._dropped):
                         batch.dropped = True
                     self._changed.notify_all()
-                if said == END:
+                if said == jobs.END:
                     self._end.settimeout(LINGER_SECONDS)
         os._exit(1)  # the loop's process is gone, or a sample hangs
 
@@ -248,7 +236,7 @@ class _Worker:
         """Answer one ticket after another, until the loop's process shuts the wire."""
         with neutral_modes(), entered(self._context.stream):
             self._end_if_forked()
-            self._wire.send(pickle.dumps((READY, None)))
+            self._wire.send(pickle.dumps((jobs.READY, None)))
             while True:
                 received = self._wire.receive()
                 assert received is not None
@@ -286,7 +274,7 @@ class _Worker:
         del batch, data
         answer = answer._replace(kept=self._memory.let_go())
         self._wire.send(
-            pickle.dumps((BATCH, answer), 5), [segment.descriptor for segment in created]
+            pickle.dumps((jobs.BATCH, answer), 5), [segment.descriptor for segment in created]
         )
         for segment in created:
             segment.forget()
@@ -359,7 +347,7 @@ class _Worker:
         """Let the loop's process call `on_error`, and return the sample that it chose."""
         stream = self._context.stream
         question = index, pack_error(error, self._who), stream.drawn()
-        self._wire.send(pickle.dumps((FAILED_SAMPLE, question)))
+        self._wire.send(pickle.dumps((jobs.FAILED_SAMPLE, question)))
         received = self._wire.receive()
         assert received is not None
         sample, raised, drawn = pickle.loads(received[0])

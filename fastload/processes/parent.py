@@ -20,21 +20,9 @@ from fastload._kit.user_errors import shown_indices
 from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
-from fastload.processes import child
+from fastload.processes import child, jobs
 from fastload.processes.answers import fill, report
-from fastload.processes.jobs import (
-    BROKEN,
-    DROP,
-    END,
-    FAILED_SAMPLE,
-    READY,
-    STACK,
-    STARTED,
-    Answer,
-    Job,
-    Sealed,
-    Ticket,
-)
+from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
@@ -111,18 +99,18 @@ class Child:
 
     def wait_until_ready(self) -> None:
         """Wait until the process is set up. Raise the error of its start."""
-        for expected in (STARTED, READY):
+        for expected in (jobs.STARTED, jobs.READY):
             while (said := self._first_words(expected)) is None:
                 pass
             what, found = said
-            if what == BROKEN:
+            if what == jobs.BROKEN:
                 raise unpack_error(found)
             assert what == expected
 
     def _first_words(self, expected: int) -> Any:
         cpu_s = cpu_seconds(self.pid)
         try:
-            received = self._wire.receive(START_SECONDS if expected == STARTED else None)
+            received = self._wire.receive(START_SECONDS if expected == jobs.STARTED else None)
         except (EOFError, OSError):
             raise self._died("it started", hint=_START_HINT) from None
         if received is not None:
@@ -166,10 +154,10 @@ class Child:
 
     def stop(self) -> None:
         """Tell the process to end after the sample that it reads. Any thread may call this, also in a finalizer."""
-        self._say(END)
+        self._say(jobs.END)
 
     def _on_drop(self, number: int, *, closing: bool = False) -> None:
-        self._say(END if closing else DROP + struct.pack("=q", number))
+        self._say(jobs.END if closing else jobs.DROP + struct.pack("=q", number))
 
     def _say(self, what: bytes) -> None:
         if os.getpid() != self._owner:
@@ -205,7 +193,7 @@ class Child:
                     while self._beside.recv(65536):  # a late answer to an earlier question
                         pass
                 self._beside.settimeout(STACK_SECONDS)
-                self._beside.send(STACK)
+                self._beside.send(jobs.STACK)
                 with self._beside.makefile("rb") as file:
                     text = file.read(struct.unpack("=Q", file.read(8))[0])
                 shown = text.decode(errors="replace")
@@ -303,7 +291,7 @@ class Child:
             received = self._wire.receive()
             assert received is not None
             what, found = pickle.loads(received[0])
-            if what != FAILED_SAMPLE:
+            if what != jobs.FAILED_SAMPLE:
                 return found, received[1]
             del received
             self._wire.send(pickle.dumps(self._handled(*found), 5))

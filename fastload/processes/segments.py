@@ -2,7 +2,7 @@
 
 They have no name in /dev/shm: once the processes that map a segment are gone, so is the segment.
 
-A segment is lent again only if nobody can still see what it held:
+A segment is lent again only if no process can still see the batch that it held:
 
 - no alias lives in the loop's process: every tensor, array and view of a batch keeps the loan alive;
 - the worker that had it has answered, and its dataset keeps no alias. If it dies, its segment is never lent again;

@@ -30,9 +30,9 @@ def _no_process_and_no_memory_left(request: pytest.FixtureRequest) -> Iterator[N
     if request.node.stash.get(FAILED, False):
         return
     left = settle(lambda: descendants() - before)
-    assert not left, f"processes left behind: {left}"
+    assert not left, f"these processes still run: {left}"
     segments = settle(lambda: [line for line in memfds() if line not in mapped])
-    assert not segments, f"memory left behind: {segments}"
+    assert not segments, f"these segments are still mapped: {segments}"
 
 
 @pytest.fixture

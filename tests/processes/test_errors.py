@@ -130,7 +130,7 @@ def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
 
 def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     class Local(Exception):
-        """Nobody can import it."""
+        """A local class, which no other process can import."""
 
     error = the_error(lambda: Local("torn page"))
     assert type(error) is RuntimeError
