@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_634,
+    "the way of an index": 3_636,
     "loaded beside the way": 2_427,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
@@ -42,9 +42,9 @@ BUDGETS = {
     "fastload/train": 1_325,
     "benchmarks": 3_844,
     # parts of their own, and parts to come
-    "process workers": 1_514,
+    "process workers": 1_505,
     "verdicts and allow list": 29,
-    "mixtures and token plans": 625,
+    "mixtures and token plans": 632,
 }
 
 LISTED = {

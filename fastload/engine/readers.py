@@ -15,11 +15,10 @@ from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
-from fastload.random.streams import Streams, chosen_modules, routable
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
-from fastload.reading.worker_context import WorkerContext
+from fastload.reading.worker_context import WorkerContext, streams_of
 from fastload.settings import Settings
 
 
@@ -50,11 +49,7 @@ class Readers:
         self.pools = self.pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         draws = not source.copies and (settings.seed is not None or self.workers > 0)
-        self._streams = Streams(
-            routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-            keyed=draws and not settings.iterable,
-            seeded=settings.seed is not None,
-        )
+        self._streams = streams_of(settings, draws=draws)
         isolated = (draws or self.workers) and not self.in_processes
         self._isolation = settings.isolation() if isolated else None
         if self._isolation is not None and self.workers:

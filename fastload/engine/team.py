@@ -128,7 +128,7 @@ class Team:
             thread.join(1.0)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
         warnings.warn(
-            f"{names} did not return from a call within {JOIN_SECONDS:g} s, and was killed. It was here:\n{stacks}",
+            f"{names}: no return from a call within {JOIN_SECONDS:g} s, so killed. Stacks:\n{stacks}",
             RuntimeWarning,
             stacklevel=4,
         )

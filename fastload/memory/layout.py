@@ -270,7 +270,7 @@ class Layout:
 
     def slot_bytes(self, n: int) -> int:
         """Return the bytes of a slot for `n` samples."""
-        return sum(_aligned(n * row.nbytes) for row in self.rows)
+        return sum(aligned(n * row.nbytes) for row in self.rows)
 
     def runs(self, slot: Slot, start: int, stop: int) -> Any:
         """Return the rows of samples `start` to `stop`. A dataset fills them; see `fastload.rows`."""
@@ -335,7 +335,7 @@ class Slot:
                 array = None if array is None else array.transpose(0, 3, 1, 2)
             self.arrays.append(array)
             self.rows.append(rows)
-            offset += _aligned(n * row.nbytes)
+            offset += aligned(n * row.nbytes)
 
 
 def _memory(
@@ -350,5 +350,6 @@ def _memory(
     return None, flat.view(row.dtype).view(shape)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Return `nbytes` rounded up to `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN

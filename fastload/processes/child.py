@@ -44,10 +44,16 @@ from fastload.processes.segments import Segment, TicketMemory
 from fastload.processes.wire import Wire
 from fastload.random import global_draws
 from fastload.random.keys import StreamKeys
-from fastload.random.streams import Streams, chosen_modules, entered, routable
+from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
-from fastload.reading.worker_context import WorkerContext, finish, neutral_modes, read_run
+from fastload.reading.worker_context import (
+    WorkerContext,
+    finish,
+    neutral_modes,
+    read_run,
+    streams_of,
+)
 from fastload.settings import Settings
 
 LINGER_SECONDS = 10.0
@@ -182,7 +188,7 @@ class _Worker:
         self._wire = wire
         self._heard = heard
         self._pid = os.getpid()
-        self._who = f"worker {job.worker} (process {os.getpid()})"
+        self._who = f"worker {job.worker} (process {self._pid})"
         name_thread(f"fastload-{job.worker}")
         show_worker_info_in_threads()
         torch.set_num_threads(1)
@@ -217,15 +223,10 @@ class _Worker:
 
     def _context_of(self, settings: Settings, info: Any) -> WorkerContext:
         """Return what this process reads with: the dataset itself, whose generators are keyed for each sample."""
-        source = self._fetcher.source
-        draws = not source.copies
-        streams = Streams(
-            routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-            keyed=draws and not settings.iterable,
-            seeded=settings.seed is not None,
-        )
+        streams = streams_of(settings, draws=not self._fetcher.source.copies)
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
+            # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().in_own_process()
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastload._kit.user_errors import contained, shown
-from fastload.memory.layout import ALIGN
+from fastload.memory.layout import aligned
 from fastload.processes.segments import TicketMemory
 
 IN_MESSAGE = 32 * 1024
@@ -56,7 +56,7 @@ def _places(parts: list[np.ndarray], memory: TicketMemory | None) -> list[Any]:
         memory.find(part) if memory is not None and part.nbytes >= IN_MESSAGE else bytearray(part)
         for part in parts
     ]
-    total = sum(_aligned(p.nbytes) for p, place in zip(parts, places, strict=True) if place is None)
+    total = sum(aligned(p.nbytes) for p, place in zip(parts, places, strict=True) if place is None)
     if not total:
         return places
     assert memory is not None
@@ -66,12 +66,8 @@ def _places(parts: list[np.ndarray], memory: TicketMemory | None) -> list[Any]:
             copy = room[start : start + part.nbytes]
             copy[:] = part
             places[k] = memory.find(copy)
-            start += _aligned(part.nbytes)
+            start += aligned(part.nbytes)
     return places
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
 
 
 def unpack(packed: Packed, memories: Sequence[np.ndarray] = ()) -> Any:
@@ -122,7 +118,7 @@ class _Packer(pickle.Pickler):
         storage = x.untyped_storage()
         if storage.nbytes() > 2 * x.numel() * x.element_size() + IN_MESSAGE:
             if type(x) is not torch.Tensor:
-                return _Packer._reduced(x.clone())
+                return x.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
             x = x.detach().clone().requires_grad_(x.requires_grad)
             storage = x.untyped_storage()
         elif type(x) is not torch.Tensor:
@@ -131,10 +127,6 @@ class _Packer(pickle.Pickler):
             return NotImplemented
         place = x.storage_offset(), tuple(x.size()), x.stride()
         return _tensor, (self._storage(storage), x.dtype, *place, x.requires_grad)
-
-    @staticmethod
-    def _reduced(x: Any) -> Any:
-        return x.__reduce_ex__(5)
 
     def _storage(self, storage: torch.UntypedStorage) -> _Storage:
         """Return the one stand-in of a storage. The pickler remembers it, so that tensors which share it still do."""
@@ -241,10 +233,9 @@ def pack_error(error: BaseException, who: str, *, causes: int = _MOST_CAUSES) ->
 
 
 def _pickled(error: BaseException, note: str) -> bytes:
-    ways: list[Callable[[], Any]] = [lambda: error, lambda: _Rebuilt(error)]
-    for way in ways:
+    for form in (error, _Rebuilt(error)):
         with suppress(Exception):
-            data = pickle.dumps((way(), note))
+            data = pickle.dumps((form, note))
             again, _ = pickle.loads(data)
             if type(again) is type(error) and shown(again, str) == shown(error, str):
                 return data

@@ -19,6 +19,7 @@ import numpy as np
 from fastload._kit.user_errors import shown_indices
 from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
+from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import child, jobs
 from fastload.processes.answers import fill, report
@@ -127,7 +128,7 @@ class Child:
         """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
         if self._process is None:
             return
-        self.stop()
+        self._say(jobs.END)
         with suppress(OSError):
             self._work.shutdown(socket.SHUT_WR)
         if self._process.pid is not None and not self._has_ended(seconds):
@@ -152,14 +153,11 @@ class Child:
         with suppress(OSError, AttributeError):
             self._process.kill()
 
-    def stop(self) -> None:
-        """Tell the process to end after the sample that it reads. Any thread may call this, also in a finalizer."""
-        self._say(jobs.END)
-
     def _on_drop(self, number: int, *, closing: bool = False) -> None:
         self._say(jobs.END if closing else jobs.DROP + struct.pack("=q", number))
 
     def _say(self, what: bytes) -> None:
+        """Send a command beside the tickets. Any thread may call this, also in a finalizer."""
         if os.getpid() != self._owner:
             return  # a fork of the loop's process closes its copy of the window
         with suppress(OSError):
@@ -332,7 +330,7 @@ class Child:
                 assert segment.key == key
                 found, lent = segment, None
             memories.append(self._segments.loan(found, again=not answer.kept))
-            total += used + 64
+            total += used + ALIGN
         if lent is not None:
             self._segments.give_back(lent)
         self._segments.needs(total)

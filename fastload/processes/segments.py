@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.memory.layout import ALIGN
+from fastload.memory.layout import aligned
 from fastload.memory.slots import SlotPool
 
 _PAGES = 64 * 1024
@@ -192,9 +192,9 @@ class TicketMemory(SlotPool):
         self._taken: list[tuple[Segment, np.ndarray, int]] = []
 
     def begin(self, segment: Segment | None) -> None:
-        """Begin a batch, in `segment` if nothing in this process still sees the batch that it held."""
+        """Begin a batch, in `segment`. Nothing in this process sees what it held: `let_go` said so."""
         self._taken = []
-        if segment is not None and segment.key not in self._aliases:
+        if segment is not None:
             self._take_up(segment)
 
     def _take_up(self, segment: Segment) -> None:
@@ -204,11 +204,11 @@ class TicketMemory(SlotPool):
 
     def acquire(self, nbytes: int) -> np.ndarray:
         """See `SlotPool`."""
-        if not self._taken or _start(self._taken[-1][2]) + nbytes > self._taken[-1][0].nbytes:
+        if not self._taken or aligned(self._taken[-1][2]) + nbytes > self._taken[-1][0].nbytes:
             self._created += 1
             self._take_up(Segment.new((self._worker, self._created), rounded(nbytes)))
         segment, memory, used = self._taken[-1]
-        start = _start(used)
+        start = aligned(used)
         self._taken[-1] = segment, memory, start + nbytes
         return memory[start : start + nbytes]
 
@@ -231,10 +231,6 @@ class TicketMemory(SlotPool):
     def used(self) -> list[tuple[Segment, int]]:
         """The segments of this batch, and how many bytes of each it takes."""
         return [(segment, used) for segment, _, used in self._taken]
-
-
-def _start(used: int) -> int:
-    return -(-used // ALIGN) * ALIGN
 
 
 def _address(part: np.ndarray[Any, Any]) -> int:
