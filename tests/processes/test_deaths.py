@@ -122,19 +122,25 @@ def test_a_death_is_an_error_in_the_place_of_its_batch(
         ], "the others continue"
 
 
+def killed_in_batch_1(iterator: Iterator[Any], pipe: Pipe) -> tuple[int, WorkerDiedError]:
+    """Take batch 0, kill the worker that is held in batch 1, and return its process id and the error of that batch."""
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    (pid,) = pipe.numbers()
+    os.kill(pid, signal.SIGKILL)
+    moment = time.monotonic()
+    with pytest.raises(WorkerDiedError) as caught:
+        next(iterator)
+    in_time(time.monotonic() - moment, WITHIN_S)
+    return pid, caught.value
+
+
 @three_attempts
 def test_the_error_names_the_worker_that_died(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (5,), pipe.path, gate.path)
     with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
         iterator = iter(loader)
-        assert next(iterator).tolist() == [0, 1, 2, 3]
-        (pid,) = pipe.numbers()
-        os.kill(pid, signal.SIGKILL)
-        moment = time.monotonic()
-        with pytest.raises(WorkerDiedError) as caught:
-            next(iterator)
-        in_time(time.monotonic() - moment, WITHIN_S)
-        died(caught.value, f"process {pid}", "SIGKILL", "4, 5, 6, 7", "batch 1", "epoch 0")
+        pid, error = killed_in_batch_1(iterator, pipe)
+        died(error, f"process {pid}", "SIGKILL", "4, 5, 6, 7", "batch 1", "epoch 0")
         gate.open()
         assert plain(outcomes(iterator)) == in_batches(range(8, 40), 4)
 
@@ -292,14 +298,8 @@ def test_a_death_whose_status_is_never_there_is_named_unknown(pipe: Pipe, gate: 
         dataset = Held(20, (5,), pipe.path, gate.path)
         with fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process") as loader:
             iterator = iter(loader)
-            next(iterator)
-            (pid,) = pipe.numbers()
-            os.kill(pid, signal.SIGKILL)
-            moment = time.monotonic()
-            with pytest.raises(WorkerDiedError) as caught:
-                next(iterator)
-            in_time(time.monotonic() - moment, WITHIN_S)
-            died(caught.value, "unknown", "4, 5, 6, 7")
+            _, error = killed_in_batch_1(iterator, pipe)
+            died(error, "unknown", "4, 5, 6, 7")
             gate.open()
             assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
     finally:
