@@ -128,10 +128,12 @@ def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
         return
     with busy.stopped() as alone, warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded")
-        if not alone and settings.multiprocessing_context is None:
-            reason = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
-            context = multiprocessing.get_context("forkserver")
-        yield context, reason
+        if alone or settings.multiprocessing_context is not None:
+            yield context, reason
+            return
+    # Threads do not wait for a fork server, whose processes may take seconds to start.
+    reason = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
+    yield multiprocessing.get_context("forkserver"), reason
 
 
 def _chosen(settings: Settings) -> tuple[BaseContext, str]:
