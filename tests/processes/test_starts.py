@@ -27,12 +27,12 @@ from torch.utils.data import get_worker_info
 
 import fastload
 from fastload.errors import DatasetCopyError
-from fastload.processes import starting
+from fastload.processes import pausing, starting
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
 from tests.promises.equal import check_same
-from tests.promises.reading import in_batches, wait_until
+from tests.promises.reading import Watched, in_batches, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -360,6 +360,23 @@ def test_beside_a_library_with_threads_the_fork_server_starts_the_workers(
     monkeypatch.delitem(sys.modules, name)
     with fastload.DataLoader(Parents(2), **options) as loader:
         assert set(torch.cat(list(loader)).tolist()) == {os.getpid()}
+
+
+def test_beside_a_long_sample_of_another_loader_the_fork_server_starts_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pausing, "PAUSE_SECONDS", 0.05)
+    dataset, options = Watched(8, stalled=(0,)), {"num_workers": 1, "worker_method": "process"}
+    with fastload.DataLoader(dataset, 1, num_workers=1) as threads:
+        iterator = iter(threads)
+        dataset.wait_for_reads(1)
+        with fastload.DataLoader(Parents(2), **options) as loader:
+            assert os.getpid() not in torch.cat(list(loader)).tolist(), "it was forked here"
+        with pytest.raises(DatasetCopyError, match="takes longer than") as caught:
+            iter(fastload.DataLoader(Holds(lambda x: x), **options))
+        assert "dataset.transform" in str(caught.value)
+        dataset.release()
+        assert torch.cat([next(iterator), *iterator]).tolist() == [*range(8)]
 
 
 MPI = """
