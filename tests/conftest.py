@@ -29,6 +29,7 @@ from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -146,10 +147,12 @@ def forkserver() -> ForkServerContext:
 
 
 @pytest.fixture(autouse=True)
-def _what_other_tests_imported_is_no_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
+def _what_other_tests_imported_is_no_hazard() -> Iterator[None]:
     """Let workers fork, although an earlier test imported gRPC or another library that starts threads."""
     threaded = {name: why for name, why in starting._THREADED.items() if name not in sys.modules}
-    monkeypatch.setattr(starting, "_THREADED", threaded)
+    # Not the fixture `monkeypatch`: begun here, it would end after the fixtures of each test file.
+    with mock.patch.object(starting, "_THREADED", threaded):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import threading
 import time
@@ -126,6 +127,18 @@ def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
         error = error.__cause__
         assert (type(error), error.args) == (type(expected), expected.args)
     assert error.__cause__ is None
+
+
+def test_an_error_is_what_it_was_if_a_library_replaces_its_pickling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # tblib does so for all of Python's errors, and Dask imports it.
+    monkeypatch.setitem(
+        copyreg.dispatch_table, UnicodeDecodeError, lambda _: (UnicodeDecodeError, ())
+    )
+    error = the_error(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"))
+    assert type(error) is UnicodeDecodeError
+    assert (error.object, error.start, error.reason) == (b"\xff", 0, "invalid")
 
 
 def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
