@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 import fastload
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
+from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError
 
 TITLE = (
@@ -80,7 +81,11 @@ def cases(*, smoke: bool) -> list[Case]:
 def measure(*, method: Any, share: int, workers: int, seconds: float) -> Figures:
     if not share:
         return _message(workers)
-    length = BATCH * max(4 * workers, int(seconds * workers / SAMPLE_S / BATCH))
+    cores = 1 if method == "thread" else usable_cores()
+    expected = min(
+        workers, cores * 100 / share
+    )  # samples at a time; more would only make a run longer
+    length = BATCH * max(4 * workers, int(seconds * expected / SAMPLE_S / BATCH))
     loader = fastload.DataLoader(
         Shares(length, share),
         BATCH,
