@@ -8,7 +8,7 @@ A value in the code has origins: the paths to the objects that it may be. A path
 - ("call", ...): what the object at the rest of the path returns.
 
 Further steps are names of attributes, ELEMENT, CLASS (its class) and COPY (a shallow copy of it). Branches are read as
-if all of them ran, in the order of the lines, and loops twice. A call may return each of its arguments, or a part of one.
+if all of them ran, in the order of the lines, and loops twice. A call may return its arguments, or a part of one.
 """
 
 from __future__ import annotations

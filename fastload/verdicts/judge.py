@@ -34,9 +34,11 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """What reading the code found. `findings` has proven faults first. If it is empty, threads are known to be right."""
+    """What reading the code found. `findings` has proven faults first. Without any, threads are known to be right."""
 
     findings: tuple[Finding, ...] = ()
+    cuda: bool = False
+    """Whether the dataset holds CUDA tensors."""
 
     @property
     def kind(self) -> Literal["thread", "process"]:
@@ -77,7 +79,8 @@ def verdict(
     plan = Plan(roots, copy_data=copy_dataset is True)
     changes = _Changes(reach, plan, shares_all=copy_dataset is False)
     found = [*reach.findings, *_refused(plan), *changes.findings()]
-    return Verdict(tuple(sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)))
+    found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
+    return Verdict(tuple(found), reach.cuda)
 
 
 def _refused(plan: Plan) -> Iterator[Finding]:

@@ -90,6 +90,7 @@ class Reach:
     def __init__(self, roots: dict[str, Any]) -> None:
         self.findings: list[Finding] = []
         self.functions: list[Function] = []
+        self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe = unsafe_objects()
         self._seen: dict[
@@ -120,6 +121,7 @@ class Reach:
         if kind in LEAVES or (id(x), found.stays) in self._seen or is_global_generator(x):
             return
         self._seen[id(x), found.stays] = x
+        self.cuda |= isinstance(x, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
         elif issubclass(kind, type):
@@ -253,7 +255,7 @@ class Reach:
             return
         key = f"super.{name}" if hidden else name
         for function, first in _functions_of(member):
-            if not hidden and (special or called) or key in self._names:
+            if (not hidden and (special or called)) or key in self._names:
                 self._push_function(function, cls, first, stays=True)
             else:
                 method = Function(function, cls, first, stays=True)
