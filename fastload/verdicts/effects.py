@@ -5,10 +5,11 @@ A value in the code has origins: the paths to the objects that it may be. A path
 - ("self",), the method's own instance, or ("default", name), an argument's default;
 - ("global", name), ("free", name), ("import", module): a global variable, a closure's variable, an imported module;
 - ("any",): an object from elsewhere, such as an argument;
-- ("call", ...): what the object at the rest of the path returns.
+- ("call", ...): what the object at the rest of the path returns;
+- ("passed", ...): an object that was passed to a call, which may have returned it, or a part of it.
 
-Further steps are names of attributes, ELEMENT, CLASS (its class) and COPY (a shallow copy of it). Branches are read as
-if all of them ran, in the order of the lines, and loops twice. A call may return its arguments, or a part of one.
+Further steps are names of attributes, ELEMENT, CLASS (its class) and COPY (a shallow copy of it). Any branch may run,
+or none, in the order of the lines. Loops are read twice.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any
 
 Path = tuple[str, ...]
 
-ELEMENT, CLASS, COPY, CALL, ANY = "[]", "(class)", "(copy)", "call", ("any",)
+ELEMENT, CLASS, COPY = "[]", "(class)", "(copy)"
+CALL, PASSED, ANY = "call", "passed", ("any",)
 
 _LONGEST = 7
 """A longer path ends here: what lies below counts as the object at its end."""
@@ -95,16 +97,15 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     arguments = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     for name in arguments:
         reader.env[name] = Value(frozenset({ANY, ("default", name)}), frozenset({ANY}))
-    for name in code.co_varnames[len(arguments) :][
-        : bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    ]:
-        reader.env[name] = Value(frozenset(), frozenset({ANY}))  # *args, **keywords
+    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(
+        code.co_flags & inspect.CO_VARKEYWORDS
+    )
+    for name in code.co_varnames[len(arguments) : len(arguments) + variadic]:
+        reader.env[name] = Value(inner=frozenset({ANY}))
     if first is not None and arguments:
         path: Path = ("self",) if first == "self" else ("self", CLASS)
         reader.env[arguments[0]] = Value(frozenset({path}))
-    body = [ast.Expr(node)] if isinstance(node, ast.expr) else node.body
-    for _ in range(2):  # what the end of a loop assigns, its beginning reads
-        reader.block(body)
+    reader.block([node] if isinstance(node, ast.expr) else node.body)
     return reader.effects
 
 
@@ -174,139 +175,37 @@ def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
 
 # ---- reading a syntax tree ----
 
-_CHANGING = {
-    *(
-        "append",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "remove",
-        "clear",
-        "sort",
-        "reverse",
-        "update",
-    ),
-    *("setdefault", "add", "discard", "fill", "itemset", "put", "partition", "setflags", "resize"),
-    *("appendleft", "popleft", "extendleft", "rotate", "move_to_end", "subtract", "__setitem__"),
-    *("__delitem__", "__setattr__", "__iadd__", "symmetric_difference_update", "difference_update"),
-    *("intersection_update", "send", "__next__"),
-}
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CHANGING = _words("""
+    append extend insert pop popitem remove clear sort reverse update setdefault add discard fill itemset put partition
+    setflags resize appendleft popleft extendleft rotate move_to_end subtract symmetric_difference_update
+    difference_update intersection_update send __next__ __setitem__ __delitem__ __setattr__ __iadd__
+""")
 """Methods that change their object."""
 
-_CHANGING_FIRST = {
-    *("shuffle", "copyto", "fill_diagonal", "place", "putmask", "heappush", "heappop", "heapify"),
-    *("next", "setattr", "delattr", "insort", "heapreplace", "heappushpop", "put_along_axis"),
-}
+_CHANGING_FIRST = _words("""
+    shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace heappushpop insort
+    next setattr delattr
+""")
 """Functions that change their first argument."""
 
-_NEW = {
-    *(
-        "clone",
-        "astype",
-        "tolist",
-        "tobytes",
-        "item",
-        "sum",
-        "mean",
-        "std",
-        "var",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-    ),
-    *(
-        "argsort",
-        "any",
-        "all",
-        "norm",
-        "abs",
-        "round",
-        "nonzero",
-        "cumsum",
-        "prod",
-        "size",
-        "dim",
-        "numel",
-    ),
-    *(
-        "tensor",
-        "stack",
-        "cat",
-        "concatenate",
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "zeros_like",
-        "ones_like",
-    ),
-    *(
-        "empty_like",
-        "full_like",
-        "deepcopy",
-        "len",
-        "int",
-        "float",
-        "str",
-        "bool",
-        "bytes",
-        "range",
-        "open",
-    ),
-    *(
-        "isinstance",
-        "hasattr",
-        "arange",
-        "linspace",
-        "vstack",
-        "hstack",
-        "tile",
-        "rand",
-        "randn",
-        "randint",
-    ),
-    *(
-        "lower",
-        "upper",
-        "strip",
-        "encode",
-        "decode",
-        "format",
-        "join",
-        "startswith",
-        "endswith",
-        "index",
-    ),
-    *("exists", "basename", "dirname", "hash", "id", "repr", "print", "divmod", "pow", "convert"),
-}
+_NEW = _words("""
+    clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
+    cumsum prod size dim numel tensor stack cat concatenate zeros ones empty full zeros_like ones_like empty_like
+    full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile rand
+    randn randint lower upper strip encode decode format join startswith endswith index exists basename dirname hash id repr
+    print divmod pow convert
+""")
 """Functions and methods whose result shares no memory with their arguments."""
 
-_SHALLOW = {
-    "copy",
-    "array",
-    "list",
-    "tuple",
-    "dict",
-    "set",
-    "frozenset",
-    "sorted",
-    "enumerate",
-    "zip",
-}
-_SHALLOW |= {
-    "reversed",
-    "iter",
-    "map",
-    "filter",
-    "items",
-    "values",
-    "keys",
-    "deque",
-    "Counter",
-    "defaultdict",
-}
+_SHALLOW = _words("""
+    copy array list tuple dict set frozenset sorted enumerate zip reversed iter map filter items values keys deque
+    Counter defaultdict OrderedDict
+""")
 """Functions and methods whose result is new, and holds elements of their arguments."""
 
 
@@ -325,15 +224,14 @@ class _Reader:
         for statement in statements:
             self._statement(statement)
 
-    def _statement(self, node: ast.AST) -> None:
+    def _statement(self, node: Any) -> None:
         match node:
             case ast.Assign():
                 value = self.value(node.value)
                 for target in node.targets:
                     self._assign(target, value)
-            case ast.AnnAssign():
-                if node.value is not None:
-                    self._assign(node.target, self.value(node.value))
+            case ast.AnnAssign() if node.value is not None:
+                self._assign(node.target, self.value(node.value))
             case ast.AugAssign():
                 self.value(node.value)
                 old = self.value(node.target)
@@ -344,7 +242,7 @@ class _Reader:
                     self._assign(target, NEW)
             case ast.For() | ast.AsyncFor():
                 self._assign(node.target, self.value(node.iter).step(ELEMENT))
-                self.block([*node.body, *node.body, *node.orelse])
+                self._branches(node.body, node.body, node.orelse)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
                     value = self.value(item.context_expr)
@@ -355,43 +253,40 @@ class _Reader:
                 self._globals.update(node.names)
             case ast.Nonlocal():
                 self._free.update(node.names)
-            case ast.Import():
-                for name in node.names:
-                    self._import(
-                        name.asname or name.name.partition(".")[0], ("import", name.name), node
-                    )
-                    if name.asname is None:
-                        self.env[name.name.partition(".")[0]] = _at(
-                            "import", name.name.partition(".")[0]
-                        )
-            case ast.ImportFrom():
-                module = "." * node.level + (node.module or "")
-                for name in node.names:
-                    self._import(name.asname or name.name, ("import", module, name.name), node)
+            case ast.Import() | ast.ImportFrom():
+                self._import(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._inner_function(node.args, node.body)
-                for decorator in node.decorator_list:
-                    self.value(decorator)
+                self.block(node.decorator_list)
                 self.env[node.name] = NEW
             case ast.ClassDef():
-                self.block(node.body)
-                for base in node.bases:
-                    self.value(base)
+                self.block([*node.body, *node.bases, *node.decorator_list])
                 self.env[node.name] = NEW
-            case ast.ExceptHandler():
-                if node.type is not None:
-                    self.value(node.type)
-                self.block(node.body)
-            case ast.match_case():
-                self.block(node.body)
             case ast.expr():
                 self.value(node)
             case _:
-                self.block(ast.iter_child_nodes(node))
+                parts = [part for _, part in ast.iter_fields(node)]
+                self.block([part for part in parts if isinstance(part, ast.AST)])
+                self._branches(*[part for part in parts if isinstance(part, list)])
 
-    def _import(self, name: str, path: Path, node: ast.AST) -> None:
-        self.env[name] = Value(frozenset({path}))
-        self._use(path, node)
+    def _branches(self, *blocks: list[Any]) -> None:
+        """Read blocks of which any may run, or none."""
+        for block in blocks:
+            before = dict(self.env)
+            self.block([part for part in block if isinstance(part, ast.AST)])
+            both = before.keys() | self.env.keys()
+            self.env = {k: _joined([before.get(k, NEW), self.env.get(k, NEW)]) for k in both}
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for name in node.names:
+            if isinstance(node, ast.ImportFrom):
+                path: Path = ("import", "." * node.level + (node.module or ""), name.name)
+            else:
+                path = ("import", name.name)
+            self._use(path, node)
+            if name.asname is None and path == ("import", name.name):
+                path = ("import", name.name.partition(".")[0])
+            self.env[name.asname or path[-1]] = Value(frozenset({path}))
 
     def _inner_function(self, arguments: ast.arguments, body: Iterable[ast.AST]) -> None:
         outer = dict(self.env)
@@ -411,8 +306,7 @@ class _Reader:
                 elif target.id in self._free:
                     self._change({("free", target.id)}, "=", target)
                 else:
-                    old = self.env.get(target.id, NEW)  # another branch may have assigned it
-                    self.env[target.id] = Value(old.own | value.own, old.inner | value.inner)
+                    self.env[target.id] = value
             case ast.Attribute():
                 self._change(self.value(target.value).own, f".{target.attr}=", target)
             case ast.Subscript():
@@ -435,16 +329,7 @@ class _Reader:
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
-                super_ = (
-                    isinstance(node.value, ast.Call)
-                    and getattr(node.value.func, "id", "") == "super"
-                )
-                self.effects.names.add(f"super.{node.attr}" if super_ else node.attr)
-                found = self.value(node.value).step(
-                    CLASS if node.attr == "__class__" else node.attr
-                )
-                self._use_all(found, node)
-                return found
+                return self._attribute(node, self.value(node.value))
             case ast.Subscript():
                 self.value(node.slice)
                 return self.value(node.value).step(ELEMENT)
@@ -490,6 +375,14 @@ class _Reader:
         self._use_all(found, node)
         return found
 
+    def _attribute(self, node: ast.Attribute, of: Value) -> Value:
+        name = node.attr
+        above = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super"
+        self.effects.names.add(f"super.{name}" if above else name)
+        found = of.step(CLASS if name == "__class__" else name)
+        self._use_all(found, node)
+        return found
+
     def _comprehension(self, node: Any) -> Value:
         outer = dict(self.env)
         for each in node.generators:
@@ -502,14 +395,14 @@ class _Reader:
         return Value(inner=held)
 
     def _call(self, node: ast.Call) -> Value:
-        called = self.value(node.func)
-        arguments = [self.value(argument) for argument in node.args]
-        keywords = {word.arg: self.value(word.value) for word in node.keywords}
-        name, receiver = "", NEW
+        receiver = NEW
         if isinstance(node.func, ast.Attribute):
             name, receiver = node.func.attr, self.value(node.func.value)
-        elif isinstance(node.func, ast.Name):
-            name = node.func.id
+            called = self._attribute(node.func, receiver)
+        else:
+            name, called = getattr(node.func, "id", ""), self.value(node.func)
+        arguments = [self.value(argument) for argument in node.args]
+        keywords = {word.arg: self.value(word.value) for word in node.keywords}
         first = arguments[0] if arguments else NEW
         self._changed_by_call(node, name, receiver, first, keywords)
         if name == "type" and len(arguments) == 1:
@@ -519,16 +412,14 @@ class _Reader:
         if name in _NEW:
             return NEW
         held = _joined([*arguments, *keywords.values()])
-        if receiver.own and not _is_named(receiver):
-            held = _joined([held, receiver])
         if name in _SHALLOW:
-            return Value(
-                inner=Value(frozenset(_longer(p, COPY) for p in held.own), held.inner)
-                .step(ELEMENT)
-                .all
-            )
-        returned = frozenset(ANY if path == ANY else (CALL, *path) for path in called.own)
-        return Value(held.all | returned, held.all | returned)
+            copied = _joined([held, receiver]).step(COPY)
+            return Value(inner=copied.step(ELEMENT).all)
+        if not _is_named(receiver):
+            held = _joined([held, receiver])
+        passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
+        returned = frozenset(p if p == ANY else (CALL, *p) for p in called.own) | passed
+        return Value(returned, returned)
 
     def _changed_by_call(
         self, node: ast.Call, name: str, receiver: Value, first: Value, keywords: dict[Any, Value]
@@ -543,12 +434,10 @@ class _Reader:
         for word in node.keywords:
             if word.arg == "inplace" and getattr(word.value, "value", True):
                 self._change(receiver.own | first.own, "inplace=", node)
-        if name in ("getattr", "setattr") and not isinstance(
-            node.args[1:2] and node.args[1], ast.Constant
-        ):
-            self.effects.dynamic = True
-        elif name == "getattr":
-            self.effects.names.add(str(node.args[1].value))  # type: ignore[attr-defined]
+        if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
+            constants = {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
+            self.effects.names |= constants
+            self.effects.dynamic |= not constants
 
     # ---- what was found ----
 

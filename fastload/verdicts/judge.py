@@ -15,7 +15,7 @@ import torch
 
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
-from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, Path
+from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, PASSED, Path
 from fastload.verdicts.libraries import library
 from fastload.verdicts.reach import (
     CACHED,
@@ -89,6 +89,7 @@ def _refused(plan: Plan) -> Iterator[Finding]:
             f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
             True,
             "open it at the first sample",
+            state=True,
         )
 
 
@@ -122,19 +123,22 @@ class _Changes:
                     f"{function.function.__module__}.{path[1]}" if path[0] == "global" else path[1]
                 )
                 what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
-                yield Finding(what, True, "keep it in an attribute of the dataset")
+                yield Finding(what, True, "keep it in an attribute of the dataset", state=True)
             return
-        for trail in self._follow(function, path):
+        passed = path[0] == PASSED
+        for trail in self._follow(function, path[passed:]):
             if trail is ANY:
                 if any(_fits(x, how) for x in self._exposed):
                     what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
-                    yield Finding(what, False, "change a copy of it")
+                    yield Finding(what, False, "change a copy of it", state=True)
                 return
             if trail.why is not None and _fits(trail.x, how):
-                what = f"`{trail.name}` ({_kind(trail.x)}), {trail.why}, is changed by {function.at(line)}"
-                yield Finding(
-                    what, True, "change a copy, or keep it in an attribute of the dataset"
+                verb = "may be changed" if passed else "is changed"
+                what = (
+                    f"`{trail.name}` ({_kind(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
                 )
+                remedy = "change a copy, or keep it in an attribute of the dataset"
+                yield Finding(what, not passed, remedy, state=True)
                 return
 
     @cached_property

@@ -116,12 +116,30 @@ LIBRARIES = {
 _STANDARD_LIBRARY = Library(unsafe=_STANDARD)
 
 
+def threads_ok(*packages: str) -> None:
+    """Vouch for packages: threads may run their code, and a fork may, too. It is not read any more.
+
+    For a library that is not on the list, or for your own package if `worker_method="auto"` sees a fault where there is
+    none. It holds for this process and for loaders that have not begun. `threads_ok("__main__")` vouches for a script.
+
+    Args:
+        packages: names of top-level packages, as in `import name`.
+    """
+    for name in packages:
+        if not name.isidentifier():
+            raise ValueError(f"threads_ok takes names of top-level packages, got {name!r}")
+        LIBRARIES[name] = Library()
+
+
 def library(module: str | None) -> Library | None:
     """Return the entry for a module's top-level package, or None if it is not on the list."""
-    top = (module or "").partition(".")[0].lstrip("_")
+    top = (module or "").partition(".")[0]
     if top in LIBRARIES:
         return LIBRARIES[top]
-    if (module or "").partition(".")[0] in sys.stdlib_module_names or top == "distutils":
+    top = top.lstrip("_")
+    if top in LIBRARIES:
+        return LIBRARIES[top]
+    if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
         return _STANDARD_LIBRARY
     return None
 

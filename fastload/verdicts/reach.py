@@ -41,11 +41,13 @@ class Finding:
         what: a clause that names it, and the code that decides.
         proven: threads would read wrong samples, or fail. If not, nobody knows.
         remedy: what would let threads read it.
+        state: it is an object that threads share, and that keeps something from one sample to another.
     """
 
     what: str
     proven: bool
     remedy: str
+    state: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +111,10 @@ class Reach:
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
 
-    def _find(self, what: str, remedy: str = "", *, proven: bool = False) -> None:
-        finding = Finding(what, proven, remedy)
+    def _find(
+        self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
+    ) -> None:
+        finding = Finding(what, proven, remedy, state)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -128,7 +132,7 @@ class Reach:
             self._class(x, made=True)
         elif kind is CACHED:
             self._cached(x, found.path)
-        elif kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+        elif kind is types.BuiltinFunctionType:
             self._builtin(x, found.path)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
@@ -172,24 +176,20 @@ class Reach:
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x = found.x
-        remedy = "make it an attribute of the dataset, of which each worker gets its own copy"
+        what = None
         if isinstance(x, GENERATORS):
-            self._find(
-                f"`{found.path}` is a random generator that all threads would share",
-                remedy,
-                proven=True,
-            )
-        elif (
-            isinstance(x, io.IOBase)
-            and not x.closed
-            and x not in (sys.stdin, sys.stdout, sys.stderr)
-        ):
-            self._find(
-                f"`{found.path}` is an open file that all threads would share", remedy, proven=True
-            )
+            what = "a random generator"
+        elif isinstance(x, io.IOBase):
+            standard = x in (sys.stdin, sys.stdout, sys.stderr)
+            what = None if x.closed or standard else "an open file"
         elif hasattr(type(x), "__next__"):
+            what = "an iterator"
+        if what:
             self._find(
-                f"`{found.path}` is an iterator that all threads would share", remedy, proven=True
+                f"`{found.path}` is {what} that all threads would share",
+                "make it an attribute of the dataset, of which each worker gets its own copy",
+                proven=True,
+                state=True,
             )
 
     def _entry(self, entry: Library | None, module: str, path: str) -> None:
@@ -213,6 +213,7 @@ class Reach:
             self._find(
                 f"`{path}` caches what it returns, and all threads would share that",
                 "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
+                state=True,
             )
 
     def _builtin(self, x: Any, path: str) -> None:
@@ -255,6 +256,8 @@ class Reach:
             return
         key = f"super.{name}" if hidden else name
         for function, first in _functions_of(member):
+            if function.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
+                continue  # of `dataclasses`
             if (not hidden and (special or called)) or key in self._names:
                 self._push_function(function, cls, first, stays=True)
             else:
