@@ -109,7 +109,7 @@ class DataLoader(TorchDataLoader[T]):
             class promises: for samples that hold the GIL, or that use what a process has only one of; "auto" for
             threads if the code that samples can reach is known to be right in them, and otherwise processes; "torch"
             for torch's own iterator, without these promises. Data pipes are always read by it. None: the value of
-            the environment variable FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
+            the environment variable FASTLOAD_WORKER_METHOD, or "auto". See docs/processes.md.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class DataLoader(TorchDataLoader[T]):
         worker_method: Literal["auto", "thread", "process", "multiprocessing", "torch"]
         | None = None,
     ) -> None:
-        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "thread"
+        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "auto"
         self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
@@ -238,9 +238,9 @@ class DataLoader(TorchDataLoader[T]):
         return super()._get_iterator()
 
     def _chosen(self) -> Settings:
-        """Return the settings of an `iter()`. "auto" chooses the kind of workers once."""
+        """Return the settings of an `iter()`. The first one reads the dataset's code, and chooses the workers."""
         settings = Settings.of(self)
-        if settings.worker_method != "auto" or not settings.num_workers:
+        if settings.worker_method not in ("auto", "thread") or not settings.num_workers:
             return settings
         if self._choice is None:
             settings.check_loadable()
@@ -272,9 +272,10 @@ class DataLoader(TorchDataLoader[T]):
         given = f"batch_size={self.batch_size}"
         if self.batch_size is None and self.batch_sampler is not None:
             given = f"batch_sampler={type(self.batch_sampler).__name__}"
-        if self.worker_method != "thread":
-            chosen = f" ({self._choice['worker_method']})" if self._choice else ""
-            given += f', worker_method="{self.worker_method}"{chosen}'
+        if self.worker_method != "auto":
+            given += f', worker_method="{self.worker_method}"'
+        elif self._choice is not None:
+            given += f', worker_method="auto" ({self._choice["worker_method"]})'
         return (
             f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
             f"seed={self.seed})"

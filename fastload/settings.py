@@ -20,8 +20,8 @@ from fastload.telemetry import Stats
 METHODS = "auto", "thread", "process", "multiprocessing", "torch"
 """The kinds of workers.
 
-"auto" chooses between threads and processes, "multiprocessing" is torch's name for "process", and "torch" is torch's own
-iterator.
+"auto" chooses between threads and processes. "multiprocessing" is torch's name for "process", and "torch" is torch's
+own iterator.
 """
 
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]

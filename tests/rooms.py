@@ -23,7 +23,7 @@ CORE = {
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
     "loader": "_kit telemetry isolation settings order engine",
     "testing": "",
-    "__init__": "errors telemetry random memory order reading loader (stream)",
+    "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 
 PLUG_INS = {

@@ -1,4 +1,4 @@
-"""The kind of workers of `worker_method="auto"`: threads if they are known to be right, otherwise processes."""
+"""The kind of workers: threads if they are known to be right, otherwise processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
     It is decided from the code that samples can reach, so that all ranks and epochs decide alike. If processes cannot
-    start, threads read what is merely unknown, with a warning.
+    start, threads read what is merely unknown, with a warning. If "thread" was asked for, only faults are told.
 
-    Raises `SharedStateError` if threads are known to be wrong, and processes cannot start.
+    Raises `SharedStateError` if threads are known to share what samples change and were asked for, or if threads are
+    known to be wrong and processes cannot start.
     """
     found = verdict(
         settings.dataset,
@@ -34,9 +35,30 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
         settings.worker_init_fn,
         copy_dataset=settings.copy_dataset,
     )
+    if settings.worker_method == "thread":
+        _warn_of_faults(settings, found, stacklevel + 1)
+        return settings
     chosen = _chosen(settings, found, stacklevel + 1)
     _tell(chosen, found)
     return chosen
+
+
+def _warn_of_faults(settings: Settings, found: Verdict, stacklevel: int) -> None:
+    """Tell the faults of threads that were asked for. `copy_dataset=False` asks for sharing, too."""
+    for fault in found.findings:
+        remedy = fault.remedy or "leave it out of samples"
+        sentence = (
+            f'{fault.what}. {remedy[0].upper()}{remedy[1:]}, or leave worker_method at "auto"'
+        )
+        if fault.proven and fault.state and settings.copy_dataset is not False:
+            raise SharedStateError(f"threads would read wrong samples: {sentence}")
+        if fault.proven or fault.state:
+            warnings.warn(
+                f"fastload: in threads, samples can be wrong: {sentence}.",
+                SharedStateWarning,
+                stacklevel=stacklevel + 1,
+            )
+            return
 
 
 def _chosen(settings: Settings, found: Verdict, stacklevel: int) -> Settings:

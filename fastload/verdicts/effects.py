@@ -196,9 +196,9 @@ _CHANGING_FIRST = _words("""
 _NEW = _words("""
     clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
     cumsum prod size dim numel tensor stack cat concatenate zeros ones empty full zeros_like ones_like empty_like
-    full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile rand
-    randn randint lower upper strip encode decode format join startswith endswith index exists basename dirname hash id repr
-    print divmod pow convert
+    full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile
+    rand randn randint lower upper strip encode decode format join startswith endswith index exists basename dirname
+    hash id repr print divmod pow convert
 """)
 """Functions and methods whose result shares no memory with their arguments."""
 
