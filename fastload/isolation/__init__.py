@@ -5,7 +5,6 @@
 - `classify` gives an object its kind. `kinds`, `attributes`, `callables` and `cached` copy each kind. `memory` copies
   arrays and tensors, and `files` reopens files. `finalizers` silences copies, and `lmdb_once` shares an environment.
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
-- `code` finds module-level objects that the code of a graph reads, and `module_state` gives each worker its own.
 - `watch` looks for changes in objects that all workers share.
 """
 

@@ -83,6 +83,8 @@ class Function:
 class Reach:
     """The search. `findings` has what decides by its mere presence; what the functions change, `judge` looks at.
 
+    `generators` are the random generators that modules and classes hold, each with a unique path.
+
     Args:
         roots: the dataset, `collate_fn` and `worker_init_fn`, by name.
     """
@@ -90,6 +92,7 @@ class Reach:
     def __init__(self, roots: dict[str, Any]) -> None:
         self.findings: list[Finding] = []
         self.functions: list[Function] = []
+        self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe = unsafe_objects()
@@ -173,7 +176,10 @@ class Reach:
         """Look at an object that all threads would share, although a worker process has its own."""
         x = found.x
         remedy = "make it an attribute of the dataset, of which each worker gets its own copy"
-        if isinstance(x, GENERATORS):
+        if isinstance(x, GENERATORS) and not shared_class(type(x)):
+            same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
+            path = f"{found.path} ({same + 1})" if same else found.path
+            self.generators.append((path, x))
             self._find(
                 f"`{found.path}` is a random generator that all threads would share",
                 remedy,
@@ -288,7 +294,7 @@ class Reach:
             )
         new = effects.names - self._names
         self._names |= new
-        for name in list(self._pending) if effects.dynamic else new & self._pending.keys():
+        for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
             for method in self._pending.pop(name):
                 self._push_function(method.function, method.owner, method.first, stays=True)
         for path, line in effects.uses.items():
