@@ -3,7 +3,7 @@
 - `worker_copies` puts the others together.
 - `rules` tells state from data, and `users` tells the user's code from libraries.
 - `classify` gives an object its kind. `kinds`, `attributes` and `callables` copy each kind. `memory` copies
-  arrays and tensors, and `files` reopens files. `finalizers` silences copies, and `lmdb_once` shares an environment.
+  arrays and tensors, and `files` reopens files. `finalizers` silences copies.
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
 - `watch` looks for changes in objects that all workers share.
 """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import mmap
-import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -49,27 +46,6 @@ class WorkerCopies:
         }
         return Plan(roots).generators()
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Mark this thread as a worker in the block."""
-        _inside.worker = True
-        try:
-            yield
-        finally:
-            _inside.worker = False
-
-
-class _Inside(threading.local):
-    """Whether this thread is a worker."""
-
-    worker = False
-
-    def is_worker(self) -> bool:
-        return self.worker
-
-
-_inside = _Inside()
-
 
 class Isolation:
     """Copies a loader's objects for its workers. `iter()` creates it, and calls `own()` for each worker.
@@ -89,18 +65,8 @@ class Isolation:
     ) -> None:
         roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init_fn}
         self._originals = WorkerCopies(dataset, collate_fn, init_fn)
-        has_lmdb = find_spec("lmdb") is not None
-        if has_lmdb:
-            from fastload.isolation import lmdb_once  # only if lmdb is installed
-
-            lmdb_once.install(is_worker=_inside.is_worker)
         self._copies = copy_dataset is not False
         self.plan = Plan(roots if self._copies else {}, copy_data=copy_dataset is True)
-        if has_lmdb:
-            for node in self.plan.nodes.values():
-                # A class may leave its environment out of its copies.
-                for x in (node.x, *own_dict(node.x).values()):
-                    lmdb_once.adopt(x)
 
     def check(self) -> None:
         """Raise `DatasetCopyError` if an object of the graph can neither be copied nor shared."""

@@ -259,7 +259,7 @@ class Batches(Iterator[Batch]):
         info = make_worker_info(i, self._num_workers, i, own.dataset)
         watch = Watch(own.watched, self._noticed)
         # With a recorder, a profiler sees the stages that decode names.
-        with own.entered(), entered(stream), recording(Recorder()):
+        with entered(stream), recording(Recorder()):
             for number in count(1):
                 if (job := self._jobs.get()) is None:
                     break
