@@ -14,6 +14,8 @@ import pytest
 
 from tests.compat.eight_workers import PAIRS, Holder, Pairs, filled, library, refused, wrong_pairs
 
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 lmdb = library("lmdb")
 
 IN_PROCESSES = {"worker_method": "process"}
