@@ -55,10 +55,6 @@ class SharedStateWarning(UserWarning):
     """All workers share an object that may keep state. The message names it and says what to do."""
 
 
-class ModuleStateWarning(SharedStateWarning):
-    """Samples change a module-level object, which all workers share. The message names it and says what to do."""
-
-
 class StateError(FastloadError, ValueError):
     """A loader cannot load a state. The message names the field, both values and what to do."""
 

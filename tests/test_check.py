@@ -2,13 +2,11 @@
 - `fastload check` finds what threads cannot share, and says what to do.
 - `fastload check` compares the rows that a dataset fills with its samples.
 - `fastload check` distinguishes random draws from a sample that seeds the generator that it draws from.
-- `fastload check` lists what is shared at module level.
 - `fastload check` reports a dataset that ends the process, and in which reading.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import random
@@ -274,30 +272,6 @@ def test_h5py_s_handles_may_be_shared(tmp_path: Path) -> None:
         report = check(dataset, samples=8, workers=2)
     assert report.ok
     assert "cannot be copied" not in words(report)
-
-
-@functools.lru_cache
-def squared(number: int) -> int:
-    return number * number
-
-
-COUNTS = [0] * 8
-
-
-def test_what_is_shared_at_module_level_and_in_classes_is_listed_once() -> None:
-    class Counts(Honest):
-        total = 0
-
-        def __getitem__(self, index: int) -> int:
-            COUNTS[0] += 1
-            Counts.total += 1
-            return squared(index)
-
-    report = check(Counts(), samples=16, workers=2)
-    shared = str(report.isolation).partition("shared by all workers: ")[2]
-    assert "tests.test_check.COUNTS (list, module-level)" in shared
-    assert "Counts.total (class attribute)" in shared
-    assert str(report).count("test_check.squared") == 1
 
 
 def test_an_iterable_that_every_worker_reads_whole_is_found() -> None:

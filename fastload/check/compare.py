@@ -5,7 +5,6 @@ fastload check my_package.data:train_set
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from fastload.check.reading import (
     switching_often,
 )
 from fastload.check.report import Finding, Report
-from fastload.check.summary import Piece, Summary, summary
+from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation import Isolation
 from fastload.random.global_draws import global_states, restore_global_states
@@ -104,8 +103,7 @@ def check(
         gil_share = 0.0
         if failed < count:
             gil_share = share_under_gil(dataset, indices, count, seed)
-    said = _shared_state(caught)
-    seen.findings += said
+    seen.findings += _shared_state(caught)
     crowded = max(seen.serial.lacked_share, others.share()) > CROWDED
     seen.findings += _of_time(gil_share, seen.serial, crowded=crowded)
     return Report(
@@ -118,7 +116,7 @@ def check(
         threads_ratio=None if crowded else seen.serial.ms / seen.threads.ms,
         failed=failed,
         findings=seen.findings,
-        isolation=_with_classes(summary(isolation.plan, isolation.unreached), said),
+        isolation=summary(isolation.plan),
         compared=seen.compared,
     )
 
@@ -157,16 +155,6 @@ def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
     """Return a finding for each different warning of the loader during the readings."""
     said = {str(w.message): None for w in caught if issubclass(w.category, SharedStateWarning)}
     return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
-
-
-def _with_classes(summary: Summary, said: Iterable[Finding]) -> Summary:
-    """Return `summary` with the classes to whose attributes samples assign, which all workers share."""
-    names = [name for finding in said for name in _CLASS_ATTRIBUTE.findall(finding.what)]
-    shared = [Piece(name, "class attribute", 1, why="data") for name in dict.fromkeys(names)]
-    return Summary(summary.copied, [*summary.shared, *shared])
-
-
-_CLASS_ATTRIBUTE = re.compile("class attribute `([^`]+)`")
 
 
 def _in_two(text: str) -> tuple[str, str]:

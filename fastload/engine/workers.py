@@ -95,12 +95,11 @@ def _work(
             become_worker(device, torch_threads)
             if own.init_fn:
                 set_worker_info(info)
-                with own.entered():
-                    own.init_fn(info.id)
+                own.init_fn(info.id)
                 set_worker_info(None)
                 own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
-        with own.entered(), entered(stream):
+        with entered(stream):
             lane = info.id if window.lanes > 1 else 0
             context = WorkerContext(
                 info.id, own, info, stream, fetcher, window.changes.wait, lane=lane

@@ -1,11 +1,12 @@
 """A watch over state that all workers share: it reports what samples change.
 
-Such state is the position of a file, the elements of a large array, or a module-level object. One worker looks at it
-before and after each of its first samples. A change does not prove that samples are wrong, so it only causes a warning.
+Such state is the position of a file, or the elements of a large array or container. One worker looks at it before and
+after each of its first samples. A change does not prove that samples are wrong, so it only causes a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import mmap
 import os
@@ -23,22 +24,21 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from fastload.isolation.cached import CACHED
-from fastload.isolation.code import ModuleObject, held, is_stateless
+from fastload.isolation.classify import kind_of
+from fastload.isolation.kinds import ATOM
 from fastload.isolation.memory import ProcessMemory, extent
-from fastload.isolation.module_state import original
-from fastload.isolation.rules import GENERATORS, own_dict
+from fastload.isolation.rules import GENERATORS, is_global_generator, own_dict
 
 VALUES, ELEMENTS = 1_000, 64
-"""A look sees some 1,000 values below a module-level object, at most 64 of each container or array."""
+"""A look sees some 1,000 values below a shared container, at most 64 of each container or array."""
 
 
 class Watch:
     """Looks at shared objects before and after samples, and adds what changed to `noticed`.
 
     Args:
-        watched: the objects and their paths in code. An object may be a `ModuleObject`, a class, an array or a tensor,
-            a container, a file or an mmap, or an int whose name says that it is a file descriptor. Of any other object,
+        watched: the objects and their paths in code. An object may be an array or a tensor, a container, a file or
+            an mmap, or an int whose name says that it is a file descriptor. Of any other object,
             this watches the attributes that are files, mmaps or descriptors. If such an object also has a lock, it is
             not watched: its class expects threads to share it.
         noticed: the set to which warnings are added, as ends of "the dataset seems to ".
@@ -67,19 +67,6 @@ class Watch:
 
 
 def _look_at(path: str, x: Any, process: ProcessMemory) -> _Contents:
-    if isinstance(x, ModuleObject):
-        what = "assign the global variable" if x.rebound else "change the module-level"
-        sentence = (
-            f"{what} `{path}`, which all workers share: samples can be wrong. Make it an attribute of the dataset, of "
-            "which each worker gets its own copy, or create it for each sample."
-        )
-        return _Contents(sentence, lambda: _below(x.name, x.current(), process))
-    if issubclass(type(x), type):
-        sentence = (
-            f"assign the class attribute `{path}.<place>`, which all workers share: samples can be wrong. Assign an "
-            "attribute of the instance, of which each worker gets its own copy."
-        )
-        return _Contents(sentence, lambda: {0: _stored_in_class(x)})
     if isinstance(x, np.ndarray | torch.Tensor):
         sentence = (
             f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. "
@@ -180,8 +167,6 @@ def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterato
     """Yield the places whose contents were replaced or removed. An added place is no change: caches and logs grow."""
     for place, a in before.items():
         b = after.get(place, _GONE)
-        if type(place) is _Below:
-            continue
         if place == _LENGTH:
             if b < a:
                 yield place
@@ -192,29 +177,30 @@ def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterato
             yield place
 
 
-class _Below(int):
-    """A place whose contents are watched, while the place itself may hold any object."""
-
-
 _GONE, _LENGTH = object(), ("length",)
 _SCALARS = {types.NoneType, bool, int, float, complex, str, bytes}
 
 
 def _below(name: str, x: Any, process: ProcessMemory) -> Slots:
-    """Return the contents of a shared object and of all below it, except instances of which each worker has its own."""
-    todo, around, seen = [x], set[int](), 0
+    """Return the contents of a shared container and of all below it."""
+    todo, seen = [x], 0
     slots: Slots = {0: {name: x}}
     while todo and seen < VALUES:
         x = todo.pop()
-        copied = original(type(x)) is not type(x) and id(x) not in around
-        if id(x) in slots or copied or is_stateless(x):
+        if id(x) in slots or _is_stateless(type(x)) or is_global_generator(x):
             continue
         slots[id(x)] = dict(_places(x, process))
         seen += 1 + len(slots[id(x)])
         todo += [value for value in slots[id(x)].values() if type(value) not in _SCALARS]
-        if type(x) is types.BuiltinFunctionType:  # a bound method in C acts on the instance itself
-            around.add(id(x.__self__))
     return slots
+
+
+@functools.lru_cache(256)
+def _is_stateless(cls: type) -> bool:
+    """Return whether samples cannot change an instance, or threads may share it."""
+    kind = kind_of(cls)
+    # Data may have a position, and a "closed" handle may be opened.
+    return kind is ATOM or kind.shared not in (None, "data", "closed")
 
 
 def _places(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
@@ -240,20 +226,7 @@ def _places(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
         yield "state", _state(x)
     elif issubclass(kind, io.IOBase | mmap.mmap):
         yield "position", _position("", x)
-    elif kind is CACHED:  # it forgets, and sorts by use
-        yield from ((_Below(k), value) for k, value in enumerate(held(x, ELEMENTS)))
-    else:
-        yield from enumerate(held(x))
     yield from list(own_dict(x).items())
-
-
-def _stored_in_class(cls: type) -> dict[Hashable, Any]:
-    """Return the attributes of a class that are neither methods nor Python's own."""
-    return {
-        name: value
-        for name, value in list(vars(cls).items())
-        if not (name.startswith("__") or hasattr(type(value), "__get__"))
-    }
 
 
 def _elements(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:

@@ -55,6 +55,7 @@ from fastload.reading.worker_context import (
     streams_of,
 )
 from fastload.settings import Settings
+from fastload.verdicts.reach import Reach
 
 LINGER_SECONDS = 10.0
 """How long a worker may still read a sample after its loader is closed. Then it ends itself."""
@@ -227,7 +228,9 @@ class _Worker:
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
-            own = replace(settings, copy_dataset="state").isolation().in_own_process()
+            own = replace(settings, copy_dataset="state").isolation().originals()
+            shared = Reach({"dataset": own.dataset, "collate_fn": own.collate_fn}).generators
+            own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait

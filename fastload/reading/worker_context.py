@@ -11,7 +11,7 @@ import torch
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
-from fastload.errors import ModuleStateWarning, SharedStateWarning
+from fastload.errors import SharedStateWarning
 from fastload.isolation import Watch, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
@@ -61,7 +61,6 @@ class WorkerContext:
         self.noticed: dict[type[Warning], set[str]] = {
             UserWarning: self.stream.noticed,
             SharedStateWarning: set(),
-            ModuleStateWarning: set(),
         }
         self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
@@ -73,12 +72,8 @@ class WorkerContext:
                     self._looks[stage].append(
                         NewGenerators(own.generators, own.current_generators, stream.noticed)
                     )
-            for category, watched in (
-                (SharedStateWarning, own.watched),
-                (ModuleStateWarning, own.watched_modules),
-            ):
-                if watched:
-                    self._looks["sample"].append(Watch(watched, self.noticed[category]))
+            if own.watched:
+                self._looks["sample"].append(Watch(own.watched, self.noticed[SharedStateWarning]))
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:

@@ -257,9 +257,9 @@ class Batches(Iterator[Batch]):
         streams = Streams(routable(chosen_modules(None)), keyed=True, seeded=True)
         stream = streams.make(own.generators, initialised=False)
         info = make_worker_info(i, self._num_workers, i, own.dataset)
-        watch = Watch([*own.watched, *own.watched_modules], self._noticed)
+        watch = Watch(own.watched, self._noticed)
         # With a recorder, a profiler sees the stages that decode names.
-        with own.entered(), entered(stream), recording(Recorder()):
+        with entered(stream), recording(Recorder()):
             for number in count(1):
                 if (job := self._jobs.get()) is None:
                     break

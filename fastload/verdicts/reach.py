@@ -85,6 +85,8 @@ class Function:
 class Reach:
     """The search. `findings` has what decides by its mere presence; what the functions change, `judge` looks at.
 
+    `generators` are the random generators that modules and classes hold, each with a unique path.
+
     Args:
         roots: the dataset, `collate_fn` and `worker_init_fn`, by name.
     """
@@ -92,6 +94,7 @@ class Reach:
     def __init__(self, roots: dict[str, Any]) -> None:
         self.findings: list[Finding] = []
         self.functions: list[Function] = []
+        self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe = unsafe_objects()
@@ -177,7 +180,10 @@ class Reach:
         """Look at an object that all threads would share, although a worker process has its own."""
         x = found.x
         what = None
-        if isinstance(x, GENERATORS):
+        if isinstance(x, GENERATORS) and not shared_class(type(x)):
+            same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
+            path = f"{found.path} ({same + 1})" if same else found.path
+            self.generators.append((path, x))
             what = "a random generator"
         elif isinstance(x, io.IOBase):
             standard = x in (sys.stdin, sys.stdout, sys.stderr)
@@ -291,7 +297,7 @@ class Reach:
             )
         new = effects.names - self._names
         self._names |= new
-        for name in list(self._pending) if effects.dynamic else new & self._pending.keys():
+        for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
             for method in self._pending.pop(name):
                 self._push_function(method.function, method.owner, method.first, stays=True)
         for path, line in effects.uses.items():
