@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
+
 from tests.verdicts.programs import Case
 
 BIG = "self.big = torch.zeros(20, 1 << 18)"
 ARRAYS = "self.boxes = [np.zeros((2, 4)) for _ in range(2_000)]"
+HELD = mp.Array("f", 8, lock=False)
+"""Keeps the pool of shared memory of this process open, so that no test is seen to open it."""
+
 LISTS = "self.tokens = [[1, 2] for _ in range(2_000)]"
 NP, TORCH = "import numpy as np\n", "import torch\n"
 
@@ -82,7 +87,11 @@ OF_THE_PROCESS = [
         proven=True,
     ),
     Case(
-        "stdout", "stdout", "sys.stdout = io.StringIO(); return i", "import io, sys\n", proven=True
+        "stdout",
+        r"stdout|\.sys`",
+        "sys.stdout = io.StringIO(); return i",
+        "import io, sys\n",
+        proven=True,
     ),
     Case("umask", "umask", "os.umask(0o77); return i", "import os\n", proven=True),
     Case(
@@ -263,12 +272,12 @@ KEPT_STATE = [
     ),
     Case(
         "class counter",
-        "count",
+        "count|Images. ?.class",
         "Images.count = i; Images.count += 1; return Images.count",
         proven=True,
     ),
-    Case("type of self", "last", "type(self).last = i; return type(self).last"),
-    Case("__class__ of self", "last", "self.__class__.last = i; return self.last"),
+    Case("type of self", "last|Images. ?.class", "type(self).last = i; return type(self).last"),
+    Case("__class__ of self", "last|Images. ?.class", "self.__class__.last = i; return self.last"),
     Case(
         "class dict",
         "cache",
@@ -285,7 +294,7 @@ KEPT_STATE = [
     ),
     Case(
         "class method",
-        "seen",
+        r"seen|Images.note",
         program="""
         from torch.utils.data import Dataset
         class Images(Dataset):
@@ -318,7 +327,7 @@ KEPT_STATE = [
     ),
     Case(
         "function attribute",
-        "calls",
+        r"calls|\d\.f`",
         "f.calls += 1; return f.calls",
         "def f(): pass\nf.calls = 0\n",
     ),
@@ -365,146 +374,8 @@ KEPT_STATE = [
         "module file",
         "FILE",
         "FILE.seek(i); return FILE.read(1)",
-        "import atexit\nFILE = open(__file__, 'rb')\natexit.register(FILE.close)\n",
+        "FILE = open(__file__, 'rb')\n",
     ),
 ]
 
-NOT_READ = [
-    Case("eval", "eval", "return eval('i + 1')", proven=False),
-    Case("exec", "exec", "exec('x = 1'); return i", proven=False),
-    Case("globals", "globals", "globals()['x'] = i; return i"),
-    Case(
-        "import_module",
-        "import_module",
-        "return importlib.import_module('js' + 'on').dumps(i)",
-        "import importlib\n",
-        proven=False,
-    ),
-    Case("__import__", "__import__", "return __import__('js' + 'on').dumps(i)", proven=False),
-    Case(
-        "class without source",
-        "SEEN|Mark",
-        "return self.mark(i)",
-        """
-        SEEN = {}
-        exec("class Mark:\\n    def __call__(self, x):\\n        SEEN[x] = x\\n        return len(SEEN)")
-        """,
-        "self.mark = Mark()",
-    ),
-]
-
-HELPERS = {
-    "PKG/__init__.py": "",
-    "PKG/mod.py": """
-        CACHE = {}
-        def transform(x, k=0):
-            CACHE[x] = x
-            return len(CACHE)
-        def worker(index):
-            CACHE.clear()
-        def timed(function):
-            def inner(*args):
-                CACHE[args] = 1
-                return function(*args)
-            return inner
-        class Base:
-            def load(self, i):
-                return transform(i)
-        class Call:
-            def __call__(self, x):
-                return transform(x)
-        """,
-}
-
-
-def way(
-    name: str, body: str = "return i", top: str = "", init: str = "pass", program: str = ""
-) -> Case:
-    """Return a case in which samples reach `CACHE` of a helper module."""
-    return Case("way " + name, "CACHE", body, top, init, program, HELPERS)
-
-
-def with_method(decorator: str, use: str) -> str:
-    """Return a program whose dataset has a method under `decorator` that leads to `CACHE`."""
-    return f"""
-        from torch.utils.data import Dataset
-        from PKG.mod import Base, timed, transform
-        class Images(Base, Dataset):
-            {decorator}
-            def part(*args):
-                return transform(1)
-            def __len__(self): return 4
-            def __getitem__(self, i):
-                return {use}
-        make = Images
-        """
-
-
-TRANSFORM = "from PKG.mod import transform\n"
-WAYS = [
-    way("from import", "return transform(i)", TRANSFORM),
-    way("module", "return PKG.mod.transform(i)", "import PKG.mod\n"),
-    way(
-        "partial",
-        "return self.f(i)",
-        "import functools\n" + TRANSFORM,
-        "self.f = functools.partial(transform, k=1)",
-    ),
-    way("lambda", "return self.f(i)", TRANSFORM, "self.f = lambda x: transform(x)"),
-    way(
-        "decorator", "return load(i)", "from PKG.mod import timed\n@timed\ndef load(i): return i\n"
-    ),
-    way("import inside", "from PKG.mod import transform\nreturn transform(i)"),
-    way("import as inside", "import PKG.mod as m\nreturn m.transform(i)"),
-    way("comprehension", "return [transform(k) for k in range(i)]", TRANSFORM),
-    way("map", "return list(map(transform, range(i)))", TRANSFORM),
-    way("dict of functions", "return STEPS['a'](i)", TRANSFORM + "STEPS = {'a': transform}\n"),
-    way("static method", program=with_method("@staticmethod", "self.part()")),
-    way("class method", program=with_method("@classmethod", "self.part()")),
-    way("property", program=with_method("@property", "self.part")),
-    way("base class", program=with_method("", "self.load(i)")),
-    way("super", program=with_method("", "super().load(i)")),
-    way(
-        "list of transforms",
-        "for f in self.fs: i = f(i)\nreturn i",
-        "from PKG.mod import Call\n",
-        "self.fs = [Call()]",
-    ),
-    way(
-        "Compose",
-        "return self.f(i)",
-        "from torchvision.transforms import Compose\nfrom PKG.mod import Call\n",
-        "self.f = Compose([Call()])",
-    ),
-    way(
-        "collate_fn",
-        program="""
-        from torch.utils.data import Dataset
-        from PKG.mod import transform
-        class Images(Dataset):
-            def __len__(self): return 4
-            def __getitem__(self, i): return i
-        def make(): return Images(), transform, None
-        """,
-    ),
-    way(
-        "worker_init_fn",
-        program="""
-        from torch.utils.data import Dataset
-        from PKG.mod import worker
-        class Images(Dataset):
-            def __len__(self): return 4
-            def __getitem__(self, i): return i
-        def make(): return Images(), None, worker
-        """,
-    ),
-    Case(
-        "way installed",
-        "CACHE",
-        "return transform(i)",
-        TRANSFORM,
-        files={f"site-packages/{path}": text for path, text in HELPERS.items()},
-    ),
-]
-
-PROCESS = [*OF_THE_PROCESS, *SHARED_DATA, *KEPT_STATE, *NOT_READ, *WAYS]
+PROCESS = [*OF_THE_PROCESS, *SHARED_DATA, *KEPT_STATE]

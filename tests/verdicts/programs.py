@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import re
+import io
 import sys
 import textwrap
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,8 @@ class Case:
 
     `body` is the code of `__getitem__`, `top` stands at the top of the module, `init` is the code of `__init__`.
     `program` replaces all three. It has a `make()` that returns a dataset, or a dataset, a `collate_fn` and a
-    `worker_init_fn`. `files` are further modules, and PKG in every text is a name that no other case has.
+    `worker_init_fn`. `files` are further modules, and PKG in every text is a name of
+    the case's own.
     """
 
     name: str
@@ -60,23 +62,26 @@ class Case:
 @contextlib.contextmanager
 def made(case: Case, folder: Path) -> Iterator[tuple[Any, ...]]:
     """Import the program and yield what its `make()` returns, always as a tuple. Forget its modules afterwards."""
-    name = re.sub(r"\W+", "_", case.name)
-    texts = {f"traps_{name}.py": case.text(), **case.files}
+    number = zlib.crc32(case.name.encode())  # not the name itself: the reason could match by it
+    name, own = f"traps_{number}", f"own_{number}"
+    texts = {f"{name}.py": case.text(), **case.files}
     for path, text in texts.items():
-        target = folder / path.replace("PKG", f"own_{name}")
+        target = folder / path.replace("PKG", own)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(textwrap.dedent(text).replace("PKG", f"own_{name}"))
+        target.write_text(textwrap.dedent(text).replace("PKG", own))
     paths, modules = list(sys.path), set(sys.modules)
     sys.path[:0] = [str(folder), str(folder / "site-packages")]
     importlib.invalidate_caches()
     try:
-        result = importlib.import_module(f"traps_{name}").make()
+        result = importlib.import_module(name).make()
         yield result if isinstance(result, tuple) else (result,)
     finally:
         sys.path[:] = paths
         for module in set(sys.modules) - modules:
             if (getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):
-                del sys.modules[module]
+                for value in list(vars(sys.modules.pop(module)).values()):
+                    if type(value) is io.BufferedReader:
+                        value.close()
 
 
 def verdict_of(case: Case, folder: Path) -> Verdict:
