@@ -1,0 +1,81 @@
+"""Ordinary functions, closures and calls of the standard library, which are right in threads."""
+
+from __future__ import annotations
+
+from tests.verdicts.programs import Case
+
+FUNCTIONS = [
+    Case(
+        "partial",
+        "",
+        "return self.f(i)",
+        "import functools\ndef f(x, k): return x * k\n",
+        "self.f = functools.partial(f, k=2)",
+    ),
+    Case(
+        "closure",
+        "",
+        "return self.f(i)",
+        """
+        def scaled(k, names=("a",)):
+            def scale(x):
+                return x * k, names[0]
+            return scale
+        """,
+        "self.f = scaled(3)",
+    ),
+    Case("lambda", "", "return self.f(i)", "", "self.f = lambda x: x + 1"),
+    Case(
+        "cached pure function",
+        "",
+        "return square(i)",
+        """
+        import functools
+        @functools.lru_cache
+        def square(x: int) -> int:
+            return x * x
+        """,
+    ),
+    Case(
+        "standard library",
+        "",
+        """
+        assert i >= 0
+        if __debug__:
+            i = int(i)
+        data = json.loads(json.dumps({"i": math.sqrt(i)}))
+        packed = io.BytesIO(struct.pack("<f", data["i"])).read()
+        return re.sub("a", "b", str(packed)), collections.Counter("ab"), copy.deepcopy(data)
+        """,
+        "import collections, copy, io, json, math, re, struct\n",
+    ),
+    Case("open", "", "with open(__file__) as file: return file.read(i)"),
+    Case(
+        "errors",
+        "",
+        """
+        try:
+            return 1 / i
+        except ZeroDivisionError as error:
+            raise ValueError(f"sample {i}") from error
+        """,
+    ),
+    Case(
+        "own collate",
+        program="""
+        import torch
+        from torch.utils.data import Dataset, default_collate
+        class Words(Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return {"ids": list(range(i))}
+        def collate(samples):
+            longest = max(len(s["ids"]) for s in samples)
+            out = torch.zeros(len(samples), longest)
+            for row, s in enumerate(samples):
+                out[row, : len(s["ids"])] = torch.tensor(s["ids"])
+                s["ids"] = out[row]
+            return default_collate(samples)
+        def make(): return Words(), collate, None
+        """,
+    ),
+]
