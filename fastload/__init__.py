@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from fastload.reading.failures import SKIP
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
+    from fastload.verdicts.libraries import threads_ok
 
     __version__: str
 
@@ -84,6 +85,7 @@ __all__ = [
     "sample_generator",
     "sample_rng",
     "stage",
+    "threads_ok",
 ]
 
 
@@ -107,8 +109,9 @@ def __getattr__(name: str) -> Any:
     from fastload.order import sampler
     from fastload.random import streams
     from fastload.reading import failures
+    from fastload.verdicts import libraries
 
-    homes = (failures, loader, sampler, streams, telemetry)
+    homes = (failures, libraries, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

@@ -47,6 +47,10 @@ class DatasetCopyError(FastloadError, RuntimeError):
     """A dataset holds an object that workers can neither copy nor share, nor unpickle. The message says where."""
 
 
+class SharedStateError(RuntimeError):
+    """Threads would share what samples change, and no worker processes can start in their place."""
+
+
 class SharedStateWarning(UserWarning):
     """All workers share an object that may keep state. The message names it and says what to do."""
 

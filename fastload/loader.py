@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 from fastload._kit.integers import integer
+from fastload.engine.choice import choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
@@ -105,9 +106,10 @@ class DataLoader(TorchDataLoader[T]):
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
             each batch.
         worker_method: "thread"; "process" (torch calls it "multiprocessing") for worker processes with all that this
-            class promises: for samples that hold the GIL, or that use what a process has only one of; "torch" for
-            torch's own iterator, without these promises. Data pipes are always read by it. None: the value of the
-            environment variable FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
+            class promises: for samples that hold the GIL, or that use what a process has only one of; "auto" for
+            threads if the code that samples can reach is known to be right in them, and otherwise processes; "torch"
+            for torch's own iterator, without these promises. Data pipes are always read by it. None: the value of
+            the environment variable FASTLOAD_WORKER_METHOD, or "auto". See docs/processes.md.
     """
 
     def __init__(
@@ -142,9 +144,10 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: Callable[[Stats], None] | None = None,
         begin_early: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        worker_method: Literal["thread", "process", "multiprocessing", "torch"] | None = None,
+        worker_method: Literal["auto", "thread", "process", "multiprocessing", "torch"]
+        | None = None,
     ) -> None:
-        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "thread"
+        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "auto"
         self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
@@ -161,6 +164,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
+        self._choice: dict[str, str] | None = None  # of "auto": what `Settings` then has
         self._warned: set[str] = set()  # the warnings that were given, each once
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
@@ -204,7 +208,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def check_worker_number_rationality(self) -> None:
         """Skip torch's warning about more workers than cores, for threads: those that wait for storage use no core."""
-        if self.worker_method != "thread":
+        if self.worker_method not in ("auto", "thread"):
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
@@ -220,7 +224,7 @@ class DataLoader(TorchDataLoader[T]):
     def _get_iterator(self) -> Any:
         if self._is_ours:
             with self._epochs.beginning():
-                iterator = LoaderIterator(Settings.of(self), self._epochs, self._warned)
+                iterator = LoaderIterator(self._chosen(), self._epochs, self._warned)
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
                 self._iterators.add(iterator)
@@ -233,6 +237,20 @@ class DataLoader(TorchDataLoader[T]):
             )
         return super()._get_iterator()
 
+    def _chosen(self) -> Settings:
+        """Return the settings of an `iter()`. The first one reads the dataset's code, and chooses the workers."""
+        settings = Settings.of(self)
+        if settings.worker_method not in ("auto", "thread") or not settings.num_workers:
+            return settings
+        if self._choice is None:
+            settings.check_loadable()
+            chosen = choose(settings, stacklevel=7)
+            self._choice = {
+                "worker_method": chosen.worker_method,
+                "worker_reason": chosen.worker_reason,
+            }
+        return replace(settings, **self._choice)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy: without workers, iterators and counts."""
         return {
@@ -241,6 +259,7 @@ class DataLoader(TorchDataLoader[T]):
             "_iterators": None,
             "_teams": [],
             "_counts": None,
+            "_choice": None,
             "_epochs": copy.copy(self._epochs),
         }
 
@@ -253,8 +272,10 @@ class DataLoader(TorchDataLoader[T]):
         given = f"batch_size={self.batch_size}"
         if self.batch_size is None and self.batch_sampler is not None:
             given = f"batch_sampler={type(self.batch_sampler).__name__}"
-        if self.worker_method != "thread":
+        if self.worker_method != "auto":
             given += f', worker_method="{self.worker_method}"'
+        elif self._choice is not None:
+            given += f', worker_method="auto" ({self._choice["worker_method"]})'
         return (
             f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
             f"seed={self.seed})"

@@ -13,16 +13,17 @@ CORE = {
     "telemetry": "_kit",
     "random": "_kit",
     "isolation": "errors _kit random",
+    "verdicts": "isolation",
     "rows": "",
     "settings": "_kit telemetry random isolation",
     "memory": "_kit telemetry random",
     "order": "errors _kit telemetry random settings memory",
     "reading": "errors _kit telemetry random isolation rows settings memory order",
-    "processes": "errors _kit telemetry random isolation settings memory order reading",
-    "engine": "errors _kit telemetry random isolation settings memory order reading processes",
+    "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
+    "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
     "loader": "_kit telemetry isolation settings order engine",
     "testing": "",
-    "__init__": "errors telemetry random memory order reading loader (stream)",
+    "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 
 PLUG_INS = {

@@ -50,9 +50,7 @@ class LoaderIterator(Iterator[Any]):
         self._inline = self._readers.workers == 0
         self._window = self._readers.window()
         self._loop_context = self._readers.of_loop(self._window) if self._inline else None
-        self.counts = EpochCounts(
-            self._readers.workers, self._readers.pools, asked=settings.num_workers
-        )
+        self.counts = EpochCounts(self._readers.workers, self._readers.pools, settings)
         self._reports = Reports(self._notices, self.counts, warned)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.

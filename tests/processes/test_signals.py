@@ -141,12 +141,22 @@ def test_a_job_that_gets_sigterm_saves_its_checkpoint(
 INTERRUPTED = """
 import os, signal, sys, fastload
 from pathlib import Path
+from fastload.engine.iterator import LoaderIterator
 from tests.processes.holding import Held, Says, say
 
 pipe, gate, context, held = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 
+def strike(number, frame):
+    # Interrupt the loop in `next()`, and nowhere else: then the iterator closes.
+    while frame is not None and frame.f_code is not LoaderIterator.__next__.__code__:
+        frame = frame.f_back
+    if frame is not None:
+        raise KeyboardInterrupt
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, strike)
+    signal.signal(signal.SIGALRM, strike)
     dataset = Held(10**6, (0, 1), pipe, gate) if held == "held" else Says(10**6, pipe)
     loader = fastload.DataLoader(
         dataset, 1, num_workers=2, worker_method="process", multiprocessing_context=context

@@ -1,0 +1,174 @@
+"""The allow list: libraries whose code is not read, because threads and forks are known to run it rightly.
+
+An entry says what was tested, at the lowest version named, by the tests in tests/compat. All that is not on the list is
+read as the user's code is.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is known of a library.
+
+    Args:
+        tested: the lowest version tested; "" for the standard library.
+        threads: whether several threads may call it at a time.
+        fork: whether a forked child may use it: "yes", "no", or "child" if it opens what it uses itself.
+        unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
+            they set what the process or the thread has one of, or their objects are for one thread at a time.
+        holds_gil: why threads gain nothing, if that is known.
+    """
+
+    tested: str = ""
+    threads: bool = True
+    fork: Literal["yes", "no", "child"] = "yes"
+    unsafe: str = ""
+    holds_gil: str = ""
+
+
+_STANDARD = """
+    " asyncio.get_event_loop asyncio.set_event_loop asyncio.events.AbstractEventLoop contextlib.chdir
+    contextlib.redirect_stderr contextlib.redirect_stdout contextvars.ContextVar ctypes.CDLL ctypes.PyDLL
+    decimal.getcontext decimal.setcontext fcntl.lockf faulthandler.enable gc.disable gc.enable gc.freeze
+    locale.setlocale os.chdir os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid
+    os.nice os.putenv os.register_at_fork os.sched_setaffinity os.setgid os.setpgid os.setpriority os.setsid
+    os.setuid os.umask os.unsetenv multiprocessing.process.current_process resource.setrlimit signal.alarm
+    signal.pthread_sigmask signal.setitimer signal.signal socket.setdefaulttimeout sys.setrecursionlimit
+    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook threading.local time.tzset turtle tkinter
+    warnings.catch_warnings warnings.filterwarnings warnings.resetwarnings warnings.simplefilter curses readline
+"""
+
+LIBRARIES = {
+    "PIL": Library("10.0"),
+    "albumentations": Library("1.4"),
+    "albucore": Library("0.0.20"),
+    "av": Library("12.0", unsafe="av.logging.set_level", fork="child"),
+    "cv2": Library(
+        "4.8",
+        unsafe="cv2.CLAHE cv2.createCLAHE cv2.setNumThreads cv2.setUseOptimized cv2.VideoCapture",
+    ),
+    "datasets": Library("2.14"),
+    "einops": Library("0.7"),
+    "fastload": Library(),
+    "h5py": Library("3.8", fork="child"),
+    "huggingface_hub": Library("0.20"),
+    "imageio": Library("2.31"),
+    "kornia": Library("0.7"),
+    "lmdb": Library("1.4", fork="child"),
+    "monai": Library("1.3", holds_gil="its transforms hold the GIL most of the time"),
+    "numba": Library("0.59", unsafe="numba.set_num_threads"),
+    "numpy": Library(
+        "1.26", unsafe="numpy.seterr numpy.seterrcall numpy.set_printoptions numpy.setbufsize"
+    ),
+    "omegaconf": Library("2.3"),
+    "pandas": Library("2.1", unsafe="pandas.set_option pandas.option_context pandas.reset_option"),
+    "polars": Library("0.20", fork="no", unsafe="polars.Config"),
+    "pyarrow": Library("14.0", unsafe="pyarrow.set_cpu_count pyarrow.set_io_thread_count"),
+    "safetensors": Library("0.4"),
+    "scipy": Library("1.11"),
+    "skimage": Library("0.22"),
+    "sklearn": Library("1.3", unsafe="sklearn.set_config sklearn.config_context"),
+    "soundfile": Library("0.12"),
+    "timm": Library("0.9"),
+    "tokenizers": Library("0.15"),
+    "torch": Library(
+        "2.8",
+        unsafe="""
+            torch.set_default_dtype torch.set_default_device torch.set_default_tensor_type torch.set_num_threads
+            torch.set_num_interop_threads torch.set_printoptions torch.set_float32_matmul_precision
+            torch.use_deterministic_algorithms torch.serialization.safe_globals
+            torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
+        """,
+    ),
+    "torch_geometric": Library("2.5"),
+    "torchaudio": Library("2.8", unsafe="torchaudio.set_audio_backend"),
+    "torchio": Library("0.19"),
+    "torchvision": Library(
+        "0.23", unsafe="torchvision.set_image_backend torchvision.set_video_backend"
+    ),
+    "tqdm": Library("4.66"),
+    "transformers": Library("4.36"),
+    "webdataset": Library("0.2.86"),
+    "yaml": Library("6.0"),
+    "zarr": Library("2.16", fork="child"),
+    "zstandard": Library("0.22", unsafe="zstandard.ZstdCompressor zstandard.ZstdDecompressor"),
+    # Not for threads, or not yet tested with them.
+    "matplotlib": Library("3.8", threads=False),
+    "decord": Library("0.6", threads=False, fork="child"),
+    # Their threads do not live on in a forked child.
+    "daft": Library(threads=False, fork="no"),
+    "deltalake": Library(threads=False, fork="no"),
+    "duckdb": Library(threads=False, fork="no"),
+    "grpc": Library(threads=False, fork="no"),
+    "jax": Library(threads=False, fork="no"),
+    "lance": Library(threads=False, fork="no"),
+    "lancedb": Library(threads=False, fork="no"),
+    "obstore": Library(threads=False, fork="no"),
+    "tensorflow": Library(threads=False, fork="no"),
+}
+
+_STANDARD_LIBRARY = Library(unsafe=_STANDARD)
+
+
+def threads_ok(*packages: str) -> None:
+    """Vouch for packages: threads may run their code, and a fork may, too. It is not read any more.
+
+    For a library that is not on the list, or for your own package if `worker_method="auto"` sees a fault where there is
+    none. It holds for this process and for loaders that have not begun. `threads_ok("__main__")` vouches for a script.
+
+    Args:
+        packages: names of top-level packages, as in `import name`.
+    """
+    for name in packages:
+        if not name.isidentifier():
+            raise ValueError(f"threads_ok takes names of top-level packages, got {name!r}")
+        LIBRARIES[name] = Library()
+
+
+def library(module: str | None) -> Library | None:
+    """Return the entry for a module's top-level package, or None if it is not on the list."""
+    top = (module or "").partition(".")[0]
+    if top in LIBRARIES:
+        return LIBRARIES[top]
+    top = top.lstrip("_")
+    if top in LIBRARIES:
+        return LIBRARIES[top]
+    if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
+        return _STANDARD_LIBRARY
+    return None
+
+
+@cache
+def unsafe_names() -> dict[str, str]:
+    """Return the top-level package of each excepted name."""
+    entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
+    return {name: name.partition(".")[0] for entry in entries for name in entry.unsafe.split()}
+
+
+def unsafe_objects() -> dict[int, str]:
+    """Return the excepted names by the ids of what they stand for, as far as they are imported."""
+    found = {}
+    for name in unsafe_names():
+        value = _imported(name)
+        if value is not None:
+            found[id(value)] = name
+    return found
+
+
+def _imported(name: str) -> Any:
+    parts = name.split(".")
+    for k in range(len(parts), 0, -1):
+        value: Any = sys.modules.get(".".join(parts[:k]))
+        if value is None:
+            continue
+        for part in parts[k:]:
+            # No `getattr`: a lazy package would import.
+            value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        return value
+    return None
