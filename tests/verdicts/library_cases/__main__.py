@@ -28,8 +28,8 @@ def row(case: Case, folder: Path) -> str:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = case.make(folder)
-    except ModuleNotFoundError as error:
-        return f"| {name} | not installed | {error.name} | | |"
+    except Exception as error:
+        return f"| {name} | cannot be made | {type(error).__name__}: {error!s:.100} | | |"
     found, first = timed(made)
     _, second = timed(made)
     mark = "" if found.kind == case.expected else ", not as expected"

@@ -150,5 +150,5 @@ def sound_bytes(folder: Path) -> Made:
         file = io.BytesIO()
         sf.write(file, wave(index), 8_000, format="WAV")
         column.append({"bytes": file.getvalue(), "path": None})
-    features = datasets.Features({"audio": datasets.Audio(decode=False)})
-    return Made(Sounds(datasets.Dataset.from_dict({"audio": column}, features=features)))
+    table = datasets.Dataset.from_dict({"audio": column})
+    return Made(Sounds(table.cast_column("audio", datasets.Audio(decode=False))))

@@ -31,7 +31,7 @@ def file_list_with_torchvision(folder: Path) -> Made:
 
 
 def packed(folder: Path) -> Made:
-    from fastload.datasets.packed import pack
+    from fastload.datasets.packed.packing import pack
 
     pack(files.image_folder(folder), folder / "packed", workers=0)
     return Made(PackedDataset(folder / "packed", transform=ResizeCenterCrop(24, 24)))
