@@ -29,7 +29,7 @@ class Case:
         name: what it shows; also the name of its maker.
         module: the module of this package that has the maker.
         libraries: what must be installed.
-        reason: if processes should read it, a word of the verdict's reason.
+        reason: if processes should read it, a part of the verdict's reason.
     """
 
     name: str
@@ -64,8 +64,7 @@ _TABLE = """
     trainers         lightning_module                  lightning torchvision PIL
     tokenized        word_level                        tokenizers
     timm_images      imagenet_recipe                   timm torchvision PIL
-    yolo_images      yolo                              ultralytics cv2
-    monai_volumes    dictionaries                      monai                                     GIL
+    monai_volumes    dictionaries                      monai | hold the GIL
     torchio_subjects subjects                          torchio
     pyg_graphs       graphs                            torch_geometric
     albumentations_images masks                        albumentations
@@ -104,14 +103,18 @@ _TABLE = """
     own_sets         mnist                             torch
     own_sets         set_of_columns                    pyarrow
     own_sets         tensors                           torch
+    yolo_images      yolo                              ultralytics cv2 | dataset.ims
 """
-"""Module, maker and libraries. In capitals: what the reason for processes says."""
+"""Module, maker and libraries. After a bar: what the reason for processes says.
+
+ultralytics is the last, because its import puts a function of its own in the place of `PIL.Image.open`.
+"""
 
 
 def _case(line: str) -> Case:
-    module, name, *words = line.split()
-    reason = " ".join(word for word in words if word == "GIL")
-    return Case(name, module, tuple(word for word in words if word != "GIL"), reason)
+    words, _, reason = line.partition(" | ")
+    module, name, *libraries = words.split()
+    return Case(name, module, tuple(libraries), reason)
 
 
 CASES = [_case(line) for line in _TABLE.strip().splitlines()]

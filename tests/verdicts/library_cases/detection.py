@@ -93,7 +93,5 @@ def voc(folder: Path) -> Made:
     (base / "ImageSets" / "Main" / "train.txt").write_text(names)
     to_tensor = v2.Compose([v2.ToImage(), v2.ColorJitter(0.2), v2.ToDtype(torch.float32, True)])
     return Made(
-        VOCDetection(
-            str(folder), image_set="train", transform=to_tensor, target_transform=to_boxes
-        )
+        VOCDetection(str(folder), image_set="train", transform=to_tensor, target_transform=to_boxes)
     )

@@ -14,7 +14,7 @@ COUNT = 8
 
 def pixels(index: int, side: int = 32) -> np.ndarray[Any, Any]:
     """Return an RGB image, uint8[side, side, 3]."""
-    image = np.full((side, side, 3), index * 20, np.uint8)
+    image = np.full((side, side, 3), index * 20 % 256, np.uint8)
     image[..., 1] = np.arange(side)
     return image
 
@@ -45,4 +45,6 @@ def wave(index: int, length: int = 800) -> np.ndarray[Any, Any]:
 
 def texts() -> list[str]:
     """Return texts of a few words."""
-    return [" ".join(f"w{(index + k) % 20}" for k in range(3 + index % 3)) for index in range(COUNT)]
+    return [
+        " ".join(f"w{(index + k) % 20}" for k in range(3 + index % 3)) for index in range(COUNT)
+    ]

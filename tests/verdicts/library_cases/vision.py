@@ -62,9 +62,7 @@ def is_jpeg(path: str) -> bool:
 
 def image_folder(folder: Path) -> Made:
     root = str(files.image_folder(folder))
-    return Made(
-        ImageFolder(root, transform=train_transform, is_valid_file=is_jpeg)
-    )
+    return Made(ImageFolder(root, transform=train_transform, is_valid_file=is_jpeg))
 
 
 class Batches(VisionDataset):

@@ -1,4 +1,9 @@
-"""Images and boxes in the layout of YOLO, read by ultralytics."""
+"""Images and boxes in the layout of YOLO, read by ultralytics.
+
+With augmentation, `load_image` stores its newest images in `ims`, a list with one element for each file, and sets
+older ones to None. Threads share the list if it has more than 1,000 elements. Then one thread sets an element to None
+that another has just found to be an image, and that one returns None. So processes should read it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,17 @@ from ultralytics.cfg import get_cfg
 from ultralytics.data.dataset import YOLODataset
 
 from tests.verdicts.library_cases import Made
-from tests.verdicts.library_cases.files import COUNT, encoded
+from tests.verdicts.library_cases.files import encoded
+
+IMAGES = 1_001
 
 
 def yolo(folder: Path) -> Made:
     for kind in ("images", "labels"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
-    for index in range(COUNT):
-        (folder / "images" / f"{index}.jpg").write_bytes(encoded(index))
+    image = encoded(0)
+    for index in range(IMAGES):
+        (folder / "images" / f"{index}.jpg").write_bytes(image)
         (folder / "labels" / f"{index}.txt").write_text(f"{index % 2} 0.5 0.5 0.25 0.25\n")
     dataset = YOLODataset(
         img_path=str(folder / "images"),
