@@ -1,8 +1,8 @@
 """Images and boxes in the layout of YOLO, read by ultralytics.
 
-With augmentation, `load_image` stores its newest images in `ims`, a list with one element for each file, and sets
-older ones to None. Threads share the list if it has more than 1,000 elements. Then one thread sets an element to None
-that another has just found to be an image, and that one returns None. So processes should read it.
+With augmentation, `load_image` stores its newest images in `ims`, a list with one element for each file, and their
+numbers in `buffer`. Threads share `ims` if it has more than 1,000 elements, but each has a `buffer` of its own. In the
+second epoch a thread finds images in `ims` and none in `buffer`. Mosaic chooses from `buffer`, and raises IndexError.
 """
 
 from __future__ import annotations
