@@ -17,9 +17,7 @@ from benchmarks._run import Case
 from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError
 
-TITLE = (
-    "scale (simulated GIL shares): samples of 2.3 ms, batches of 8, threads and worker processes"
-)
+TITLE = "scale: simulated GIL shares, samples of 2.3 ms, batches of 8, threads and worker processes"
 REPEATS = 3
 
 SAMPLE_S, PIECES, BATCH = 2.3e-3, 14, 8

@@ -58,6 +58,7 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Go to a page, and wait until it is loaded; what its scripts do then is not waited for."""
+        self.complaints()  # those of the page before
         call("POST", f"{self._session}/url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:
