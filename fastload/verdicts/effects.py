@@ -8,8 +8,8 @@ A value in the code has origins: the paths to the objects that it may be. A path
 - ("call", ...): what the object at the rest of the path returns;
 - ("passed", ...): an object that was passed to a call, which may have returned it, or a part of it.
 
-Further steps are names of attributes, ELEMENT, CLASS (its class) and COPY (a shallow copy of it). Any branch may run,
-or none, in the order of the lines. Loops are read twice.
+Further steps are names of attributes, ELEMENT, SLICE, CLASS (its class) and COPY (a shallow copy of it). Any branch may
+run, or none, in the order of the lines. Loops are read twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 Path = tuple[str, ...]
 
-ELEMENT, CLASS, COPY = "[]", "(class)", "(copy)"
+ELEMENT, SLICE, CLASS, COPY = "[]", "[:]", "(class)", "(copy)"
 CALL, PASSED, ANY = "call", "passed", ("any",)
 
 _LONGEST = 7
@@ -63,6 +63,7 @@ class Effects:
         changes: the paths of objects that it may change, and how: "=" (a global variable is assigned), ".name=", "[]=",
             "op=" (an operator in place), or the name of a method or function.
         names: all names of attributes.
+        computed: the paths of objects of which it reads attributes by names that are not in the source.
         dynamic: it reads attributes whose names are not in the source.
         opaque: its source is not there, and it may change something.
     """
@@ -70,6 +71,7 @@ class Effects:
     uses: dict[Path, int] = field(default_factory=dict)
     changes: dict[tuple[Path, str], int] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    computed: dict[Path, int] = field(default_factory=dict)
     dynamic: bool = False
     opaque: bool = False
 
@@ -115,7 +117,7 @@ def _without_source(code: CodeType) -> Effects:
     for each in _codes(code):
         done = set(each.co_code[::2])
         effects.opaque |= bool(done & ({*_STORES} - ({_STORE_ATTR} if fills else set())))
-        effects.opaque |= not fills and not _CHANGING.isdisjoint(each.co_names)
+        effects.opaque |= not fills and not CHANGING.isdisjoint(each.co_names)
         effects.names |= set(each.co_names)
         effects.uses.update((("global", name), each.co_firstlineno) for name in each.co_names)
     return effects
@@ -180,7 +182,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_CHANGING = _words("""
+CHANGING = _words("""
     append extend insert pop popitem remove clear sort reverse update setdefault add discard fill itemset put partition
     setflags resize appendleft popleft extendleft rotate move_to_end subtract symmetric_difference_update
     difference_update intersection_update send __next__ __setitem__ __delitem__ __setattr__ __iadd__
@@ -189,7 +191,7 @@ _CHANGING = _words("""
 
 _CHANGING_FIRST = _words("""
     shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace heappushpop insort
-    next setattr delattr
+    setitem delitem at
 """)
 """Functions that change their first argument."""
 
@@ -207,6 +209,9 @@ _SHALLOW = _words("""
     Counter defaultdict OrderedDict
 """)
 """Functions and methods whose result is new, and holds elements of their arguments."""
+
+
+_TYPES = {(name,) for name in ("dict", "list", "set", "bytearray", "object", "type")}
 
 
 class _Reader:
@@ -229,7 +234,13 @@ class _Reader:
             case ast.Assign():
                 value = self.value(node.value)
                 for target in node.targets:
-                    self._assign(target, value)
+                    if (
+                        isinstance(node.value, ast.Constant)
+                        and getattr(target, "id", "") in self._globals
+                    ):
+                        self._change({("global", target.id)}, "=constant", target)
+                    else:
+                        self._assign(target, value)
             case ast.AnnAssign() if node.value is not None:
                 self._assign(node.target, self.value(node.value))
             case ast.AugAssign():
@@ -311,7 +322,8 @@ class _Reader:
                 self._change(self.value(target.value).own, f".{target.attr}=", target)
             case ast.Subscript():
                 self.value(target.slice)
-                self._change(self.value(target.value).own, "[]=", target)
+                named = isinstance(getattr(target.slice, "value", None), str)
+                self._change(self.value(target.value).own, "['']=" if named else "[]=", target)
                 if isinstance(target.value, ast.Name) and target.value.id in self.env:
                     old = self.env[target.value.id]
                     self.env[target.value.id] = Value(old.own, old.inner | value.all)
@@ -329,10 +341,14 @@ class _Reader:
             case ast.Name():
                 return self._name(node)
             case ast.Attribute():
-                return self._attribute(node, self.value(node.value))
+                of = self.value(node.value)
+                if node.attr in CHANGING:  # a bound method, to be called later
+                    self._change(of.own, node.attr, node)
+                return self._attribute(node, of)
             case ast.Subscript():
                 self.value(node.slice)
-                return self.value(node.value).step(ELEMENT)
+                step = SLICE if isinstance(node.slice, ast.Slice) else ELEMENT
+                return self.value(node.value).step(step)
             case ast.Call():
                 return self._call(node)
             case ast.BoolOp():
@@ -378,7 +394,7 @@ class _Reader:
     def _attribute(self, node: ast.Attribute, of: Value) -> Value:
         name = node.attr
         above = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super"
-        self.effects.names.add(f"super.{name}" if above else name)
+        self.effects.names |= {name, f"super.{name}"} if above else {name}
         found = of.step(CLASS if name == "__class__" else name)
         self._use_all(found, node)
         return found
@@ -407,6 +423,10 @@ class _Reader:
         self._changed_by_call(node, name, receiver, first, keywords)
         if name == "type" and len(arguments) == 1:
             return first.step(CLASS)
+        if name == "getattr" and isinstance(node.args[1:2] and node.args[1], ast.Constant):
+            found = first.step(str(node.args[1].value))  # type: ignore[attr-defined]
+            self._use_all(found, node)
+            return found
         if name == "super":
             return self.env.get("self") or next(iter(self.env.values()), NEW)
         if name in _NEW:
@@ -425,10 +445,14 @@ class _Reader:
         self, node: ast.Call, name: str, receiver: Value, first: Value, keywords: dict[Any, Value]
     ) -> None:
         in_place = name.endswith("_") and not name.endswith("__")
-        if name in _CHANGING or in_place:
+        if name in CHANGING or in_place:
             self._change(receiver.own, name, node)
-        if name in _CHANGING_FIRST or (in_place and _is_named(receiver)):
-            self._change(first.own, name, node)
+        if name in CHANGING and any(path[1:] in _TYPES for path in receiver.own):
+            self._change(first.own, name, node)  # `list.append(x, 1)`
+        if name in _CHANGING_FIRST or (in_place and receiver.own and _is_named(receiver)):
+            self._change(first.own, "[]=", node)
+        if name == "next":
+            self._change(first.own, "__next__", node)
         if "out" in keywords:
             self._change(keywords["out"].own, "out=", node)
         for word in node.keywords:
@@ -438,6 +462,10 @@ class _Reader:
             constants = {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
             self.effects.names |= constants
             self.effects.dynamic |= not constants
+            if name == "setattr":
+                self._change(first.own, f".{''.join(constants)}=", node)
+            elif not constants:
+                self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
 
     # ---- what was found ----
 

@@ -15,7 +15,7 @@ import torch
 
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
-from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, PASSED, Path
+from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, PASSED, SLICE, Path
 from fastload.verdicts.libraries import library
 from fastload.verdicts.reach import (
     CACHED,
@@ -117,13 +117,15 @@ class _Changes:
                 yield from self._of_change(function, path, how, line)
 
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
-        if how == "=":
+        if how in ("=", "=constant"):
             if path[0] == "global" or function.stays:
                 name = (
                     f"{function.function.__module__}.{path[1]}" if path[0] == "global" else path[1]
                 )
                 what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
-                yield Finding(what, True, "keep it in an attribute of the dataset", state=True)
+                yield Finding(
+                    what, how == "=", "keep it in an attribute of the dataset", state=True
+                )
             return
         passed = path[0] == PASSED
         for trail in self._follow(function, path[passed:]):
@@ -132,6 +134,8 @@ class _Changes:
                     what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
                     yield Finding(what, False, "change a copy of it", state=True)
                 return
+            if path[-1] == SLICE and issubclass(type(trail.x), _CONTAINERS):
+                continue  # a new container
             if trail.why is not None and _fits(trail.x, how):
                 verb = "may be changed" if passed else "is changed"
                 what = (
@@ -213,7 +217,9 @@ class _Changes:
 
     def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
         x = trail.x
-        if step == COPY:
+        if step == SLICE:
+            yield trail
+        elif step == COPY:
             if not isinstance(x, _ARRAYS):
                 yield trail
         elif step == CLASS:
@@ -312,6 +318,8 @@ def _below(x: Any) -> Iterator[Any]:
 
 def _fits(x: Any, how: str) -> bool:
     """Return whether what the code does can change an object."""
+    if how == "['']=":
+        how = "[]=" if isinstance(x, dict) or not isinstance(x, _ARRAYS | _CONTAINERS) else ""
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
     if type(x) is _New or type(x) in LEAVES or x is None:
         return False

@@ -7,6 +7,7 @@ read as the user's code is.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -21,7 +22,8 @@ class Library:
         threads: whether several threads may call it at a time.
         fork: whether a forked child may use it: "yes", "no", or "child" if it opens what it uses itself.
         unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
-            they set what the process or the thread has one of, or their objects are for one thread at a time.
+            they set, or tell, what the process or the thread has one of.
+        single: dotted names of classes whose objects are for one thread at a time.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -29,18 +31,19 @@ class Library:
     threads: bool = True
     fork: Literal["yes", "no", "child"] = "yes"
     unsafe: str = ""
+    single: str = ""
     holds_gil: str = ""
 
 
 _STANDARD = """
-    " asyncio.get_event_loop asyncio.set_event_loop asyncio.events.AbstractEventLoop contextlib.chdir
-    contextlib.redirect_stderr contextlib.redirect_stdout contextvars.ContextVar ctypes.CDLL ctypes.PyDLL
+    " asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
+    contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
     decimal.getcontext decimal.setcontext fcntl.lockf faulthandler.enable gc.disable gc.enable gc.freeze
     locale.setlocale os.chdir os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid
     os.nice os.putenv os.register_at_fork os.sched_setaffinity os.setgid os.setpgid os.setpriority os.setsid
     os.setuid os.umask os.unsetenv multiprocessing.process.current_process resource.setrlimit signal.alarm
     signal.pthread_sigmask signal.setitimer signal.signal socket.setdefaulttimeout sys.setrecursionlimit
-    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook threading.local time.tzset turtle tkinter
+    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook time.tzset turtle tkinter
     warnings.catch_warnings warnings.filterwarnings warnings.resetwarnings warnings.simplefilter curses readline
 """
 
@@ -51,11 +54,13 @@ LIBRARIES = {
     "av": Library("12.0", unsafe="av.logging.set_level", fork="child"),
     "cv2": Library(
         "4.8",
-        unsafe="cv2.CLAHE cv2.createCLAHE cv2.setNumThreads cv2.setUseOptimized cv2.VideoCapture",
+        unsafe="cv2.setNumThreads cv2.setUseOptimized",
+        single="cv2.CLAHE cv2.VideoCapture",
     ),
     "datasets": Library("2.14"),
     "einops": Library("0.7"),
     "fastload": Library(),
+    "fsspec": Library("2023.1"),
     "h5py": Library("3.8", fork="child"),
     "huggingface_hub": Library("0.20"),
     "imageio": Library("2.31"),
@@ -97,9 +102,9 @@ LIBRARIES = {
     "webdataset": Library("0.2.86"),
     "yaml": Library("6.0"),
     "zarr": Library("2.16", fork="child"),
-    "zstandard": Library("0.22", unsafe="zstandard.ZstdCompressor zstandard.ZstdDecompressor"),
+    "zstandard": Library("0.22", single="zstandard.ZstdCompressor zstandard.ZstdDecompressor"),
     # Not for threads, or not yet tested with them.
-    "matplotlib": Library("3.8", threads=False),
+    "matplotlib": Library("3.8", threads=False, unsafe="matplotlib.pyplot"),
     "decord": Library("0.6", threads=False, fork="child"),
     # Their threads do not live on in a forked child.
     "daft": Library(threads=False, fork="no"),
@@ -113,7 +118,10 @@ LIBRARIES = {
     "tensorflow": Library(threads=False, fork="no"),
 }
 
-_STANDARD_LIBRARY = Library(unsafe=_STANDARD)
+_STANDARD_LIBRARY = Library(
+    unsafe=_STANDARD,
+    single="asyncio.events.AbstractEventLoop contextvars.ContextVar threading.local",
+)
 
 
 def threads_ok(*packages: str) -> None:
@@ -153,12 +161,17 @@ def unsafe_names() -> dict[str, str]:
 
 def unsafe_objects() -> dict[int, str]:
     """Return the excepted names by the ids of what they stand for, as far as they are imported."""
-    found = {}
-    for name in unsafe_names():
-        value = _imported(name)
-        if value is not None:
-            found[id(value)] = name
-    return found
+    return _objects(unsafe_names())
+
+
+def single_objects() -> dict[int, str]:
+    """Return the names of classes for one thread by their ids, as far as they are imported."""
+    entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
+    return _objects(name for entry in entries for name in entry.single.split())
+
+
+def _objects(names: Iterable[str]) -> dict[int, str]:
+    return {id(value): name for name in names if (value := _imported(name)) is not None}
 
 
 def _imported(name: str) -> Any:

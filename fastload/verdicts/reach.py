@@ -24,8 +24,14 @@ from fastload.isolation.rules import (
     own_dict,
     shared_class,
 )
-from fastload.verdicts.effects import CALL, CLASS, COPY, ELEMENT, Effects, Path, effects_of
-from fastload.verdicts.libraries import Library, library, unsafe_names, unsafe_objects
+from fastload.verdicts.effects import CHANGING, CLASS, Effects, Path, effects_of
+from fastload.verdicts.libraries import (
+    Library,
+    library,
+    single_objects,
+    unsafe_names,
+    unsafe_objects,
+)
 
 OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 2_000, 64, 16
 """The search looks at no more objects and functions, elements of a container, and instances of a class."""
@@ -97,10 +103,10 @@ class Reach:
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe = unsafe_objects()
-        self._seen: dict[
-            tuple[int, bool], Any
-        ] = {}  # keeps the objects alive, so that their ids stay valid
+        self._unsafe, self._single = unsafe_objects(), single_objects()
+        # It keeps the objects alive, so that their ids stay valid.
+        self._seen: dict[tuple[int, bool], Any] = {}
+        self._classes: set[tuple[type, bool]] = set()
         self._read: set[int] = set()
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
         self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
@@ -125,7 +131,9 @@ class Reach:
 
     def _object(self, found: Instance) -> None:
         x, kind = found.x, type(found.x)
-        if kind in LEAVES or (id(x), found.stays) in self._seen or is_global_generator(x):
+        if kind in LEAVES or (id(x), found.stays) in self._seen:
+            return
+        if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
         self._seen[id(x), found.stays] = x
         self.cuda |= isinstance(x, torch.Tensor) and x.is_cuda
@@ -136,10 +144,10 @@ class Reach:
         elif kind is CACHED:
             self._cached(x, found.path)
         elif kind is types.BuiltinFunctionType:
-            self._builtin(x, found.path)
+            self._builtin(x, found.path, stays=found.stays)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        for path, part in () if shared_class(kind) else _parts(x, found.path):
+        for path, part in () if _is_opaque(kind) else _parts(x, found.path):
             self._todo.append(Instance(part, path, found.stays))
 
     def _instance(self, found: Instance) -> None:
@@ -147,9 +155,10 @@ class Reach:
         if found.stays:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
-            if id(base) in self._unsafe:
+            one = self._single.get(id(base)) or self._unsafe.get(id(base))
+            if one is not None:
                 self._find(
-                    f"{found.path} is a {self._unsafe[id(base)]}, which is for one thread",
+                    f"{found.path} is a {one}, which is for one thread",
                     "create it for each sample",
                     proven=True,
                 )
@@ -164,31 +173,32 @@ class Reach:
             )
         self._class(kind)
         self._entry(library(kind.__module__), kind.__module__, found.path)
-        options = own_dict(x).get("targetoptions")
-        if (
-            type(options) is dict
-            and options.get("parallel")
-            and kind.__module__.startswith("numba.")
-        ):
+        if kind.__module__.startswith("numba."):
+            self._compiled_by_numba(own_dict(x), found)
+
+    def _compiled_by_numba(self, own: dict[str, Any], found: Instance) -> None:
+        if (own.get("targetoptions") or {}).get("parallel"):
             self._find(
                 f"{found.path} is compiled by numba with parallel=True, which one thread at a time may call",
                 "compile it without parallel=True",
                 proven=True,
             )
+        if "py_func" in own:
+            self._todo.append(Instance(own["py_func"], found.path, found.stays))
 
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
-        x = found.x
+        x, kind = found.x, type(found.x)
         what = None
-        if isinstance(x, GENERATORS) and not shared_class(type(x)):
+        if issubclass(kind, GENERATORS) and not shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
             self.generators.append((path, x))
             what = "a random generator"
-        elif isinstance(x, io.IOBase):
+        elif issubclass(kind, io.IOBase):
             standard = x in (sys.stdin, sys.stdout, sys.stderr)
             what = None if x.closed or standard else "an open file"
-        elif hasattr(type(x), "__next__"):
+        elif hasattr(kind, "__next__"):
             what = "an iterator"
         if what:
             self._find(
@@ -222,9 +232,17 @@ class Reach:
                 state=True,
             )
 
-    def _builtin(self, x: Any, path: str) -> None:
+    def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
         if x in _UNREADABLE:
             self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
+        elif stays and x.__name__ in CHANGING and not isinstance(x.__self__, ModuleType):
+            remedy = "keep it in an attribute of the dataset"
+            self._find(
+                f"`{path}` changes an object that all threads would share",
+                remedy,
+                proven=True,
+                state=True,
+            )
         elif id(x) not in self._unsafe:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`")
@@ -236,9 +254,9 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made and id(cls) not in self._unsafe:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (id(cls), made) in self._seen:
+        if (cls, made) in self._classes:
             return
-        self._seen[id(cls), made] = cls
+        self._classes.add((cls, made))
         libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
         called = {
             name for base in libraries for name in vars(base)
@@ -281,6 +299,10 @@ class Reach:
         entry = library(module)
         if entry is None:
             self._todo.append(Function(function, owner, first, stays or is_importable(function)))
+        elif f"{module}.{function.__qualname__}" in _UNREADABLE_NAMES:
+            self._find(
+                f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
+            )
         elif id(function) not in self._unsafe:
             self._entry(entry, module, f"`{function.__qualname__}`")
 
@@ -302,6 +324,11 @@ class Reach:
                 self._push_function(method.function, method.owner, method.first, stays=True)
         for path, line in effects.uses.items():
             self._use(found, path, line)
+        for path, line in effects.computed.items():
+            if any(type(value) is ModuleType for value in named(found, path)):
+                self._find(
+                    f"{found.at(line)} calls getattr on `{'.'.join(path[1:])}` with a name that is not in the source"
+                )
 
     def _use(self, found: Function, path: Path, line: int) -> None:
         for value in named(found, path):
@@ -341,6 +368,12 @@ class Reach:
 
 _VOUCH = 'fastload.threads_ok("{}") vouches for it'
 
+
+def _is_opaque(kind: type) -> bool:
+    """Return whether what an object holds is no code of the user."""
+    return kind.__module__.partition(".")[0] in ("numba", "llvmlite") or bool(shared_class(kind))
+
+
 LEAVES = {
     types.NoneType,
     bool,
@@ -357,6 +390,7 @@ LEAVES = {
 }
 
 _UNREADABLE = [eval, exec, compile, globals, __import__]
+_UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
 
 _CREATING = {
     "__init__",
@@ -535,6 +569,3 @@ def attribute(x: Any, name: str) -> Any:
     if type(member) is types.MemberDescriptorType:
         return getattr(x, name, None)
     return member
-
-
-__all__ = ["CALL", "CLASS", "COPY", "ELEMENT"]
