@@ -230,6 +230,8 @@ class Child:
             try:
                 memories = self._memories(answer, descriptors, segment)
             except OSError as exc:  # no more descriptors, or no more memory
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 return self._failed(batch, segment, exc)
             fill(batch, answer, memories, self._raised, self.pid)
             recorder = batch.recorders[self.job.worker]
