@@ -80,9 +80,8 @@ def measure(*, method: Any, share: int, workers: int, seconds: float) -> Figures
     if not share:
         return _message(workers)
     cores = 1 if method == "thread" else usable_cores()
-    expected = min(
-        workers, cores * 100 / share
-    )  # samples at a time; more would only make a run longer
+    # Samples at a time, at most. More of them would only make a run longer.
+    expected = min(workers, cores * 100 / share)
     length = BATCH * max(4 * workers, int(seconds * expected / SAMPLE_S / BATCH))
     loader = fastload.DataLoader(
         Shares(length, share),

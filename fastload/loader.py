@@ -218,7 +218,8 @@ class DataLoader(TorchDataLoader[T]):
                 return super().__iter__()
         iterator: Any = self._iterator
         if isinstance(iterator, LoaderIterator) and not iterator.alive:
-            self._iterator = None  # closed, or its threads are in the parent of a fork
+            iterator.close()  # an error that the user keeps may keep it, and with it the workers that live
+            self._iterator = None
         return super().__iter__()
 
     def _get_iterator(self) -> Any:

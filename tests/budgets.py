@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_636,
+    "the way of an index": 3_637,
     "loaded beside the way": 2_427,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
@@ -40,11 +40,11 @@ BUDGETS = {
     "fastload/store": 3_249,
     "fastload/stream": 1_091,
     "fastload/train": 1_325,
-    "benchmarks": 3_849,
+    "benchmarks": 3_845,
     # parts of their own, and parts to come
-    "process workers": 1_511,
+    "process workers": 1_516,
     "verdicts and allow list": 29,
-    "mixtures and token plans": 621,
+    "mixtures and token plans": 619,
 }
 
 LISTED = {

@@ -261,11 +261,10 @@ class _Rebuilt:
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     error = kind.__new__(kind, *args)
+    # It sets what Python's own errors keep in C: `start` of UnicodeDecodeError.
     base: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     with suppress(TypeError):
-        base.__init__(
-            error, *args
-        )  # sets what Python's own errors keep in C: `start` of UnicodeDecodeError
+        base.__init__(error, *args)
     error.args = args
     vars(error).update(attributes)
     return error

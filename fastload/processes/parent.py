@@ -231,6 +231,9 @@ class Child:
                 memories = self._memories(answer, descriptors, segment)
             except OSError as exc:  # no more descriptors, or no more memory
                 return self._failed(batch, segment, exc)
+            finally:
+                for descriptor in descriptors:  # of segments after one that cannot be mapped
+                    os.close(descriptor)
             fill(batch, answer, memories, self._raised, self.pid)
             recorder = batch.recorders[self.job.worker]
             report(answer, batch, recorder, self._notices, self._settings.dataset)

@@ -56,21 +56,25 @@ class Wire:
         """
         if self._poll is not None and not self._can_read(seconds):
             return None
-        head = bytearray(_HEAD.size)
-        descriptors = self._fill(memoryview(head))
-        length, count = _HEAD.unpack(head)
-        if length > len(self._buffer):
-            self._buffer = bytearray(length)
-        message = memoryview(self._buffer)[:length]
-        if length > _KEPT:
-            self._buffer = bytearray(_AT_ONCE)
-        descriptors += self._fill(message)
-        if count != len(descriptors):
+        head, descriptors = bytearray(_HEAD.size), list[int]()
+        try:
+            self._fill(memoryview(head), descriptors)
+            length, count = _HEAD.unpack(head)
+            if length > len(self._buffer):
+                self._buffer = bytearray(length)
+            message = memoryview(self._buffer)[:length]
+            if length > _KEPT:
+                self._buffer = bytearray(_AT_ONCE)
+            self._fill(message, descriptors)
+            if count != len(descriptors):
+                raise OSError(
+                    errno.EMFILE,
+                    "too many open files: raise `ulimit -n`, or lower prefetch_batches",
+                )
+        except BaseException:  # the process may die within a message
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise OSError(
-                errno.EMFILE, "too many open files: raise `ulimit -n`, or lower prefetch_batches"
-            )
+            raise
         return message, descriptors
 
     def _can_read(self, seconds: float | None) -> bool:
@@ -80,9 +84,8 @@ class Wire:
             raise EOFError("the process is dead")
         return bool(ready)
 
-    def _fill(self, buffer: memoryview) -> list[int]:
-        """Receive as many bytes as `buffer` has, and return the descriptors that came with them."""
-        found = array.array("i")
+    def _fill(self, buffer: memoryview, descriptors: list[int]) -> None:
+        """Receive as many bytes as `buffer` has. Add the descriptors that come with them."""
         while buffer:
             if self._poll is not None:
                 self._can_read(None)  # the process may die within a message
@@ -94,8 +97,9 @@ class Wire:
             buffer = buffer[got:]
             for level, kind, data in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found = array.array("i")
                     found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
-        return list(found)
+                    descriptors += found
 
 
 def watched(pid: int) -> int | None:

@@ -17,7 +17,9 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ import torch
 
 import fastload
 from fastload.errors import LoaderClosedError, WorkerDiedError
+from fastload.processes import wire
 from tests.children import Python
 from tests.conftest import open_descriptors, settle
 from tests.fakes import Numbers
@@ -193,7 +196,9 @@ def test_persistent_workers_are_whole_again_in_the_next_epoch(tmp_path: Path) ->
     with fastload.DataLoader(
         dataset, 4, num_workers=2, worker_method="process", persistent_workers=True
     ) as loader:
-        first = plain(outcomes(iter(loader)))
+        # As code that keeps an error, this keeps its traceback, and so the first iterator.
+        kept = outcomes(iter(loader))
+        first = plain(kept)
         assert first[:1] + first[2:] == in_batches(range(40), 4)[:1] + in_batches(range(8, 40), 4)
         assert first[1] == "WorkerDiedError"
         assert len(descendants() - HERE) == 1
@@ -568,3 +573,15 @@ def test_a_hundred_kills_of_the_parent(pipe: Pipe, gate: Gate, tmp_path: Path) -
         held, forked = rng.choice(["held", "free"]), rng.choice(["alone", "forked"])
         batches = 0 if held == "held" else rng.randrange(300)
         kill_parent("fork", held, forked, batches, pipe, gate, tmp_path / "parent.py")
+
+
+def test_a_death_within_an_answer_leaves_no_descriptor() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        # An answer's first bytes bring its descriptors. The worker dies before the rest.
+        socket.send_fds(theirs, [wire._HEAD.pack(100, 2)], [file.fileno()] * 2)
+        theirs.close()
+        before = open_descriptors()
+        with pytest.raises(EOFError):
+            wire.Wire(ours).receive()
+        assert open_descriptors() == before

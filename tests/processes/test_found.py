@@ -28,6 +28,7 @@ from torch.utils.data import IterableDataset
 import fastload
 from fastload import sample_rng
 from fastload.processes.packing import packed_indices
+from fastload.processes.parent import Child
 from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
@@ -85,6 +86,26 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
     assert os.read(reader, 5) == b"whole"
     os.close(reader)
     os.close(writer)
+    assert open_descriptors() == before
+
+
+def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = Child._answer
+
+    def two_segments(child: Child, *ticket: Any) -> Any:
+        answer, _ = answered(child, *ticket)
+        used = [((0, 1), 0, 65536), ((0, 2), 0, 65536)]
+        return answer._replace(used=used), [os.memfd_create("test") for _ in used]
+
+    before = open_descriptors()
+    monkeypatch.setattr(Child, "_answer", two_segments)
+    monkeypatch.setattr(torch, "from_file", no_memory)
+    loader = fastload.DataLoader(Numbers(2), 2, num_workers=1, worker_method="process")
+    with loader, pytest.raises(OSError, match="Cannot allocate"):
+        list(loader)
+    gc.collect()
     assert open_descriptors() == before
 
 
