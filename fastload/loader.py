@@ -33,6 +33,7 @@ from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.partition import partition, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
+from fastload.reading.tripwire import Tripwire
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
@@ -166,6 +167,7 @@ class DataLoader(TorchDataLoader[T]):
         self._counts: EpochCounts | None = None  # of the latest iterator
         self._choice: dict[str, str] | None = None  # of "auto": what `Settings` then has
         self._warned: set[str] = set()  # the warnings that were given, each once
+        self._tripwire = Tripwire()
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
@@ -225,7 +227,9 @@ class DataLoader(TorchDataLoader[T]):
     def _get_iterator(self) -> Any:
         if self._is_ours:
             with self._epochs.beginning():
-                iterator = LoaderIterator(self._chosen(), self._epochs, self._warned)
+                iterator = LoaderIterator(
+                    self._chosen(), self._epochs, self._warned, self._tripwire
+                )
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
                 self._iterators.add(iterator)

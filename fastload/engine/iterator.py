@@ -17,7 +17,12 @@ from fastload.engine.readers import Readers
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
 from fastload.engine.window import Window
-from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
+from fastload.errors import (
+    LoaderClosedError,
+    LoaderTimeoutError,
+    SharedStateWarning,
+    WorkerDiedError,
+)
 from fastload.memory.batch import Batch
 from fastload.order.batches import Order, has_pure_order
 from fastload.order.epochs import Epochs
@@ -25,6 +30,7 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
+from fastload.reading.tripwire import Tripwire, raise_fault
 from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
@@ -37,14 +43,18 @@ class LoaderIterator(Iterator[Any]):
         settings: the loader's arguments.
         epochs: says which epoch begins, and after which batch.
         warned: the warnings that the loader has given already.
+        tripwire: looks at the first samples of threads.
     """
 
-    def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
+    def __init__(
+        self, settings: Settings, epochs: Epochs, warned: set[str], tripwire: Tripwire
+    ) -> None:
         settings.check_loadable()
         self._pid = os.getpid()
         self._epochs = epochs
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._notices = Notices()
+        self._tripwire = tripwire
+        self._notices = Notices(tripwire)
         # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
         self._readers = Readers(settings, self._notices, stacklevel=4)
         self._inline = self._readers.workers == 0
@@ -58,7 +68,11 @@ class LoaderIterator(Iterator[Any]):
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
         self._begin(settings)
-        if settings.worker_init_fn is None and not self._readers.in_processes:
+        if (
+            settings.worker_init_fn is None
+            and not self._readers.in_processes
+            and not tripwire.armed
+        ):
             self._issue()  # before the threads start: each finds work at once
         self.team = self._readers.start(self._window, self._order.base_seed)
         self.counts.children = self.team.children
@@ -84,6 +98,7 @@ class LoaderIterator(Iterator[Any]):
         self._may_begin_early = True
         self._begun = False  # whether the loop has asked for a batch
         self._ended = False
+        self._tripwire.begin_epoch(threads=not (self._inline or self._readers.in_processes))
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)
@@ -116,6 +131,7 @@ class LoaderIterator(Iterator[Any]):
                 self._ahead = self._new_order(self._order.base_seed, early=True)
             except Exception:  # the next `iter()` raises it again
                 self._may_begin_early = False
+            self._tripwire.whole = True
             return self._ahead
         return None
 
@@ -131,6 +147,7 @@ class LoaderIterator(Iterator[Any]):
         if self._ended:
             return
         self._ended = True
+        self._tripwire.whole = True
         self._order.end()
         self.counts.end()
         if not self._settings.persistent_workers:
@@ -201,7 +218,9 @@ class LoaderIterator(Iterator[Any]):
                 return None
             self._reports.tell_if_due()
             try:
+                self._tripwire.begin()
                 batch = self._take()
+                self._heed_tripwire(batch)
                 if batch is not None:
                     self._reports.count(batch)
                     before = self._order.progress
@@ -215,6 +234,13 @@ class LoaderIterator(Iterator[Any]):
             if batch is None:
                 self._end()
         return batch
+
+    def _heed_tripwire(self, batch: Batch | None) -> None:
+        fault = self._tripwire.fault(batch.size if batch is not None else 0)
+        if fault and self._settings.worker_reason:  # threads were chosen, not asked for
+            raise_fault(self._settings.dataset, fault)
+        if fault:
+            self._notices.notice(SharedStateWarning, fault)
 
     def _end_with_worker(self, counted: list[Any]) -> None:
         """Close the iterator: a worker process has died, and no other reads its batches.

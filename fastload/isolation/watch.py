@@ -189,7 +189,7 @@ def _below(name: str, x: Any, process: ProcessMemory) -> Slots:
         x = todo.pop()
         if id(x) in slots or _is_stateless(type(x)) or is_global_generator(x):
             continue
-        slots[id(x)] = dict(_places(x, process))
+        slots[id(x)] = dict(places(x, process))
         seen += 1 + len(slots[id(x)])
         todo += [value for value in slots[id(x)].values() if type(value) not in _SCALARS]
     return slots
@@ -203,7 +203,7 @@ def _is_stateless(cls: type) -> bool:
     return kind is ATOM or kind.shared not in (None, "data", "closed")
 
 
-def _places(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
+def places(x: Any, process: ProcessMemory) -> Iterator[tuple[Hashable, Any]]:
     """Yield the places and contents of an object, without running code of its class."""
     kind = type(x)
     if issubclass(kind, list | tuple | deque):

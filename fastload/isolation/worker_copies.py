@@ -8,6 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -92,24 +93,24 @@ class Isolation:
         """Whether workers begin with a `worker_init_fn`."""
         return self._originals.init_fn is not None
 
-    def own(self, *, watching: bool = False) -> WorkerCopies:
-        """Return the objects for the next worker. With `watching`, they list what the worker must watch.
+    def own(self) -> WorkerCopies:
+        """Return the objects for the next worker.
 
         Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
         """
         self.check()
         if not self._copies:
-            watched = [("dataset", self._originals.dataset)] if watching else ()
-            return replace(self._originals, watched=watched)
+            return replace(self._originals, watched=[("dataset", self._originals.dataset)])
         copies, generators = make_copies(self.plan)
         return WorkerCopies(
             copies["dataset"],
             copies["collate_fn"],
             copies["worker_init_fn"],
-            watched=self._watched() if watching else (),
+            watched=self._watched,
             generators=generators,
         )
 
+    @cached_property
     def _watched(self) -> list[tuple[str, Any]]:
         """Return the objects in the graph that samples may change although no worker has its own copy."""
         plan = self.plan

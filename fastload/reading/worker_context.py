@@ -51,6 +51,7 @@ class WorkerContext:
         self.worker = worker
         self.dataset = own.dataset
         self.collate_fn = own.collate_fn
+        self.watched = own.watched
         self.info = info
         self.lane = lane
         self.stream = stream
@@ -72,7 +73,7 @@ class WorkerContext:
                     self._looks[stage].append(
                         NewGenerators(own.generators, own.current_generators, stream.noticed)
                     )
-            if own.watched:
+            if own.watched and info is not None and info.num_workers > 1:
                 self._looks["sample"].append(Watch(own.watched, self.noticed[SharedStateWarning]))
 
     @contextmanager
@@ -163,8 +164,10 @@ def _read(
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
+    trip = context.fetcher.notices.tripwire
+    around = trip.around(context.watched, batch.position + start, batch.indices[start:stop])
     try:
-        with recording(recorder), span("sample"), context.looking("sample"):
+        with recording(recorder), span("sample"), context.looking("sample"), around:
             samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.

@@ -146,7 +146,7 @@ class Batches(Iterator[Batch]):
         isolation = Isolation(*roots, None, copy_dataset="state")
         for i in range(self._num_workers):
             with neutral_modes():  # inference mode would make inference tensors of copies
-                own = isolation.own(watching=i == 0)
+                own = isolation.own()
             if i == 0:
                 isolation.warn_of_shared(stacklevel=5)
             yield own
