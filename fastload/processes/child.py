@@ -57,6 +57,7 @@ from fastload.reading.worker_context import (
 )
 from fastload.settings import Settings
 from fastload.verdicts.reach import Reach
+from fastload.verdicts.libraries import vouching_for_nothing
 
 LINGER_SECONDS = 10.0
 """How long a worker may still read a sample after its loader is closed. Then it ends itself."""
@@ -230,7 +231,8 @@ class _Worker:
         if streams.keyed:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().originals()
-            shared = Reach({"dataset": own.dataset, "collate_fn": own.collate_fn}).generators
+            with vouching_for_nothing():
+                shared = Reach({"dataset": own.dataset, "collate_fn": own.collate_fn}).generators
             own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, PASSED, SLICE, Path
@@ -68,7 +69,7 @@ def verdict(
     """Return whether threads are known to read a dataset rightly.
 
     It looks at the objects of the dataset's graph, and reads the source of the user's functions that samples can reach.
-    It reads no sample and calls no code of the user. The same program gets the same verdict in each process.
+    It reads no sample. The same program gets the same verdict in each process.
 
     Args:
         dataset, collate_fn, worker_init_fn: the loader's.
@@ -155,7 +156,7 @@ class _Changes:
         ]
         for x in shared:
             for each in _below(x):
-                if isinstance(each, _ARRAYS | _CONTAINERS):
+                if issubclass(type(each), _ARRAYS | _CONTAINERS):
                     found.setdefault(type(each), each)
         return list(found.values())
 
@@ -213,21 +214,22 @@ class _Changes:
         """Return a clause that says why threads share an object of the graph."""
         if self._shares_all:
             return "which copy_dataset=False lets threads share"
-        return "which threads share" if id(x) in self._plan.shared else None
+        shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
+        return None if shared == IN_SHARED_MEMORY else "which threads share"
 
     def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
         x = trail.x
         if step == SLICE:
             yield trail
         elif step == COPY:
-            if not isinstance(x, _ARRAYS):
+            if not issubclass(type(x), _ARRAYS):
                 yield trail
         elif step == CLASS:
             cls = x.cls if type(x) is _New else type(x)
             yield _Trail(cls, "a class", f"{cls.__module__}.{cls.__qualname__}")
         elif step == ELEMENT:
             yield from self._elements(trail)
-        elif isinstance(x, _ARRAYS):
+        elif issubclass(type(x), _ARRAYS):
             yield trail  # `x.T` and `x.data` are views
         elif type(x) is _New:
             value = attribute(x.cls, step)
@@ -249,9 +251,9 @@ class _Changes:
 
     def _elements(self, trail: _Trail) -> Iterator[Any]:
         x = trail.x
-        if isinstance(x, _ARRAYS):
+        if issubclass(type(x), _ARRAYS):
             yield trail  # a view
-        elif isinstance(x, _CONTAINERS):
+        elif issubclass(type(x), _CONTAINERS):
             for value in _members(x):
                 if type(value) not in LEAVES:
                     yield trail.to(value, "[...]", self._why(value))
@@ -279,9 +281,9 @@ class _Changes:
             called[0] != CALL and len(called) > 2
         ):  # a method: its result may be a part of its object
             for trail in self._follow(function, called[:-1]):
-                if trail is not ANY and isinstance(trail.x, _ARRAYS):
+                if trail is not ANY and issubclass(type(trail.x), _ARRAYS):
                     yield trail
-                elif trail is not ANY and isinstance(trail.x, _CONTAINERS):
+                elif trail is not ANY and issubclass(type(trail.x), _CONTAINERS):
                     yield from self._elements(trail)
 
 
@@ -297,7 +299,7 @@ _CONTAINERS = list | dict | set | deque | tuple
 
 
 def _members(x: Any) -> list[Any]:
-    base: Any = next(b for b in (list, dict, set, deque, tuple) if isinstance(x, b))
+    base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
     values = dict.values(x) if base is dict else base.__iter__(x)
     some = list(itertools.islice(values, _FEW))
     if base in (list, tuple) and base.__len__(x) > _FEW:
@@ -307,35 +309,35 @@ def _members(x: Any) -> list[Any]:
 
 def _below(x: Any) -> Iterator[Any]:
     """Yield an array, or the containers and arrays that a container holds, two levels deep."""
-    if isinstance(x, _ARRAYS):
+    if issubclass(type(x), _ARRAYS):
         yield x
-    elif isinstance(x, _CONTAINERS):
+    elif issubclass(type(x), _CONTAINERS):
         for each in _members(x):
-            if isinstance(each, _ARRAYS | _CONTAINERS):
+            if issubclass(type(each), _ARRAYS | _CONTAINERS):
                 yield each
-                yield from _below(each) if isinstance(each, tuple) else ()
+                yield from _below(each) if issubclass(type(each), tuple) else ()
 
 
 def _fits(x: Any, how: str) -> bool:
     """Return whether what the code does can change an object."""
     if how == "['']=":
-        how = "[]=" if isinstance(x, dict) or not isinstance(x, _ARRAYS | _CONTAINERS) else ""
+        how = "[]=" if issubclass(type(x), dict) or not issubclass(type(x), _ARRAYS | _CONTAINERS) else ""
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if type(x) is _New or type(x) in LEAVES or x is None:
+    if type(x) is _New or type(x) in LEAVES or type(x).__module__.startswith("multiprocessing."):
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
-    if isinstance(x, torch.Tensor):
+    if issubclass(type(x), torch.Tensor):
         return in_place
-    if isinstance(x, np.ndarray):
+    if issubclass(type(x), np.ndarray):
         return x.flags.writeable and (
             in_place or how in ("fill", "sort", "put", "itemset", "partition", "shuffle")
         )
-    if isinstance(x, tuple | frozenset | str):
+    if issubclass(type(x), tuple | frozenset | str):
         return False
-    if isinstance(x, _CONTAINERS):
+    if issubclass(type(x), _CONTAINERS):
         return not in_place or how in ("op=", "[]=")
-    if isinstance(x, ModuleType | type | FunctionType):
+    if issubclass(type(x), ModuleType | type | FunctionType):
         return False
     return how in ("op=", "[]=") or hasattr(type(x), how)
 

@@ -7,7 +7,8 @@ read as the user's code is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -58,19 +59,23 @@ LIBRARIES = {
         single="cv2.CLAHE cv2.VideoCapture",
     ),
     "datasets": Library("2.14"),
+    "duckdb": Library("1.0", fork="no", single="duckdb.DuckDBPyConnection"),
     "einops": Library("0.7"),
     "fastload": Library(),
     "fsspec": Library("2023.1"),
+    "grpc": Library("1.60", fork="no"),
     "h5py": Library("3.8", fork="child"),
     "huggingface_hub": Library("0.20"),
     "imageio": Library("2.31"),
     "kornia": Library("0.7"),
-    "lmdb": Library("1.4", fork="child"),
+    "lance": Library("0.10", fork="no"),
+    "lmdb": Library("1.4", fork="child", unsafe="lmdb.Environment"),
     "monai": Library("1.3", holds_gil="its transforms hold the GIL most of the time"),
     "numba": Library("0.59", unsafe="numba.set_num_threads"),
     "numpy": Library(
         "1.26", unsafe="numpy.seterr numpy.seterrcall numpy.set_printoptions numpy.setbufsize"
     ),
+    "obstore": Library("0.3", fork="no"),
     "omegaconf": Library("2.3"),
     "pandas": Library("2.1", unsafe="pandas.set_option pandas.option_context pandas.reset_option"),
     "polars": Library("0.20", fork="no", unsafe="polars.Config"),
@@ -109,18 +114,18 @@ LIBRARIES = {
     # Their threads do not live on in a forked child.
     "daft": Library(threads=False, fork="no"),
     "deltalake": Library(threads=False, fork="no"),
-    "duckdb": Library(threads=False, fork="no"),
-    "grpc": Library(threads=False, fork="no"),
     "jax": Library(threads=False, fork="no"),
-    "lance": Library(threads=False, fork="no"),
     "lancedb": Library(threads=False, fork="no"),
-    "obstore": Library(threads=False, fork="no"),
     "tensorflow": Library(threads=False, fork="no"),
 }
 
+_VOUCHED = Library()
 _STANDARD_LIBRARY = Library(
     unsafe=_STANDARD,
-    single="asyncio.events.AbstractEventLoop contextvars.ContextVar threading.local",
+    single="""
+        asyncio.events.AbstractEventLoop contextvars.ContextVar threading.local
+        contextlib.chdir contextlib.redirect_stderr contextlib.redirect_stdout warnings.catch_warnings
+    """,
 )
 
 
@@ -136,17 +141,29 @@ def threads_ok(*packages: str) -> None:
     for name in packages:
         if not name.isidentifier():
             raise ValueError(f"threads_ok takes names of top-level packages, got {name!r}")
-        LIBRARIES[name] = Library()
+    _vouched.update(packages)
+
+
+_vouched: set[str] = set()
+
+
+@contextmanager
+def vouching_for_nothing() -> Iterator[None]:
+    """Let the packages of `threads_ok` be read in the block. Call it only in a process with one thread."""
+    before = _vouched.copy()
+    _vouched.clear()
+    yield
+    _vouched.update(before)
 
 
 def library(module: str | None) -> Library | None:
     """Return the entry for a module's top-level package, or None if it is not on the list."""
     top = (module or "").partition(".")[0]
-    if top in LIBRARIES:
-        return LIBRARIES[top]
-    top = top.lstrip("_")
-    if top in LIBRARIES:
-        return LIBRARIES[top]
+    if top in _vouched:
+        return _VOUCHED
+    for name in (top, top.lstrip("_")):
+        if name in LIBRARIES:
+            return LIBRARIES[name]
     if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
         return _STANDARD_LIBRARY
     return None

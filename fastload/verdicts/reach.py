@@ -20,6 +20,7 @@ import torch
 from fastload.isolation.rules import (
     GENERATORS,
     HEAP,
+    PER_WORKER,
     is_global_generator,
     own_dict,
     shared_class,
@@ -136,7 +137,7 @@ class Reach:
         if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
         self._seen[id(x), found.stays] = x
-        self.cuda |= isinstance(x, torch.Tensor) and x.is_cuda
+        self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
         elif issubclass(kind, type):
@@ -155,8 +156,7 @@ class Reach:
         if found.stays:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
-            one = self._single.get(id(base)) or self._unsafe.get(id(base))
-            if one is not None:
+            if one := self._single.get(id(base)):
                 self._find(
                     f"{found.path} is a {one}, which is for one thread",
                     "create it for each sample",
@@ -235,7 +235,7 @@ class Reach:
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
         if x in _UNREADABLE:
             self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif stays and x.__name__ in CHANGING and not isinstance(x.__self__, ModuleType):
+        elif stays and x.__name__ in CHANGING and type(x.__self__) is not ModuleType:
             remedy = "keep it in an attribute of the dataset"
             self._find(
                 f"`{path}` changes an object that all threads would share",
@@ -254,7 +254,7 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made and id(cls) not in self._unsafe:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes:
+        if (cls, made) in self._classes or PER_WORKER in vars(cls):  # the latter was written for threads
             return
         self._classes.add((cls, made))
         libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
@@ -423,6 +423,10 @@ def _parts(x: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield path, value
         return
     if issubclass(kind, type | ModuleType | torch.Tensor | np.ndarray):
+        return
+    declared = vars(kind).get(PER_WORKER)
+    if declared is not None:
+        yield from ((f"{path}.{k}", v) for k, v in list(own_dict(x).items()) if k in declared)
         return
     if issubclass(kind, dict):
         items = list(dict.items(x))

@@ -287,7 +287,7 @@ def test_a_container_that_another_worker_changes_during_a_look_is_no_error(
     def changing(x: Any) -> Any:
         raise RuntimeError("dictionary changed size during iteration")
 
-    monkeypatch.setattr(module, "_places", changing)
+    monkeypatch.setattr(module, "places", changing)
     assert not noticed(below({}), lambda k: None)
 
 
