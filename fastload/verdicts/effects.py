@@ -19,6 +19,7 @@ import dis
 import inspect
 import linecache
 import textwrap
+import tokenize
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -150,7 +151,7 @@ def _source_of(code: CodeType, space: dict[str, Any]) -> Any:
         try:
             block = inspect.getblock(lines[first:]) if text is None else text
             (node,) = ast.parse(textwrap.dedent("".join(block))).body
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, tokenize.TokenError):  # a file that has changed
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
             ast.increment_lineno(node, first)

@@ -90,7 +90,7 @@ def _refused(plan: Plan) -> Iterator[Finding]:
             f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
             True,
             "open it at the first sample",
-            state=True,
+            refused=True,
         )
 
 

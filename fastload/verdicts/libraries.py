@@ -123,7 +123,7 @@ _VOUCHED = Library()
 _STANDARD_LIBRARY = Library(
     unsafe=_STANDARD,
     single="""
-        asyncio.events.AbstractEventLoop contextvars.ContextVar threading.local
+        asyncio.events.AbstractEventLoop threading.local
         contextlib.chdir contextlib.redirect_stderr contextlib.redirect_stdout warnings.catch_warnings
     """,
 )

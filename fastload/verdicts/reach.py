@@ -49,12 +49,14 @@ class Finding:
         proven: threads would read wrong samples, or fail. If not, nobody knows.
         remedy: what would let threads read it.
         state: it is an object that threads share, and that keeps something from one sample to another.
+        refused: the copies for threads will raise `DatasetCopyError` for it.
     """
 
     what: str
     proven: bool
     remedy: str
     state: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +118,7 @@ class Reach:
         )
         while self._todo:
             if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
-                self._find("the dataset reaches more code and objects than are looked at")
+                self._find("the dataset reaches more code and objects than the search visits")
                 break
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]

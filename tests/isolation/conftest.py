@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
     """Let loaders have threads."""
     with mock.patch.dict("os.environ", FASTLOAD_WORKER_METHOD="thread"):
