@@ -340,7 +340,8 @@ FRESH = [
     ),
 ]
 
-THREAD = [*COPIES_OF_CODE, *CONSTANTS, *OWN_STATE, *FRESH, *FUNCTIONS    # A thread inherits the context of the loop, and processes share such memory as well.
+SHARED_ALIKE = [
+    # A thread inherits the context of the loop, and processes share such memory as well.
     Case(
         "context",
         "",
@@ -362,3 +363,5 @@ THREAD = [*COPIES_OF_CODE, *CONSTANTS, *OWN_STATE, *FRESH, *FUNCTIONS    # A thr
         "self.shared = mp.Array('f', 8, lock=False); self.cache = torch.from_numpy(np.frombuffer(self.shared, 'f4'))",
     ),
 ]
+
+THREAD = [*COPIES_OF_CODE, *CONSTANTS, *OWN_STATE, *FRESH, *FUNCTIONS, *SHARED_ALIKE]
