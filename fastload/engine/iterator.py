@@ -17,12 +17,7 @@ from fastload.engine.readers import Readers
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
 from fastload.engine.window import Window
-from fastload.errors import (
-    LoaderClosedError,
-    LoaderTimeoutError,
-    SharedStateWarning,
-    WorkerDiedError,
-)
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.batches import Order, has_pure_order
 from fastload.order.epochs import Epochs
@@ -30,7 +25,7 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
-from fastload.reading.tripwire import Tripwire, raise_fault
+from fastload.reading.tripwire import Tripwire
 from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
@@ -218,9 +213,10 @@ class LoaderIterator(Iterator[Any]):
                 return None
             self._reports.tell_if_due()
             try:
-                self._tripwire.begin()
+                self._tripwire.begin(self._window.changes.tell)
                 batch = self._take()
-                self._heed_tripwire(batch)
+                samples = 0 if batch is None else batch.size
+                self._tripwire.end(samples, self._settings, self._notices.notice)
                 if batch is not None:
                     self._reports.count(batch)
                     before = self._order.progress
@@ -234,13 +230,6 @@ class LoaderIterator(Iterator[Any]):
             if batch is None:
                 self._end()
         return batch
-
-    def _heed_tripwire(self, batch: Batch | None) -> None:
-        fault = self._tripwire.fault(batch.size if batch is not None else 0)
-        if fault and self._settings.worker_reason:  # threads were chosen, not asked for
-            raise_fault(self._settings.dataset, fault)
-        if fault:
-            self._notices.notice(SharedStateWarning, fault)
 
     def _end_with_worker(self, counted: list[Any]) -> None:
         """Close the iterator: a worker process has died, and no other reads its batches.

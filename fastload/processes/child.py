@@ -56,8 +56,8 @@ from fastload.reading.worker_context import (
     streams_of,
 )
 from fastload.settings import Settings
-from fastload.verdicts.reach import Reach
 from fastload.verdicts.libraries import vouching_for_nothing
+from fastload.verdicts.reach import Reach
 
 LINGER_SECONDS = 10.0
 """How long a worker may still read a sample after its loader is closed. Then it ends itself."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import warnings
 import zlib
 from collections import deque
@@ -21,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.errors import SharedStateError
+from fastload.errors import SharedStateError, SharedStateWarning
 from fastload.isolation.memory import ProcessMemory, extent
 from fastload.isolation.watch import places
+from fastload.settings import Settings
 
 SAMPLES, EPOCHS = 64, 2
 """The samples of an epoch, and the epochs, that it looks at."""
@@ -53,7 +53,7 @@ class Tripwire:
         # A worker adds, and the loop takes. Both are atomic.
         self._faults: deque[str] = deque()
         self._changed: set[tuple[str, int]] = set()
-        self._asked = threading.Event()  # whether the loop has asked for a first batch
+        self._asked = False  # whether the loop has asked for a first batch
 
     def __reduce__(self) -> Any:
         return Tripwire, ()
@@ -66,29 +66,41 @@ class Tripwire:
 
     # ---- the loop ----
 
-    def begin(self) -> None:
-        """Note process-wide state, as the loop leaves it."""
+    def begin(self, tell: Callable[[], None]) -> None:
+        """Note process-wide state, as the loop leaves it. `tell` wakes the workers' waits."""
         if self._left > 0:
             self._filters = warnings.filters, list(warnings.filters)  # type: ignore[arg-type]
             self._before = _process_state()
-        self._asked.set()
+        if not self._asked:
+            self._asked = True
+            tell()
 
-    def fault(self, samples: int) -> str | None:
-        """Return what samples have changed since `begin`, as the end of "samples ...", or None.
+    def end(
+        self, samples: int, settings: Settings, warn: Callable[[type[Warning], str], None]
+    ) -> None:
+        """Raise `SharedStateError` for what samples have changed since `begin`, or warn if threads were asked for.
 
-        After a fault, the rest of the epoch is not looked at, and the next epoch is.
+        After a fault, this looks at no more of the epoch, but at the next one.
 
         Args:
-            samples: the number of samples that were delivered.
+            samples: the number of samples that come.
+            settings: the loader's arguments.
+            warn: see `Notices.notice`.
         """
         if self._left <= 0:
-            return None
+            return
         self._left -= samples
-        found = self._found()
-        if found:
-            self.armed, self._left, self._epochs = False, 0, 0
-            self._faults.clear()
-        return found
+        if (fault := self._found()) is None:
+            return
+        self.armed, self._left, self._epochs = False, 0, 0
+        self._faults.clear()
+        if not settings.worker_reason:
+            warn(SharedStateWarning, fault)
+            return
+        raise SharedStateError(
+            f"samples of {type(settings.dataset).__name__} {fault}. In threads, other samples and the training see "
+            'that. Pass worker_method="process", or worker_method="thread" if it is meant'
+        )
 
     def _found(self) -> str | None:
         before, self._before = self._before, {}
@@ -112,7 +124,11 @@ class Tripwire:
 
     @contextmanager
     def around(
-        self, watched: Sequence[tuple[str, Any]], position: int, indices: Any
+        self,
+        watched: Sequence[tuple[str, Any]],
+        position: int,
+        indices: Any,
+        wait: Callable[[Callable[[], bool], float], None],
     ) -> Iterator[None]:
         """Compare, around the block, the elements of shared data at the indices of samples.
 
@@ -120,14 +136,15 @@ class Tripwire:
             watched: the shared objects, with their paths in code.
             position: the first sample's position in the epoch.
             indices: those of the samples that the block reads.
+            wait: waits until a condition holds, see `Changes.wait`.
         """
         if not self.armed or position >= SAMPLES:
             yield
             return
         # What a first sample changes for good is seen only if the loop has noted the state before it. In a `for` loop
         # that takes some microseconds. A program that begins an epoch ahead of its use waits for 50 ms, once.
-        if not self._asked.wait(FIRST_SECONDS):
-            self._asked.set()
+        wait(lambda: self._asked, FIRST_SECONDS)
+        self._asked = True
         process = ProcessMemory()
         elements = [
             (path, index, look, look())
@@ -144,14 +161,6 @@ class Tripwire:
                         f"change what they read, `{path}[{index}]`, which all workers and epochs share"
                     )
                 self._changed.add((path, index))
-
-
-def raise_fault(dataset: Any, fault: str) -> None:
-    """Raise `SharedStateError` for what `Tripwire.fault` returned."""
-    raise SharedStateError(
-        f"samples of {type(dataset).__name__} {fault}. In threads, other samples and the training see that. "
-        'Pass worker_method="process", or worker_method="thread" if it is meant'
-    )
 
 
 def _process_state() -> dict[str, Any]:

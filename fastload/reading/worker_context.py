@@ -165,7 +165,8 @@ def _read(
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
     trip = context.fetcher.notices.tripwire
-    around = trip.around(context.watched, batch.position + start, batch.indices[start:stop])
+    first, indices = batch.position + start, batch.indices[start:stop]
+    around = trip.around(context.watched, first, indices, context.wait)
     try:
         with recording(recorder), span("sample"), context.looking("sample"), around:
             samples = context.fetcher.read(batch, start, stop, context)

@@ -321,7 +321,11 @@ def _below(x: Any) -> Iterator[Any]:
 def _fits(x: Any, how: str) -> bool:
     """Return whether what the code does can change an object."""
     if how == "['']=":
-        how = "[]=" if issubclass(type(x), dict) or not issubclass(type(x), _ARRAYS | _CONTAINERS) else ""
+        how = (
+            "[]="
+            if issubclass(type(x), dict) or not issubclass(type(x), _ARRAYS | _CONTAINERS)
+            else ""
+        )
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
     if type(x) is _New or type(x) in LEAVES or type(x).__module__.startswith("multiprocessing."):
         return False

@@ -256,7 +256,9 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made and id(cls) not in self._unsafe:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes or PER_WORKER in vars(cls):  # the latter was written for threads
+        if (cls, made) in self._classes or PER_WORKER in vars(
+            cls
+        ):  # the latter was written for threads
             return
         self._classes.add((cls, made))
         libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]

@@ -1,7 +1,7 @@
 """Promises:
-- In threads that fastload chose, a first sample that changes process-wide state raises `SharedStateError` before its batch
-  comes. So does one that changes its own element of shared data, in the epoch in which that matters.
-- The error names what changed, and `sys.stdout` is back. A program that goes on after it gets it again.
+- In threads that fastload chose, a first sample that changes process-wide state raises `SharedStateError` before its
+  batch comes. So does one that changes its own element of shared data, in the epoch in which that matters.
+- The error names what changed, and `sys.stdout` is back. A program that catches it gets it again in the next epoch.
 - If threads were asked for, it is a warning. What the loop changes itself, what an import adds, and a cache that is
   filled are no faults.
 """
