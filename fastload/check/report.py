@@ -71,8 +71,8 @@ class Report:
         verdict = (
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else f"{self.kind.capitalize()} read this dataset as a serial loop does. Samples that draw from global random state cannot "
-            "be compared."
+            else f"{self.kind.capitalize()} read this dataset as a serial loop does. Samples that draw from global "
+            "random state cannot be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
