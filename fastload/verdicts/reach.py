@@ -235,7 +235,7 @@ class Reach:
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
         if x in _UNREADABLE:
             self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif stays and x.__name__ in CHANGING and not isinstance(x.__self__, ModuleType):
+        elif stays and x.__name__ in CHANGING and not isinstance(x.__self__, _NO_OBJECT):
             remedy = "keep it in an attribute of the dataset"
             self._find(
                 f"`{path}` changes an object that all threads would share",
@@ -389,6 +389,8 @@ LEAVES = {
     torch.dtype,
 }
 
+_NO_OBJECT = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
+
 _UNREADABLE = [eval, exec, compile, globals, __import__]
 _UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
 
@@ -539,6 +541,8 @@ def named(found: Function, path: Path) -> Iterator[Any]:
             value = cells[names[0]].cell_contents
         except (KeyError, ValueError):  # of a function within; or not bound yet
             return
+    elif not names:  # an argument, or the instance
+        return
     else:
         try:
             name = (

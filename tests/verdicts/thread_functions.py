@@ -61,6 +61,32 @@ FUNCTIONS = [
         """,
     ),
     Case(
+        "functions named as methods",
+        "",
+        "return torch.add(self.x[i], torch.sort(self.x)[0]), cv2.resize(self.image, (4, 4))",
+        "import cv2, numpy as np, torch\n",
+        "self.x, self.image = torch.zeros(4), np.zeros((8, 8))",
+        needs="cv2",
+    ),
+    Case(
+        "torch.add",
+        "",
+        "return torch.add(self.x[i], 1)",
+        "import torch\n",
+        "self.x = torch.zeros(4)",
+    ),
+    Case(
+        "getattr of an argument",
+        "",
+        "return field(Row(i), self.name)",
+        """
+        class Row:
+            def __init__(self, size): self.size = size
+        def field(row, name): return getattr(row, name)
+        """,
+        "self.name = 'size'",
+    ),
+    Case(
         "own collate",
         program="""
         import torch
