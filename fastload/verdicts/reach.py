@@ -352,10 +352,13 @@ class Reach:
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
-        if library(path[1]) is None:
+        if path[0] != "import":  # of a module that imports its parts at their first use
+            top = next(named(found, path[:2]))
+            name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
+        if library(name) is None:
             self._find(
-                f"{found.at(line)} imports {name}, whose code is not loaded yet",
-                f"import {path[1]} at the top",
+                f"{found.at(line)} uses {name}, whose code is not loaded yet",
+                f"import {name} at the top, by its full name",
             )
         elif name in unsafe_names():
             self._find(
@@ -363,7 +366,7 @@ class Reach:
                 proven=True,
             )
         else:
-            self._entry(library(path[1]), path[1], f"`{name}`")
+            self._entry(library(name), name, f"`{name}`")
 
 
 _VOUCH = 'fastload.threads_ok("{}") vouches for it'
@@ -554,10 +557,21 @@ def named(found: Function, path: Path) -> Iterator[Any]:
             return
         value = sys.modules.get(name, MISSING)
     for name in names[1:]:
+        above = value
         if value is MISSING or (value := attribute(value, name)) is None:
+            if _loads_late(above, name):
+                value = MISSING
             break
     if value is not None:
         yield value
+
+
+def _loads_late(module: Any, name: str) -> bool:
+    """Return whether a module imports what `name` stands for at its first use. Of a listed one, that is known."""
+    if not issubclass(type(module), ModuleType) or name in (space := own_dict(module)):
+        return False
+    lazy = "__getattr__" in space or type(module).__getattribute__ is not ModuleType.__getattribute__
+    return lazy and library(space["__name__"]) is None
 
 
 def attribute(x: Any, name: str) -> Any:
