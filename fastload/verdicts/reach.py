@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import copyreg
 import functools
 import io
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,19 +24,24 @@ from fastload.isolation.rules import (
     HEAP,
     is_global_generator,
     own_dict,
+    refused_class,
     shared_class,
 )
 from fastload.verdicts.effects import CHANGING, CLASS, Effects, Path, effects_of
 from fastload.verdicts.libraries import (
     Library,
+    is_setting,
     library,
     single_objects,
     unsafe_names,
     unsafe_objects,
 )
 
-OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 2_000, 64, 16
+OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 600, 64, 16
 """The search looks at no more objects and functions, elements of a container, and instances of a class."""
+
+AFTER_FINDING = 100
+"""The functions that it reads at most if something unknown was found: then only a proven fault would tell more."""
 
 CACHED = type(functools.lru_cache(print))
 
@@ -104,6 +111,7 @@ class Reach:
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe, self._single = unsafe_objects(), single_objects()
+        self._kept = single_objects("keeps")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Any] = {}
         self._classes: set[tuple[type, bool]] = set()
@@ -113,7 +121,9 @@ class Reach:
         self._todo: deque[Instance | Function] = deque(
             Instance(x, path, stays=False) for path, x in roots.items()
         )
-        while self._todo:
+        while self._todo and not any(finding.proven for finding in self.findings):
+            if self.findings and len(self._read) > AFTER_FINDING:
+                break
             if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
                 self._find("the dataset reaches more code and objects than are looked at")
                 break
@@ -136,7 +146,7 @@ class Reach:
         if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
         self._seen[id(x), found.stays] = x
-        self.cuda |= isinstance(x, torch.Tensor) and x.is_cuda
+        self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
         elif issubclass(kind, type):
@@ -156,6 +166,8 @@ class Reach:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
             one = self._single.get(id(base)) or self._unsafe.get(id(base))
+            if base is threading.local and _is_empty(base.__getattribute__(x, "__dict__")):
+                one = None  # each thread begins with nothing in it, as a process does
             if one is not None:
                 self._find(
                     f"{found.path} is a {one}, which is for one thread",
@@ -200,6 +212,14 @@ class Reach:
             what = None if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
+        elif refused_class(kind):
+            what = f"an open {kind.__qualname__}"
+        elif self._kept.keys() & set(map(id, kind.__mro__)) or _hides_state(kind):
+            self._find(
+                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
+                "make it an attribute of the dataset, or create it for each sample",
+                state=True,
+            )
         if what:
             self._find(
                 f"`{found.path}` is {what} that all threads would share",
@@ -340,6 +360,11 @@ class Reach:
                     "leave it out of samples",
                     proven=True,
                 )
+            elif is_setting(value):
+                self._find(
+                    f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
+                    "leave it out of samples",
+                )
             elif type(value) is ModuleType:
                 self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
             else:
@@ -372,9 +397,25 @@ class Reach:
 _VOUCH = 'fastload.threads_ok("{}") vouches for it'
 
 
+def _hides_state(kind: type) -> bool:
+    """Return whether objects of a listed library's class, in C, can neither be pickled nor be looked into."""
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if not plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
+        return False
+    known = kind in copyreg.dispatch_table or kind.__module__ in _NO_STATE
+    return not known and kind.__basicsize__ > 24 and library(kind.__module__) is not None
+
+
+_NO_STATE = {"_abc", "_hashlib", "_json", "_struct", "builtins", "functools", "torch", "weakref"}
+
+
 def _is_opaque(kind: type) -> bool:
     """Return whether what an object holds is no code of the user."""
     return kind.__module__.partition(".")[0] in ("numba", "llvmlite") or bool(shared_class(kind))
+
+
+def _is_empty(x: dict[str, Any]) -> bool:
+    return not any(type(v) not in LEAVES | {list, dict, set, tuple} or v for v in x.values())
 
 
 LEAVES = {
@@ -567,11 +608,12 @@ def named(found: Function, path: Path) -> Iterator[Any]:
 
 
 def _loads_late(module: Any, name: str) -> bool:
-    """Return whether a module imports what `name` stands for at its first use. Of a listed one, that is known."""
-    if not issubclass(type(module), ModuleType) or name in (space := own_dict(module)):
+    """Return whether a module finds what `name` stands for at its first use."""
+    kind = type(module)
+    if not issubclass(kind, ModuleType) or name in own_dict(module):
         return False
-    lazy = "__getattr__" in space or type(module).__getattribute__ is not ModuleType.__getattribute__
-    return lazy and library(space["__name__"]) is None
+    own = kind.__getattribute__ is not ModuleType.__getattribute__ or hasattr(kind, "__getattr__")
+    return own or "__getattr__" in own_dict(module)
 
 
 def attribute(x: Any, name: str) -> Any:

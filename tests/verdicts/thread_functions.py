@@ -76,6 +76,48 @@ FUNCTIONS = [
         "self.x = torch.zeros(4)",
     ),
     Case(
+        "objects of libraries",
+        "",
+        """
+        image = self.image.copy()
+        image.putpixel((0, 0), i)
+        ImageDraw.Draw(image).rectangle(self.boxes[i], fill=1)
+        width = self.image.size[0]
+        width += 1
+        found = FRAME.reset_index().set_index("a").add(1)
+        return width, FORM.pack(i), SALT.copy().hexdigest(), found["index"].iloc[0]
+        """,
+        """
+        import hashlib, struct
+        import pandas as pd
+        from PIL import Image, ImageDraw
+        FORM, SALT, FRAME = struct.Struct("B"), hashlib.md5(b"salt"), pd.DataFrame({"a": [0]})
+        """,
+        "self.image = Image.new('L', (8, 8)); self.boxes = [[0, 0, 4, 4]] * 2_000",
+        needs="pandas",
+    ),
+    Case(
+        "seeds and states",
+        "",
+        "torch.manual_seed(i); s = torch.get_rng_state(); torch.set_rng_state(s); np.random.seed(i); return i",
+        "import numpy as np, torch\n",
+    ),
+    Case(
+        "each thread opens its own",
+        "",
+        """
+        if not hasattr(HERE, "file"):
+            HERE.file = open(__file__)
+        return HERE.file.readline(), SUB.n
+        """,
+        """
+        import threading
+        class Local(threading.local):
+            def __init__(self): self.n = None
+        HERE, SUB = threading.local(), Local()
+        """,
+    ),
+    Case(
         "getattr of an argument",
         "",
         "return field(Row(i), self.name)",
