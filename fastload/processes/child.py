@@ -232,7 +232,9 @@ class _Worker:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().originals()
             with vouching_for_nothing():
-                shared = Reach({"dataset": own.dataset, "collate_fn": own.collate_fn}).generators
+                shared = Reach(
+                    {"dataset": own.dataset, "collate_fn": own.collate_fn}, whole=True
+                ).generators
             own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)

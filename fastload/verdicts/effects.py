@@ -18,6 +18,7 @@ import ast
 import dis
 import inspect
 import linecache
+import re
 import textwrap
 import tokenize
 import weakref
@@ -150,11 +151,10 @@ def _source_of(code: CodeType, space: dict[str, Any]) -> Any:
     for text in (lines[first:last], None):
         try:
             block = inspect.getblock(lines[first:]) if text is None else text
-            (node,) = ast.parse(textwrap.dedent("".join(block))).body
+            (node,) = ast.parse("\n" * first + textwrap.dedent("".join(block))).body
         except (SyntaxError, ValueError, tokenize.TokenError):  # a file that has changed
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-            ast.increment_lineno(node, first)
             return node
     return None
 
@@ -169,11 +169,10 @@ def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
     text[-1] = text[-1][:right]
     text[0] = text[0][left:]
     try:
-        node = ast.parse(b"(" + b"".join(text) + b")", mode="eval").body
+        source = b"\n" * (begin - 1) + b"(" + b"".join(text) + b")"  # type: ignore[operator]
+        return ast.parse(source, mode="eval").body
     except SyntaxError:
         return None
-    ast.increment_lineno(node, begin - 1)  # type: ignore[operator]
-    return node
 
 
 # ---- reading a syntax tree ----
@@ -190,11 +189,23 @@ CHANGING = _words("""
 """)
 """Methods that change their object."""
 
+SETTER = re.compile(
+    "(seek|set|add|put|reset|remove|register|enable|disable|feed|fit|partial_fit)(_.*|[A-Z].*)?$"
+    "|put[a-z]+$|paste$|thumbnail$|train$|zero_grad$"
+)
+"""Names of methods that change an object of a library, unless that is a table."""
+
 _CHANGING_FIRST = _words("""
-    shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace heappushpop insort
-    setitem delitem at
+    readinto recv_into shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace
+    heappushpop insort setitem delitem at
 """)
 """Functions that change their first argument."""
+
+_DRAWING = _words("""
+    Draw rectangle line circle ellipse polylines fillPoly fillConvexPoly putText drawContours arrowedLine drawMarker
+    floodFill set_color
+""")
+"""Functions of imaging modules that change their first argument. Methods of these names do not."""
 
 _NEW = _words("""
     clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
@@ -287,7 +298,8 @@ class _Reader:
             before = dict(self.env)
             self.block([part for part in block if isinstance(part, ast.AST)])
             both = before.keys() | self.env.keys()
-            self.env = {k: _joined([before.get(k, NEW), self.env.get(k, NEW)]) for k in both}
+            pairs = {k: (before.get(k, NEW), self.env.get(k, NEW)) for k in both}
+            self.env = {k: a if a is b else _joined([a, b]) for k, (a, b) in pairs.items()}
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for name in node.names:
@@ -446,18 +458,25 @@ class _Reader:
         self, node: ast.Call, name: str, receiver: Value, first: Value, keywords: dict[Any, Value]
     ) -> None:
         in_place = name.endswith("_") and not name.endswith("__")
-        if name in CHANGING or in_place:
+        if name in CHANGING or in_place or SETTER.match(name):
             self._change(receiver.own, name, node)
         if name in CHANGING and any(path[1:] in _TYPES for path in receiver.own):
             self._change(first.own, name, node)  # `list.append(x, 1)`
-        if name in _CHANGING_FIRST or (in_place and receiver.own and _is_named(receiver)):
+        drawing = name in _DRAWING and any(p[0] in ("global", "import") for p in receiver.own)
+        if (
+            drawing
+            or name in _CHANGING_FIRST
+            or (in_place and receiver.own and _is_named(receiver))
+        ):
             self._change(first.own, "[]=", node)
+        for each in node.args if name == "pack_into" else ():
+            self._change(self.value(each).own, "[]=", node)
         if name == "next":
             self._change(first.own, "__next__", node)
-        if "out" in keywords:
-            self._change(keywords["out"].own, "out=", node)
-        for word in node.keywords:
-            if word.arg == "inplace" and getattr(word.value, "value", True):
+        for word in ("out", "dst"):
+            self._change(keywords.get(word, NEW).own, "out=", node)
+        for given in node.keywords:
+            if given.arg == "inplace" and getattr(given.value, "value", True):
                 self._change(receiver.own | first.own, "inplace=", node)
         if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
             constants = {str(a.value) for a in node.args if isinstance(a, ast.Constant)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +18,18 @@ import torch
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
-from fastload.verdicts.effects import ANY, CALL, CLASS, COPY, ELEMENT, PASSED, SLICE, Path
+from fastload.verdicts.effects import (
+    ANY,
+    CALL,
+    CHANGING,
+    CLASS,
+    COPY,
+    ELEMENT,
+    PASSED,
+    SETTER,
+    SLICE,
+    Path,
+)
 from fastload.verdicts.libraries import library
 from fastload.verdicts.reach import (
     CACHED,
@@ -130,6 +143,8 @@ class _Changes:
             return
         passed = path[0] == PASSED
         for trail in self._follow(function, path[passed:]):
+            if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
+                trail = ANY  # `n = image.size; n += 1`
             if trail is ANY:
                 if any(_fits(x, how) for x in self._exposed):
                     what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
@@ -238,7 +253,7 @@ class _Changes:
         else:
             value = attribute(x, step)
             if type(value) is property or (value is None and hasattr(type(x), "__getattr__")):
-                yield ANY
+                yield trail if library(type(x).__module__) is not None else ANY
             elif value is not None:
                 own = (
                     isinstance(x, type | ModuleType)
@@ -268,6 +283,8 @@ class _Changes:
                 yield ANY
                 return
             x = trail.x
+            if x is logging.getLogger:
+                yield _Trail(logging.root, "which all threads share", "logging.getLogger()")
             if isinstance(x, FunctionType):
                 users = library(x.__globals__.get("__name__")) is None
             elif isinstance(x, type) or x is None:
@@ -296,6 +313,10 @@ class _New:
 
 _ARRAYS = np.ndarray | torch.Tensor
 _CONTAINERS = list | dict | set | deque | tuple
+
+
+_TABLES = {"pandas", "polars", "pyarrow", "datasets"}
+"""Packages whose setters return a new object."""
 
 
 def _members(x: Any) -> list[Any]:
@@ -327,11 +348,17 @@ def _fits(x: Any, how: str) -> bool:
             else ""
         )
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if type(x) is _New or type(x) in LEAVES or type(x).__module__.startswith("multiprocessing."):
+    kind = type(x)
+    if kind is _New or kind in LEAVES or kind.__module__.startswith("multiprocessing."):
+        return False
+    if issubclass(kind, threading.local):
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
-    if issubclass(type(x), torch.Tensor):
+    if SETTER.match(how) and how not in CHANGING:
+        owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), None)
+        return library(owner) is not None and owner.partition(".")[0] not in _TABLES
+    if issubclass(kind, torch.Tensor):
         return in_place
     if issubclass(type(x), np.ndarray):
         return x.flags.writeable and (
@@ -343,7 +370,7 @@ def _fits(x: Any, how: str) -> bool:
         return not in_place or how in ("op=", "[]=")
     if issubclass(type(x), ModuleType | type | FunctionType):
         return False
-    return how in ("op=", "[]=") or hasattr(type(x), how)
+    return how in ("op=", "[]=", "inplace=", "out=") or hasattr(type(x), how)
 
 
 def _default(function: FunctionType, name: str) -> Any:

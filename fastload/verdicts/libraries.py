@@ -6,11 +6,13 @@ read as the user's code is.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
 
 
@@ -25,6 +27,7 @@ class Library:
         unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
+        keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -33,18 +36,23 @@ class Library:
     fork: Literal["yes", "no", "child"] = "yes"
     unsafe: str = ""
     single: str = ""
+    keeps: str = ""
     holds_gil: str = ""
 
 
 _STANDARD = """
-    " asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
+    asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
     contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
-    decimal.getcontext decimal.setcontext fcntl.lockf faulthandler.enable gc.disable gc.enable gc.freeze
-    locale.setlocale os.chdir os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid
+    csv.field_size_limit decimal.getcontext decimal.setcontext fcntl.lockf faulthandler gc.disable gc.enable
+    gc.freeze gettext.bindtextdomain gettext.textdomain locale.setlocale logging.addLevelName logging.basicConfig
+    logging.captureWarnings logging.config logging.disable mimetypes.add_type mimetypes.init
+    multiprocessing.process.active_children multiprocessing.process.parent_process os.chdir
+    os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid os.getppid
     os.nice os.putenv os.register_at_fork os.sched_setaffinity os.setgid os.setpgid os.setpriority os.setsid
     os.setuid os.umask os.unsetenv multiprocessing.process.current_process resource.setrlimit signal.alarm
     signal.pthread_sigmask signal.setitimer signal.signal socket.setdefaulttimeout sys.setrecursionlimit
-    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook time.tzset turtle tkinter
+    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook
+    threading.main_thread time.tzset tracemalloc turtle tkinter unittest.mock
     warnings.catch_warnings warnings.filterwarnings warnings.resetwarnings warnings.simplefilter curses readline
 """
 
@@ -56,7 +64,10 @@ LIBRARIES = {
     "cv2": Library(
         "4.8",
         unsafe="cv2.setNumThreads cv2.setUseOptimized",
-        single="cv2.CLAHE cv2.VideoCapture",
+        single="""
+            cv2.BackgroundSubtractor cv2.CLAHE cv2.DenseOpticalFlow cv2.SparseOpticalFlow cv2.StereoMatcher
+            cv2.VideoCapture cv2.VideoWriter cv2.dnn.Net
+        """,
     ),
     "datasets": Library("2.14"),
     "duckdb": Library("1.0", fork="no", single="duckdb.DuckDBPyConnection"),
@@ -92,7 +103,9 @@ LIBRARIES = {
         unsafe="""
             torch.set_default_dtype torch.set_default_device torch.set_default_tensor_type torch.set_num_threads
             torch.set_num_interop_threads torch.set_printoptions torch.set_float32_matmul_precision
-            torch.use_deterministic_algorithms torch.serialization.safe_globals
+            torch.use_deterministic_algorithms torch.autograd.detect_anomaly
+            torch.autograd.set_detect_anomaly torch.backends.cudnn.flags torch.backends.mkldnn.flags
+            torch.serialization.safe_globals
             torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
         """,
     ),
@@ -103,10 +116,18 @@ LIBRARIES = {
         "0.23", unsafe="torchvision.set_image_backend torchvision.set_video_backend"
     ),
     "tqdm": Library("4.66"),
-    "transformers": Library("4.36"),
+    "transformers": Library(
+        "4.36",
+        keeps="""
+            transformers.tokenization_utils_fast.PreTrainedTokenizerFast
+            transformers.tokenization_utils_tokenizers.TokenizersBackend
+        """,
+    ),
     "webdataset": Library("0.2.86"),
-    "yaml": Library("6.0"),
-    "zarr": Library("2.16", fork="child"),
+    "yaml": Library(
+        "6.0", unsafe="yaml.add_constructor yaml.add_implicit_resolver yaml.add_representer"
+    ),
+    "zarr": Library("2.16", fork="child", unsafe="zarr.config"),
     "zstandard": Library("0.22", single="zstandard.ZstdCompressor zstandard.ZstdDecompressor"),
     # Not for threads, or not yet tested with them.
     "matplotlib": Library("3.8", threads=False, unsafe="matplotlib.pyplot"),
@@ -169,6 +190,24 @@ def library(module: str | None) -> Library | None:
     return None
 
 
+_SETTING = re.compile(
+    r"_?(un|re|de)?(set|reset|register|enable|disable|install)(_|[A-Z])(?!.*([Ss]eed|state|color|Identity))"
+    r"|(un)?(register|install)$"
+)
+
+
+def is_setting(function: Any) -> bool:
+    """Return whether a function of a listed library has the name of one that sets something for the process."""
+    if type(function) in (MethodType, staticmethod, classmethod):
+        function = function.__func__
+    elif "." in getattr(function, "__qualname__", "."):
+        return False  # of an object
+    if type(function) not in (FunctionType, BuiltinFunctionType):
+        return False
+    entry = library(function.__module__)
+    return entry is not None and entry.threads and bool(_SETTING.match(function.__name__))
+
+
 @cache
 def unsafe_names() -> dict[str, str]:
     """Return the top-level package of each excepted name."""
@@ -181,10 +220,10 @@ def unsafe_objects() -> dict[int, str]:
     return _objects(unsafe_names())
 
 
-def single_objects() -> dict[int, str]:
+def single_objects(column: str = "single") -> dict[int, str]:
     """Return the names of classes for one thread by their ids, as far as they are imported."""
     entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
-    return _objects(name for entry in entries for name in entry.single.split())
+    return _objects(name for entry in entries for name in getattr(entry, column).split())
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import copyreg
 import functools
 import io
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,19 +25,24 @@ from fastload.isolation.rules import (
     PER_WORKER,
     is_global_generator,
     own_dict,
+    refused_class,
     shared_class,
 )
 from fastload.verdicts.effects import CHANGING, CLASS, Effects, Path, effects_of
 from fastload.verdicts.libraries import (
     Library,
+    is_setting,
     library,
     single_objects,
     unsafe_names,
     unsafe_objects,
 )
 
-OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 2_000, 64, 16
+OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 600, 64, 16
 """The search looks at no more objects and functions, elements of a container, and instances of a class."""
+
+AFTER_FINDING = 100
+"""The functions that it reads at most if something unknown was found: then only a proven fault would tell more."""
 
 CACHED = type(functools.lru_cache(print))
 
@@ -98,15 +105,17 @@ class Reach:
 
     Args:
         roots: the dataset, `collate_fn` and `worker_init_fn`, by name.
+        whole: whether the search goes on after a fault.
     """
 
-    def __init__(self, roots: dict[str, Any]) -> None:
+    def __init__(self, roots: dict[str, Any], *, whole: bool = False) -> None:
         self.findings: list[Finding] = []
         self.functions: list[Function] = []
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe, self._single = unsafe_objects(), single_objects()
+        self._kept = single_objects("keeps")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Any] = {}
         self._classes: set[tuple[type, bool]] = set()
@@ -117,6 +126,10 @@ class Reach:
             Instance(x, path, stays=False) for path, x in roots.items()
         )
         while self._todo:
+            if not whole and any(finding.proven for finding in self.findings):
+                break
+            if not whole and self.findings and len(self._read) > AFTER_FINDING:
+                break
             if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
                 self._find("the dataset reaches more code and objects than the search visits")
                 break
@@ -158,7 +171,10 @@ class Reach:
         if found.stays:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
-            if one := self._single.get(id(base)):
+            one = self._single.get(id(base))
+            if base is threading.local and _is_empty(base.__getattribute__(x, "__dict__")):
+                one = None  # each thread begins with nothing in it, as a process does
+            if one is not None:
                 self._find(
                     f"{found.path} is a {one}, which is for one thread",
                     "create it for each sample",
@@ -202,6 +218,14 @@ class Reach:
             what = None if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
+        elif refused_class(kind):
+            what = f"an open {kind.__qualname__}"
+        elif self._kept.keys() & set(map(id, kind.__mro__)) or _hides_state(kind):
+            self._find(
+                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
+                "make it an attribute of the dataset, or create it for each sample",
+                state=True,
+            )
         if what:
             self._find(
                 f"`{found.path}` is {what} that all threads would share",
@@ -237,7 +261,7 @@ class Reach:
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
         if x in _UNREADABLE:
             self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif stays and x.__name__ in CHANGING and type(x.__self__) is not ModuleType:
+        elif stays and x.__name__ in CHANGING and not issubclass(type(x.__self__), _NO_OBJECT):
             remedy = "keep it in an attribute of the dataset"
             self._find(
                 f"`{path}` changes an object that all threads would share",
@@ -344,6 +368,11 @@ class Reach:
                     "leave it out of samples",
                     proven=True,
                 )
+            elif is_setting(value):
+                self._find(
+                    f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
+                    "leave it out of samples",
+                )
             elif type(value) is ModuleType:
                 self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
             else:
@@ -356,10 +385,13 @@ class Reach:
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
-        if library(path[1]) is None:
+        if path[0] != "import":  # of a module that imports its parts at their first use
+            top = next(named(found, path[:2]))
+            name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
+        if library(name) is None:
             self._find(
-                f"{found.at(line)} imports {name}, whose code is not loaded yet",
-                f"import {path[1]} at the top",
+                f"{found.at(line)} uses {name}, whose code is not loaded yet",
+                f"import {name} at the top, by its full name",
             )
         elif name in unsafe_names():
             self._find(
@@ -367,15 +399,31 @@ class Reach:
                 proven=True,
             )
         else:
-            self._entry(library(path[1]), path[1], f"`{name}`")
+            self._entry(library(name), name, f"`{name}`")
 
 
 _VOUCH = 'fastload.threads_ok("{}") vouches for it'
 
 
+def _hides_state(kind: type) -> bool:
+    """Return whether objects of a listed library's class, in C, can neither be pickled nor be looked into."""
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if not plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
+        return False
+    known = kind in copyreg.dispatch_table or kind.__module__ in _NO_STATE
+    return not known and kind.__basicsize__ > 24 and library(kind.__module__) is not None
+
+
+_NO_STATE = {"_abc", "_hashlib", "_json", "_struct", "builtins", "functools", "torch", "weakref"}
+
+
 def _is_opaque(kind: type) -> bool:
     """Return whether what an object holds is no code of the user."""
     return kind.__module__.partition(".")[0] in ("numba", "llvmlite") or bool(shared_class(kind))
+
+
+def _is_empty(x: dict[str, Any]) -> bool:
+    return not any(type(v) not in LEAVES | {list, dict, set, tuple} or v for v in x.values())
 
 
 LEAVES = {
@@ -392,6 +440,8 @@ LEAVES = {
     np.dtype,
     torch.dtype,
 }
+
+_NO_OBJECT = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
 
 _UNREADABLE = [eval, exec, compile, globals, __import__]
 _UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
@@ -547,6 +597,8 @@ def named(found: Function, path: Path) -> Iterator[Any]:
             value = cells[names[0]].cell_contents
         except (KeyError, ValueError):  # of a function within; or not bound yet
             return
+    elif not names:  # an argument, or the instance
+        return
     else:
         try:
             name = (
@@ -558,10 +610,22 @@ def named(found: Function, path: Path) -> Iterator[Any]:
             return
         value = sys.modules.get(name, MISSING)
     for name in names[1:]:
+        above = value
         if value is MISSING or (value := attribute(value, name)) is None:
+            if _loads_late(above, name):
+                value = MISSING
             break
     if value is not None:
         yield value
+
+
+def _loads_late(module: Any, name: str) -> bool:
+    """Return whether a module finds what `name` stands for at its first use."""
+    kind = type(module)
+    if not issubclass(kind, ModuleType) or name in own_dict(module):
+        return False
+    own = kind.__getattribute__ is not ModuleType.__getattribute__ or hasattr(kind, "__getattr__")
+    return own or "__getattr__" in own_dict(module)
 
 
 def attribute(x: Any, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.verdicts.process_cases import ARRAYS, LISTS, NP
 from tests.verdicts.programs import Case
-from tests.verdicts.way_cases import TRANSFORM, way, with_method
+from tests.verdicts.way_cases import HELPERS, TRANSFORM, way, with_method
 
 DICTS = "self.rows = [dict(a=k) for k in range(2_000)]"
 ROW, ROWS = "class Row: n = 0\n", "self.rows = [Row() for k in range(2_000)]"
@@ -143,4 +143,40 @@ BY_STATEMENT = [
     ),
 ]
 
-HIDDEN = [*PYTHON_CALLS, *BY_FUNCTION, *BY_STATEMENT]
+LAZY = """
+def __getattr__(name):
+    import importlib
+    return getattr(importlib.import_module("PKG.mod"), name)
+"""
+NOT_LOADED = [
+    Case(
+        "lazy package",
+        r"own_\d+.transform, whose code is not loaded",
+        "return lazy.transform(i)",
+        "import PKG as lazy\n",
+        files={**HELPERS, "PKG/__init__.py": LAZY},
+    ),
+    Case(
+        "imported from a lazy package",
+        r"own_\d+.transform, whose code is not loaded",
+        "from PKG import transform\nreturn transform(i)",
+        "import PKG\n",
+        files={**HELPERS, "PKG/__init__.py": LAZY},
+    ),
+    Case(
+        "LazyLoader",
+        r"CACHE|own_\d+.mod.transform, whose code is not loaded",
+        "return mod.transform(i)",
+        """
+        import importlib.util, PKG
+        spec = importlib.util.find_spec("PKG.mod")
+        loader = importlib.util.LazyLoader(spec.loader)
+        spec.loader = loader
+        mod = importlib.util.module_from_spec(spec)
+        loader.exec_module(mod)
+        """,
+        files=HELPERS,
+    ),
+]
+
+HIDDEN = [*NOT_LOADED, *PYTHON_CALLS, *BY_FUNCTION, *BY_STATEMENT]

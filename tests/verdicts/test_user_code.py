@@ -23,11 +23,14 @@ from tests.children import ROOT
 from tests.verdicts.hidden_cases import HIDDEN
 from tests.verdicts.process_cases import PROCESS
 from tests.verdicts.programs import Case, made, verdict_of
+from tests.verdicts.setting_cases import SETTINGS
 from tests.verdicts.thread_cases import THREAD
 from tests.verdicts.way_cases import NOT_READ, WAYS
 
 
-@pytest.mark.parametrize("case", [*PROCESS, *WAYS, *NOT_READ, *HIDDEN], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS], ids=lambda case: case.name
+)
 def test_processes(case: Case, tmp_path: Path) -> None:
     if case.needs:
         pytest.importorskip(case.needs)

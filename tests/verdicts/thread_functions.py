@@ -61,6 +61,74 @@ FUNCTIONS = [
         """,
     ),
     Case(
+        "functions named as methods",
+        "",
+        "return torch.add(self.x[i], torch.sort(self.x)[0]), cv2.resize(self.image, (4, 4))",
+        "import cv2, numpy as np, torch\n",
+        "self.x, self.image = torch.zeros(4), np.zeros((8, 8))",
+        needs="cv2",
+    ),
+    Case(
+        "torch.add",
+        "",
+        "return torch.add(self.x[i], 1)",
+        "import torch\n",
+        "self.x = torch.zeros(4)",
+    ),
+    Case(
+        "objects of libraries",
+        "",
+        """
+        image = self.image.copy()
+        image.putpixel((0, 0), i)
+        ImageDraw.Draw(image).rectangle(self.boxes[i], fill=1)
+        width = self.image.size[0]
+        width += 1
+        found = FRAME.reset_index().set_index("a").add(1)
+        return width, FORM.pack(i), SALT.copy().hexdigest(), found["index"].iloc[0]
+        """,
+        """
+        import hashlib, struct
+        import pandas as pd
+        from PIL import Image, ImageDraw
+        FORM, SALT, FRAME = struct.Struct("B"), hashlib.md5(b"salt"), pd.DataFrame({"a": [0]})
+        """,
+        "self.image = Image.new('L', (8, 8)); self.boxes = [[0, 0, 4, 4]] * 2_000",
+        needs="pandas",
+    ),
+    Case(
+        "seeds and states",
+        "",
+        "torch.manual_seed(i); s = torch.get_rng_state(); torch.set_rng_state(s); np.random.seed(i); return i",
+        "import numpy as np, torch\n",
+    ),
+    Case(
+        "each thread opens its own",
+        "",
+        """
+        if not hasattr(HERE, "file"):
+            HERE.file = open(__file__)
+        return HERE.file.readline(), SUB.n
+        """,
+        """
+        import threading
+        class Local(threading.local):
+            def __init__(self): self.n = None
+        HERE, SUB = threading.local(), Local()
+        """,
+    ),
+    Case(
+        "getattr of an argument",
+        "",
+        "return field(Row(i), self.name)",
+        """
+        class Row:
+            def __init__(self, size): self.size = size
+        def field(row, name): return getattr(row, name)
+        """,
+        "self.name = 'size'",
+    ),
+    Case(
         "own collate",
         program="""
         import torch
