@@ -6,7 +6,9 @@ read as the user's code is.
 
 from __future__ import annotations
 
+import contextvars
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +26,8 @@ class Library:
         unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own. If
+            the calling thread has changed them, a new thread does not know.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -32,11 +36,13 @@ class Library:
     fork: Literal["yes", "no", "child"] = "yes"
     unsafe: str = ""
     single: str = ""
+    settings: str = ""
     holds_gil: str = ""
 
 
 _STANDARD = """
-    " asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
+    asyncio.get_event_loop asyncio.get_event_loop_policy asyncio.set_event_loop asyncio.set_event_loop_policy
+    contextlib.chdir
     contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
     decimal.getcontext decimal.setcontext fcntl.lockf faulthandler.enable gc.disable gc.enable gc.freeze
     locale.setlocale os.chdir os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid
@@ -78,7 +84,11 @@ LIBRARIES = {
     "safetensors": Library("0.4"),
     "scipy": Library("1.11"),
     "skimage": Library("0.22"),
-    "sklearn": Library("1.3", unsafe="sklearn.set_config sklearn.config_context"),
+    "sklearn": Library(
+        "1.3",
+        unsafe="sklearn.set_config sklearn.config_context",
+        settings="sklearn.get_config",
+    ),
     "soundfile": Library("0.12"),
     "timm": Library("0.9"),
     "tokenizers": Library("0.15"),
@@ -90,6 +100,7 @@ LIBRARIES = {
             torch.use_deterministic_algorithms torch.serialization.safe_globals
             torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
         """,
+        settings="torch.overrides._get_current_function_mode_stack",
     ),
     "torch_geometric": Library("2.5"),
     "torchaudio": Library("2.8", unsafe="torchaudio.set_audio_backend"),
@@ -168,6 +179,19 @@ def single_objects() -> dict[int, str]:
     """Return the names of classes for one thread by their ids, as far as they are imported."""
     entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
     return _objects(name for entry in entries for name in entry.single.split())
+
+
+def differs_in_a_new_thread(name: str) -> bool:
+    """Return whether a function of a library returns other settings in a new thread, which has the same context."""
+    settings = _imported(name)
+    if settings is None:
+        return False
+    there: list[Any] = []
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: there.append(settings()),))
+    thread.start()
+    thread.join()
+    return bool(there != [settings()])
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:
