@@ -64,16 +64,23 @@ class Effects:
         uses: the paths of the global, closed-over and imported objects that it names.
         changes: the paths of objects that it may change, and how: "=" (a global variable is assigned), ".name=", "[]=",
             "op=" (an operator in place), or the name of a method or function.
+        escapes: the paths of objects that it passes to a call, by the path of what is called, and of those that it
+            returns or stores, by (). Other code may change them.
         names: all names of attributes.
         computed: the paths of objects of which it reads attributes by names that are not in the source.
+        kept: names of attributes to which it assigns an object that is not new.
+        asks: it asks, by `is`, whether two objects are one.
         dynamic: it reads attributes whose names are not in the source.
         opaque: its source is not there, and it may change something.
     """
 
     uses: dict[Path, int] = field(default_factory=dict)
     changes: dict[tuple[Path, str], int] = field(default_factory=dict)
+    escapes: dict[Path, set[Path]] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     computed: dict[Path, int] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    asks: bool = False
     dynamic: bool = False
     opaque: bool = False
 
@@ -109,7 +116,10 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     if first is not None and arguments:
         path: Path = ("self",) if first == "self" else ("self", CLASS)
         reader.env[arguments[0]] = Value(frozenset({path}))
-    reader.block([node] if isinstance(node, ast.expr) else node.body)
+    if isinstance(node, ast.expr):
+        reader.escape(reader.value(node))
+    else:
+        reader.block(node.body)
     return reader.effects
 
 
@@ -253,6 +263,8 @@ class _Reader:
                         self._change({("global", target.id)}, "=constant", target)
                     else:
                         self._assign(target, value)
+            case ast.Return() if node.value is not None:
+                self.escape(self.value(node.value))
             case ast.AnnAssign() if node.value is not None:
                 self._assign(node.target, self.value(node.value))
             case ast.AugAssign():
@@ -332,8 +344,11 @@ class _Reader:
                 else:
                     self.env[target.id] = value
             case ast.Attribute():
+                self.escape(value)
+                self.effects.kept |= {target.attr} if value.own else set()
                 self._change(self.value(target.value).own, f".{target.attr}=", target)
             case ast.Subscript():
+                self.escape(value)
                 self.value(target.slice)
                 named = isinstance(getattr(target.slice, "value", None), str)
                 self._change(self.value(target.value).own, "['']=" if named else "[]=", target)
@@ -383,8 +398,16 @@ class _Reader:
             case ast.Lambda():
                 self._inner_function(node.args, [node.body])
                 return NEW
+            case ast.Yield() if node.value is not None:
+                self.escape(self.value(node.value))
+                return NEW
             case ast.Starred() | ast.Await() | ast.YieldFrom():
                 return self.value(node.value)
+            case ast.Compare() if not isinstance(node.comparators[0], ast.Constant):
+                is_type = getattr(getattr(node.left, "func", None), "id", "") == "type"
+                self.effects.asks |= isinstance(node.ops[0], ast.Is | ast.IsNot) and not is_type
+                self.block([node.left, *node.comparators])
+                return NEW
             case _:
                 for child in ast.iter_child_nodes(node):
                     self.value(child)
@@ -445,6 +468,8 @@ class _Reader:
         if name in _NEW:
             return NEW
         held = _joined([*arguments, *keywords.values()])
+        for path in called.own or {()}:
+            self.escape(held, path)
         if name in _SHALLOW:
             copied = _joined([held, receiver]).step(COPY)
             return Value(inner=copied.step(ELEMENT).all)
@@ -479,7 +504,7 @@ class _Reader:
             if given.arg == "inplace" and getattr(given.value, "value", True):
                 self._change(receiver.own | first.own, "inplace=", node)
         if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
-            constants = {str(a.value) for a in node.args if isinstance(a, ast.Constant)}
+            constants = {str(a.value) for a in node.args[:2] if isinstance(a, ast.Constant)}
             self.effects.names |= constants
             self.effects.dynamic |= not constants
             if name == "setattr":
@@ -488,6 +513,13 @@ class _Reader:
                 self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
 
     # ---- what was found ----
+
+    def escape(self, value: Value, called: Path = ()) -> None:
+        """Note that other code gets the objects, or what is called."""
+        named = ("global", "free", "import", "default", "self")
+        paths = {path for path in value.all if path[0] in named}
+        if paths:
+            self.effects.escapes.setdefault(called, set()).update(paths)
 
     def _use_all(self, value: Value, node: ast.AST) -> None:
         for path in value.own:

@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from types import FunctionType, ModuleType
+from functools import cached_property, partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -93,6 +93,8 @@ def verdict(
     plan = Plan(roots, copy_data=copy_dataset is True)
     changes = _Changes(reach, plan, shares_all=copy_dataset is False)
     found = [*reach.findings, *_refused(plan), *changes.findings()]
+    if copy_dataset is not False:
+        found += _two_identities(reach, plan)
     found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
     return Verdict(tuple(found), reach.cuda)
 
@@ -105,6 +107,25 @@ def _refused(plan: Plan) -> Iterator[Finding]:
             "open it at the first sample",
             refused=True,
         )
+
+
+def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
+    """Yield what would be two objects in a thread: code names one, and the dataset has a copy of it.
+
+    `self.mode is TRAIN`, `PARTS.index(self.part)` and a dict with it as a key would find nothing.
+    """
+    asks = any(function.effects.asks for function in reach.functions)
+    for held, at_top in reach.held_twice():
+        x = held.x
+        if id(x) not in plan.nodes or id(x) in plan.shared or isinstance(x, _VALUES):
+            continue
+        equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
+        if asks or equal is object.__eq__:
+            yield Finding(
+                f"samples use `{at_top.path}` ({_kind(x)}), of which a thread has a copy as `{held.path}`, too",
+                False,
+                "use an enum or a string in its place",
+            )
 
 
 @dataclass(frozen=True)
@@ -146,7 +167,7 @@ class _Changes:
             if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
                 trail = ANY  # `n = image.size; n += 1`
             if trail is ANY:
-                if any(_fits(x, how) for x in self._exposed):
+                if any(_fits(x, how) and _has(x, how) for x in self._exposed):
                     what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
                     yield Finding(what, False, "change a copy of it", state=True)
                 return
@@ -171,9 +192,33 @@ class _Changes:
         ]
         for x in shared:
             for each in _below(x):
-                if issubclass(type(each), _ARRAYS | _CONTAINERS):
-                    found.setdefault(type(each), each)
+                found.setdefault(type(each), each)
+        for x in self._escaped():
+            for each in (x, *_below(x)):
+                found.setdefault(type(each), each)
         return list(found.values())
+
+    def _escaped(self) -> Iterator[Any]:
+        """Yield shared objects that code returns, stores, or passes to code of the user, as by `map` and `partial`."""
+        for found in self._reach.at_top:
+            if type(found.x) is partial:
+                yield from (*found.x.args, *found.x.keywords.values())
+        for function in self._reach.functions:
+            for called, paths in function.effects.escapes.items():
+                theirs = list(self._follow(function, called)) if called else [ANY]
+                trails = [trail for path in paths for trail in self._follow(function, path)]
+                if any(
+                    trail is ANY or not _is_foreign(trail.x) for trail in theirs or [ANY]
+                ) or any(
+                    trail is not ANY and type(trail.x) is FunctionType and not _is_foreign(trail.x)
+                    for trail in trails
+                ):
+                    yield from (t.x for t in trails if t is not ANY and t.why is not None)
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        """The attributes that samples fill with an object from elsewhere."""
+        return set().union(*(function.effects.kept for function in self._reach.functions))
 
     # ---- following a path to objects ----
 
@@ -248,11 +293,14 @@ class _Changes:
             yield trail  # `x.T` and `x.data` are views
         elif type(x) is _New:
             value = attribute(x.cls, step)
-            if value is not None and not hasattr(type(value), "__get__"):
+            if value is None and step in self._kept:
+                yield ANY
+            elif value is not None and not hasattr(type(value), "__get__"):
                 yield trail.to(value, f".{step}", "an attribute of the class")
         else:
             value = attribute(x, step)
-            if type(value) is property or (value is None and hasattr(type(x), "__getattr__")):
+            computed = step in self._kept or hasattr(type(x), "__getattr__")
+            if type(value) is property or (value is None and computed):
                 yield trail if library(type(x).__module__) is not None else ANY
             elif value is not None:
                 own = (
@@ -313,6 +361,7 @@ class _New:
 
 _ARRAYS = np.ndarray | torch.Tensor
 _CONTAINERS = list | dict | set | deque | tuple
+_VALUES = _ARRAYS | tuple | frozenset | FunctionType | MethodType
 
 
 _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
@@ -329,14 +378,35 @@ def _members(x: Any) -> list[Any]:
 
 
 def _below(x: Any) -> Iterator[Any]:
-    """Yield an array, or the containers and arrays that a container holds, two levels deep."""
-    if issubclass(type(x), _ARRAYS):
-        yield x
-    elif issubclass(type(x), _CONTAINERS):
+    """Yield an array or an instance, or those and the containers that a container holds, two levels deep."""
+    if issubclass(type(x), _CONTAINERS):
         for each in _members(x):
-            if issubclass(type(each), _ARRAYS | _CONTAINERS):
+            if issubclass(type(each), _CONTAINERS):
                 yield each
                 yield from _below(each) if issubclass(type(each), tuple) else ()
+            elif issubclass(type(each), _ARRAYS) or _is_users(each):
+                yield each
+    elif issubclass(type(x), _ARRAYS) or _is_users(x):
+        yield x
+
+
+def _is_foreign(x: Any) -> bool:
+    """Return whether what is called is code of a library."""
+    if type(x) is FunctionType:
+        return library(x.__globals__.get("__name__")) is not None
+    return library((x if isinstance(x, type) else type(x)).__module__) is not None
+
+
+def _is_users(x: Any) -> bool:
+    """Return whether an object is an instance of a class of the user, whose attributes can be assigned."""
+    kind = type(x)
+    return not issubclass(kind, ModuleType | type) and library(kind.__module__) is None
+
+
+def _has(x: Any, how: str) -> bool:
+    """Return whether an object has the attribute that the code assigns, if it assigns one."""
+    name = how[1:-1] if how.startswith(".") and how.endswith("=") else ""
+    return not name or name in own_dict(x) or any(name in vars(k) for k in type(x).__mro__)
 
 
 def _fits(x: Any, how: str) -> bool:

@@ -6,8 +6,10 @@ read as the user's code is.
 
 from __future__ import annotations
 
+import contextvars
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ class Library:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own. If
+            the calling thread has changed them, a new thread does not know.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -37,11 +41,13 @@ class Library:
     unsafe: str = ""
     single: str = ""
     keeps: str = ""
+    settings: str = ""
     holds_gil: str = ""
 
 
 _STANDARD = """
-    asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
+    asyncio.get_event_loop asyncio.get_event_loop_policy asyncio.set_event_loop asyncio.set_event_loop_policy
+    contextlib.chdir
     contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
     csv.field_size_limit decimal.getcontext decimal.setcontext fcntl.lockf faulthandler gc.disable gc.enable
     gc.freeze gettext.bindtextdomain gettext.textdomain locale.setlocale logging.addLevelName logging.basicConfig
@@ -94,7 +100,11 @@ LIBRARIES = {
     "safetensors": Library("0.4"),
     "scipy": Library("1.11"),
     "skimage": Library("0.22"),
-    "sklearn": Library("1.3", unsafe="sklearn.set_config sklearn.config_context"),
+    "sklearn": Library(
+        "1.3",
+        unsafe="sklearn.set_config sklearn.config_context",
+        settings="sklearn.get_config",
+    ),
     "soundfile": Library("0.12"),
     "timm": Library("0.9"),
     "tokenizers": Library("0.15"),
@@ -108,6 +118,7 @@ LIBRARIES = {
             torch.serialization.safe_globals
             torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
         """,
+        settings="torch.overrides._get_current_function_mode_stack",
     ),
     "torch_geometric": Library("2.5"),
     "torchaudio": Library("2.8", unsafe="torchaudio.set_audio_backend"),
@@ -224,6 +235,19 @@ def single_objects(column: str = "single") -> dict[int, str]:
     """Return the names of classes for one thread by their ids, as far as they are imported."""
     entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
     return _objects(name for entry in entries for name in getattr(entry, column).split())
+
+
+def differs_in_a_new_thread(name: str) -> bool:
+    """Return whether a function of a library returns other settings in a new thread, which has the same context."""
+    settings = _imported(name)
+    if settings is None:
+        return False
+    there: list[Any] = []
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: there.append(settings()),))
+    thread.start()
+    thread.join()
+    return bool(there != [settings()])
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:

@@ -31,6 +31,7 @@ from fastload.isolation.rules import (
 from fastload.verdicts.effects import CHANGING, CLASS, Effects, Path, effects_of
 from fastload.verdicts.libraries import (
     Library,
+    differs_in_a_new_thread,
     is_setting,
     library,
     single_objects,
@@ -117,7 +118,8 @@ class Reach:
         self._unsafe, self._single = unsafe_objects(), single_objects()
         self._kept = single_objects("keeps")
         # It keeps the objects alive, so that their ids stay valid.
-        self._seen: dict[tuple[int, bool], Any] = {}
+        self._seen: dict[tuple[int, bool], Instance] = {}
+        self._asked: set[str] = set()  # the libraries whose settings were looked at
         self._classes: set[tuple[type, bool]] = set()
         self._read: set[int] = set()
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
@@ -143,6 +145,17 @@ class Reach:
         if finding not in self.findings:
             self.findings.append(finding)
 
+    @property
+    def at_top(self) -> list[Instance]:
+        """The objects that modules, classes and functions hold."""
+        return [found for (_, stays), found in self._seen.items() if stays]
+
+    def held_twice(self) -> Iterator[tuple[Instance, Instance]]:
+        """Yield the objects that are in the dataset's graph and that code names, too, as found at both places."""
+        for found in self.at_top:
+            if held := self._seen.get((id(found.x), False)):
+                yield held, found
+
     # ---- objects ----
 
     def _object(self, found: Instance) -> None:
@@ -151,7 +164,7 @@ class Reach:
             return
         if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
-        self._seen[id(x), found.stays] = x
+        self._seen[id(x), found.stays] = found
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
@@ -161,6 +174,8 @@ class Reach:
             self._cached(x, found.path)
         elif kind is types.BuiltinFunctionType:
             self._builtin(x, found.path, stays=found.stays)
+        elif kind is types.MethodType:
+            self._method(x, stays=found.stays)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
         for path, part in () if _is_opaque(kind) else _parts(x, found.path):
@@ -248,6 +263,14 @@ class Reach:
             self._find(
                 f"{path} is of {top}, which is not known to work in threads", _VOUCH.format(top)
             )
+        elif top not in self._asked:
+            self._asked.add(top)
+            for name in filter(differs_in_a_new_thread, entry.settings.split()):
+                self._find(
+                    f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
+                    f"set them in samples, or leave {top} at its defaults",
+                    proven=True,
+                )
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
@@ -272,6 +295,13 @@ class Reach:
         elif id(x) not in self._unsafe:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`")
+
+    def _method(self, x: types.MethodType, *, stays: bool) -> None:
+        of, function = x.__self__, x.__func__
+        if type(function) is FunctionType:
+            is_class = issubclass(type(of), type)
+            owner, first = (of, CLASS) if is_class else (type(of), "self")
+            self._push_function(function, owner, first, stays=stays)
 
     # ---- code ----
 
@@ -308,6 +338,8 @@ class Reach:
             return
         key = f"super.{name}" if hidden else name
         for function, first in _functions_of(member):
+            if name in _OF_A_CLASS:
+                first = CLASS
             if function.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
                 continue  # of `dataclasses`
             if (not hidden and (special or called)) or key in self._names:
@@ -446,6 +478,9 @@ _NO_OBJECT = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` 
 _UNREADABLE = [eval, exec, compile, globals, __import__]
 _UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
 
+_OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
+"""Methods whose first argument is a class, without a decorator."""
+
 _CREATING = {
     "__init__",
     "__new__",
@@ -486,6 +521,8 @@ def _parts(x: Any, path: str) -> Iterator[tuple[str, Any]]:
         items = list(dict.items(x))
         for key, value in _sample(items, [type(value) for _, value in items]):
             yield f"{path}[{key!r:.20}]" if type(key) in LEAVES else path, value
+            if type(key) not in LEAVES:
+                yield f"{path}[...]", key
     else:
         base = next((b for b in (list, tuple, set, frozenset, deque) if issubclass(kind, b)), None)
         if base is not None:
@@ -506,7 +543,7 @@ def _parts(x: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 _HELD: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
-    types.MethodType: ("__func__", "__self__"),
+    types.MethodType: ("__self__",),
     types.BuiltinFunctionType: ("__self__",),
     CACHED: ("__wrapped__",),
 }
