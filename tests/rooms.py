@@ -38,7 +38,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",
-    "stream": "errors _kit telemetry random isolation reading engine",
+    "stream": "errors _kit telemetry random isolation verdicts reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import mmap
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,11 +15,9 @@ import torch
 from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation.copies import make_copies
-from fastload.isolation.kinds import Instance
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
 from fastload.isolation.rules import own_dict
-from fastload.isolation.watch import is_descriptor
 
 CopyDataset = Literal["state"] | bool
 
@@ -114,17 +110,8 @@ class Isolation:
     def _watched(self) -> list[tuple[str, Any]]:
         """Return the objects in the graph that samples may change although no worker has its own copy."""
         plan = self.plan
-        found: list[tuple[str, Any]] = []
-        for i, node in plan.nodes.items():
-            if i in plan.shared and isinstance(node.x, _CHANGING):
-                found.append((plan.path(node.x), node.x))
-            elif i not in plan.shared and isinstance(node.kind, Instance):
-                found += [
-                    (f"{plan.path(node.x)}.{name}", value)
-                    for name, value in node.kind.attributes.items(node.x)
-                    if type(value) is int and is_descriptor(name, value)
-                ]
-        return found
+        shared = [node.x for i, node in plan.nodes.items() if i in plan.shared]
+        return [(plan.path(x), x) for x in shared if issubclass(type(x), _DATA)]
 
     def shared_state(self) -> str:
         """Return a clause that names the first object whose state all workers share, or ""."""
@@ -168,7 +155,7 @@ _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
 
 
-_CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)
+_DATA = np.ndarray | torch.Tensor | list | dict | tuple | deque
 
 
 def _refusal(refused: Sequence[Named]) -> str:

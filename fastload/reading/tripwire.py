@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import types
 import warnings
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 
 from fastload.errors import SharedStateError, SharedStateWarning
 from fastload.isolation.memory import ProcessMemory, extent
-from fastload.isolation.watch import places
+from fastload.isolation.rules import own_dict
 from fastload.settings import Settings
 
 SAMPLES, EPOCHS = 64, 2
@@ -189,30 +190,37 @@ def _element(x: Any, index: Any, process: ProcessMemory) -> Callable[[], Any] | 
     if type(index) is not int:
         return None
     kind = type(x)
-    if isinstance(x, np.ndarray | torch.Tensor):
+    if issubclass(kind, np.ndarray | torch.Tensor):
         if x.ndim == 0 or not -len(x) <= index < len(x) or process.is_shared(extent(x)[0]):
             return None
-        return lambda: _content(x[index], process)
+        return lambda: _content(x[index])
     found: Any = None
     for base in (list, tuple, deque):
         if issubclass(kind, base) and -base.__len__(x) <= index < base.__len__(x):
             found = base.__getitem__(x, index)
     if issubclass(kind, dict):
         found = dict.get(x, index)
-    return None if found is None else lambda: _content(found, process)
+    return None if found is None else lambda: _content(found)
 
 
-def _content(x: Any, process: ProcessMemory, depth: int = 4) -> Any:
+_SCALARS = {str, bytes, int, bool, float, complex, types.NoneType}
+
+
+def _content(x: Any, depth: int = 4) -> Any:
     """Return something that differs if what an element holds has changed."""
-    if isinstance(x, np.ndarray | torch.Tensor):
+    if issubclass(type(x), np.ndarray | torch.Tensor):
         try:
-            array = np.asarray(x.detach() if isinstance(x, torch.Tensor) else x)
+            array = np.asarray(x.detach() if issubclass(type(x), torch.Tensor) else x)
             return array.shape, zlib.crc32(np.ascontiguousarray(array).view(np.uint8))  # type: ignore[arg-type]
         except (RuntimeError, TypeError, ValueError):  # a layout or type that NumPy does not know
             return None
-    if isinstance(x, str | bytes | int | float | complex | None):
+    if type(x) in _SCALARS:
         return x
     if depth == 0:
         return id(x)
-    held = islice(places(x, process), 256)
-    return type(x), [(place, _content(value, process, depth - 1)) for place, value in held]
+    kind = type(x)
+    held: Any = own_dict(x).items()
+    if base := next((b for b in (dict, list, tuple, deque, set) if issubclass(kind, b)), None):
+        held = chain(base.items(x) if base is dict else enumerate(base.__iter__(x)), held)
+    below = [(key if type(key) in _SCALARS else id(key), _content(value, depth - 1)) for key, value in islice(held, 256)]
+    return kind, below

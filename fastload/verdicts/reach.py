@@ -107,9 +107,12 @@ class Reach:
     Args:
         roots: the dataset, `collate_fn` and `worker_init_fn`, by name.
         whole: whether the search goes on after a fault.
+        shared: whether all threads share the roots.
     """
 
-    def __init__(self, roots: dict[str, Any], *, whole: bool = False) -> None:
+    def __init__(
+        self, roots: dict[str, Any], *, whole: bool = False, shared: bool = False
+    ) -> None:
         self.findings: list[Finding] = []
         self.functions: list[Function] = []
         self.generators: list[tuple[str, Any]] = []
@@ -125,7 +128,7 @@ class Reach:
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
         self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
         self._todo: deque[Instance | Function] = deque(
-            Instance(x, path, stays=False) for path, x in roots.items()
+            Instance(x, path, stays=shared) for path, x in roots.items()
         )
         while self._todo:
             if not whole and any(finding.proven for finding in self.findings):
