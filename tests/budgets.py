@@ -73,7 +73,8 @@ LISTED = {
     """,
     "verdicts and allow list": """
         engine/choice reading/tripwire
-        verdicts/__init__ verdicts/effects verdicts/judge verdicts/libraries verdicts/reach
+        verdicts/__init__ verdicts/changes verdicts/effects verdicts/judge verdicts/libraries verdicts/objects
+        verdicts/reach verdicts/reader verdicts/values
     """,
     "the core's other files": """
         __main__ testing memory/prefetch

@@ -222,5 +222,8 @@ def _content(x: Any, depth: int = 4) -> Any:
     held: Any = own_dict(x).items()
     if base := next((b for b in (dict, list, tuple, deque, set) if issubclass(kind, b)), None):
         held = chain(base.items(x) if base is dict else enumerate(base.__iter__(x)), held)
-    below = [(key if type(key) in _SCALARS else id(key), _content(value, depth - 1)) for key, value in islice(held, 256)]
+    below = [
+        (key if type(key) in _SCALARS else id(key), _content(value, depth - 1))
+        for key, value in islice(held, 256)
+    ]
     return kind, below
