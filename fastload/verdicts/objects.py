@@ -23,6 +23,7 @@ from fastload.isolation.rules import (
     own_dict,
     shared_class,
 )
+from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
 from fastload.verdicts.libraries import (
     library,
@@ -35,6 +36,7 @@ ELEMENTS = 64
 CACHED = type(functools.lru_cache(print))
 
 
+@dataclass(frozen=True)
 class Finding:
     """Something for which threads are not known to be right.
 
@@ -118,23 +120,10 @@ UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_modu
 OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 
-CREATING = set(
-    [
-        "__init__",
-        "__new__",
-        "__post_init__",
-        "__init_subclass__",
-        "__set_name__",
-        "__attrs_post_init__",
-        "__getstate__",
-        "__setstate__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__deepcopy__",
-        "__copy__",
-        "__del__",
-    ]
-)
+CREATING = values.words("""
+    __init__ __new__ __post_init__ __init_subclass__ __set_name__ __attrs_post_init__
+    __getstate__ __setstate__ __reduce__ __reduce_ex__ __deepcopy__ __copy__ __del__
+""")
 
 
 def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
