@@ -6,10 +6,8 @@ read as the user's code is.
 
 from __future__ import annotations
 
-import contextvars
 import re
 import sys
-import threading
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,8 +30,8 @@ class Library:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
-        settings: dotted names of functions without arguments that return settings which each thread has of its own. If
-            the calling thread has changed them, a new thread does not know.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own. In a
+            new thread they are empty.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -129,16 +127,9 @@ def single_objects(column: str = "single") -> dict[int, str]:
 
 
 def differs_in_a_new_thread(name: str) -> bool:
-    """Return whether a function of a library returns other settings in a new thread, which has the same context."""
+    """Return whether the calling thread has settings that a new thread will not have: there, they are empty."""
     settings = _imported(name)
-    if settings is None:
-        return False
-    there: list[Any] = []
-    run = contextvars.copy_context().run
-    thread = threading.Thread(target=run, args=(lambda: there.append(settings()),))
-    thread.start()
-    thread.join()
-    return bool(there != [settings()])
+    return settings is not None and bool(settings())
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:
