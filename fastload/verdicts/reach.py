@@ -184,7 +184,10 @@ class Reach:
                 "create it in `__iter__`",
             )
         self._class(kind)
-        self._entry(library(kind.__module__), kind.__module__, found.path)
+        module, compiled = kind.__module__, library(kind.__module__) is None and _is_in_c(kind)
+        if compiled and type(getattr(x, "__module__", None)) is str:
+            module = x.__module__  # a function of Cython or Boost
+        self._entry(library(module), module, found.path, compiled=compiled)
         if kind.__module__.startswith("numba."):
             self._compiled_by_numba(own_dict(x), found)
 
@@ -228,10 +231,12 @@ class Reach:
                 state=True,
             )
 
-    def _entry(self, entry: Library | None, module: str, path: str) -> None:
+    def _entry(
+        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+    ) -> None:
         top = module.partition(".")[0]
         if entry is None:
-            if _is_compiled(module):
+            if compiled or _is_compiled(module):
                 self._find(
                     f"{path} is of the compiled library {top}, of which nothing is known",
                     _VOUCH.format(top),
@@ -265,7 +270,7 @@ class Reach:
             )
         elif id(x) not in self._unsafe:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
-            self._entry(library(module), module, f"`{path}`")
+            self._entry(library(module), module, f"`{path}`", compiled=True)
 
     # ---- code ----
 
@@ -285,7 +290,8 @@ class Reach:
         for base in cls.__mro__[:-1]:
             if base in libraries:
                 continue
-            self._entry(None, base.__module__, f"`{base.__qualname__}`")
+            in_c = entry is None and (made or base is not cls) and _is_in_c(base)
+            self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
             for name, member in list(vars(base).items()):
                 self._member(
                     base, name, member, made=made, called=name in called, hidden=name in overridden
@@ -377,6 +383,8 @@ class Reach:
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
+        if name[0] == ".":
+            name = resolve_name(name, found.function.__globals__["__package__"])
         if path[0] != "import":  # of a module that imports its parts at their first use
             top = next(named(found, path[:2]))
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
@@ -554,6 +562,15 @@ def is_importable(function: Any) -> bool:
     for part in function.__qualname__.split("."):
         found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     return getattr(found, "__func__", found) is function
+
+
+def _is_in_c(kind: type) -> bool:
+    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
+    own = vars(kind).values()
+    return any(type(v) in _IN_C and v.__objclass__ is kind for v in own)
+
+
+_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def _is_compiled(module: str) -> bool:
