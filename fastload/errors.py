@@ -47,8 +47,8 @@ class DatasetCopyError(FastloadError, RuntimeError):
     """A dataset holds an object that workers can neither copy nor share, nor unpickle. The message says where."""
 
 
-class SharedStateError(RuntimeError):
-    """Threads would share what samples change, and no worker processes can start in their place."""
+class SharedStateError(FastloadError, RuntimeError):
+    """Threads share what samples change, and were asked for, or chosen. The message names it and says what to do."""
 
 
 class SharedStateWarning(UserWarning):

@@ -71,6 +71,11 @@ LISTED = {
         processes/packing
         processes/parent processes/pausing processes/segments processes/starting processes/wire
     """,
+    "verdicts and allow list": """
+        engine/choice reading/tripwire
+        verdicts/__init__ verdicts/changes verdicts/effects verdicts/judge verdicts/libraries verdicts/objects
+        verdicts/reach verdicts/reader verdicts/values
+    """,
     "the core's other files": """
         __main__ testing memory/prefetch
         _kit/disk _kit/evaluating _kit/fingerprint _kit/pool

@@ -222,10 +222,15 @@ def records(tmp_path: Path) -> Path:
 def test_a_file_position_that_threads_share_is_warned_of_once(records: Path, lazy: bool) -> None:
     dataset = InOneFile(records, lazy=lazy)
     dataset.both = threading.Barrier(2)
-    shared = {"copy_dataset": False, "num_workers": 2, "prefetch_batches": 2}
+    shared = {
+        "copy_dataset": False,
+        "num_workers": 2,
+        "prefetch_batches": 2,
+        "worker_method": "thread",
+    }
     with DataLoader(dataset, **shared) as loader:
         with pytest.warns(
-            SharedStateWarning, match="InOneFile seems to read through its open file `dataset.file`"
+            SharedStateWarning, match="`dataset.file` is an open file that all threads would share"
         ):
             list(loader)
         list(loader)  # warnings are errors here

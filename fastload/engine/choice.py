@@ -46,6 +46,8 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
 def _warn_of_faults(settings: Settings, found: Verdict, stacklevel: int) -> None:
     """Tell the faults of threads that were asked for. `copy_dataset=False` asks for sharing, too."""
     for fault in found.findings:
+        if fault.refused:
+            return  # the copies raise
         remedy = fault.remedy or "leave it out of samples"
         sentence = (
             f'{fault.what}. {remedy[0].upper()}{remedy[1:]}, or leave worker_method at "auto"'

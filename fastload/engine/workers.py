@@ -57,7 +57,7 @@ def start(
         with torch_threads_kept() as torch_threads, random_states_kept(isolation.initialises):
             for i in range(num_workers):
                 with neutral_modes():  # inference mode would make inference tensors of copies
-                    own = isolation.own(watching=i == 0 and num_workers > 1)
+                    own = isolation.own()
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=7)
                     fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""

@@ -5,10 +5,8 @@
 - `classify` gives an object its kind. `kinds`, `attributes` and `callables` copy each kind. `memory` copies
   arrays and tensors, and `files` reopens files. `finalizers` silences copies.
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
-- `watch` looks for changes in objects that all workers share.
 """
 
-from fastload.isolation.watch import Watch
 from fastload.isolation.worker_copies import Isolation, WorkerCopies
 
-__all__ = ["Isolation", "Watch", "WorkerCopies"]
+__all__ = ["Isolation", "WorkerCopies"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import mmap
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +15,9 @@ import torch
 from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation.copies import make_copies
-from fastload.isolation.kinds import Instance
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
 from fastload.isolation.rules import own_dict
-from fastload.isolation.watch import is_descriptor
 
 CopyDataset = Literal["state"] | bool
 
@@ -92,38 +89,29 @@ class Isolation:
         """Whether workers begin with a `worker_init_fn`."""
         return self._originals.init_fn is not None
 
-    def own(self, *, watching: bool = False) -> WorkerCopies:
-        """Return the objects for the next worker. With `watching`, they list what the worker must watch.
+    def own(self) -> WorkerCopies:
+        """Return the objects for the next worker.
 
         Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
         """
         self.check()
         if not self._copies:
-            watched = [("dataset", self._originals.dataset)] if watching else ()
-            return replace(self._originals, watched=watched)
+            return replace(self._originals, watched=[("dataset", self._originals.dataset)])
         copies, generators = make_copies(self.plan)
         return WorkerCopies(
             copies["dataset"],
             copies["collate_fn"],
             copies["worker_init_fn"],
-            watched=self._watched() if watching else (),
+            watched=self._watched,
             generators=generators,
         )
 
+    @cached_property
     def _watched(self) -> list[tuple[str, Any]]:
         """Return the objects in the graph that samples may change although no worker has its own copy."""
         plan = self.plan
-        found: list[tuple[str, Any]] = []
-        for i, node in plan.nodes.items():
-            if i in plan.shared and isinstance(node.x, _CHANGING):
-                found.append((plan.path(node.x), node.x))
-            elif i not in plan.shared and isinstance(node.kind, Instance):
-                found += [
-                    (f"{plan.path(node.x)}.{name}", value)
-                    for name, value in node.kind.attributes.items(node.x)
-                    if type(value) is int and is_descriptor(name, value)
-                ]
-        return found
+        shared = [node.x for i, node in plan.nodes.items() if i in plan.shared]
+        return [(plan.path(x), x) for x in shared if issubclass(type(x), _DATA)]
 
     def shared_state(self) -> str:
         """Return a clause that names the first object whose state all workers share, or ""."""
@@ -167,7 +155,7 @@ _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
 
 
-_CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)
+_DATA = np.ndarray | torch.Tensor | list | dict | tuple | deque
 
 
 def _refusal(refused: Sequence[Named]) -> str:

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from types import FunctionType, ModuleType
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
 from fastload.isolation.plan import Plan
-from fastload.isolation.rules import own_dict
-from fastload.verdicts.effects import (
-    ANY,
-    CALL,
-    CHANGING,
-    CLASS,
-    COPY,
-    ELEMENT,
-    PASSED,
-    SETTER,
-    SLICE,
-    Path,
-)
-from fastload.verdicts.libraries import library
-from fastload.verdicts.reach import (
-    CACHED,
-    LEAVES,
-    MISSING,
-    Finding,
-    Function,
-    Reach,
-    attribute,
-    named,
-)
-
-_FEW = 8
-"""The elements of a container that a path to an element is followed to."""
+from fastload.verdicts.changes import VALUES, Changes, kind_of
+from fastload.verdicts.objects import Finding
+from fastload.verdicts.reach import Reach
 
 
 @dataclass(frozen=True)
@@ -81,17 +48,21 @@ def verdict(
     """Return whether threads are known to read a dataset rightly.
 
     It looks at the objects of the dataset's graph, and reads the source of the user's functions that samples can reach.
-    It reads no sample and calls no code of the user. The same program gets the same verdict in each process.
+    It reads no sample. The same program gets the same verdict in each process.
 
     Args:
         dataset, collate_fn, worker_init_fn: the loader's.
         copy_dataset: the loader's: what each thread gets a copy of.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    reach = Reach({name: x for name, x in roots.items() if x is not None})
+    reach = Reach(
+        {name: x for name, x in roots.items() if x is not None}, shared=copy_dataset is False
+    )
     plan = Plan(roots, copy_data=copy_dataset is True)
-    changes = _Changes(reach, plan, shares_all=copy_dataset is False)
+    changes = Changes(reach, plan, shares_all=copy_dataset is False)
     found = [*reach.findings, *_refused(plan), *changes.findings()]
+    if copy_dataset is not False:
+        found += _two_identities(reach, plan)
     found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
     return Verdict(tuple(found), reach.cuda)
 
@@ -102,281 +73,24 @@ def _refused(plan: Plan) -> Iterator[Finding]:
             f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
             True,
             "open it at the first sample",
-            state=True,
+            refused=True,
         )
 
 
-@dataclass(frozen=True)
-class _Trail:
-    """An object that a path leads to. `why`: a clause that says why threads share it, or None if each has its own."""
+def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
+    """Yield what would be two objects in a thread: code names one, and the dataset has a copy of it.
 
-    x: Any
-    why: str | None
-    name: str
-
-    def to(self, x: Any, step: str, why: str | None = None) -> _Trail:
-        return _Trail(x, self.why or why, self.name + step)
-
-
-class _Changes:
-    """Tells which changes that the functions make reach an object that threads share."""
-
-    def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
-        self._reach, self._plan, self._shares_all = reach, plan, shares_all
-
-    def findings(self) -> Iterator[Finding]:
-        for function in self._reach.functions:
-            for (path, how), line in function.effects.changes.items():
-                yield from self._of_change(function, path, how, line)
-
-    def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
-        if how in ("=", "=constant"):
-            if path[0] == "global" or function.stays:
-                name = (
-                    f"{function.function.__module__}.{path[1]}" if path[0] == "global" else path[1]
-                )
-                what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
-                yield Finding(
-                    what, how == "=", "keep it in an attribute of the dataset", state=True
-                )
-            return
-        passed = path[0] == PASSED
-        for trail in self._follow(function, path[passed:]):
-            if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
-                trail = ANY  # `n = image.size; n += 1`
-            if trail is ANY:
-                if any(_fits(x, how) for x in self._exposed):
-                    what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
-                    yield Finding(what, False, "change a copy of it", state=True)
-                return
-            if path[-1] == SLICE and issubclass(type(trail.x), _CONTAINERS):
-                continue  # a new container
-            if trail.why is not None and _fits(trail.x, how):
-                verb = "may be changed" if passed else "is changed"
-                what = (
-                    f"`{trail.name}` ({_kind(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
-                )
-                remedy = "change a copy, or keep it in an attribute of the dataset"
-                yield Finding(what, not passed, remedy, state=True)
-                return
-
-    @cached_property
-    def _exposed(self) -> list[Any]:
-        """One object of each kind of data that threads share, if samples could change it or what it holds."""
-        found: dict[Any, Any] = {}
-        shared = [self._plan.nodes[i].x for i in self._plan.shared if i in self._plan.nodes]
-        shared += [
-            found.x for many in self._reach.instances.values() for found in many if found.stays
-        ]
-        for x in shared:
-            for each in _below(x):
-                if isinstance(each, _ARRAYS | _CONTAINERS):
-                    found.setdefault(type(each), each)
-        return list(found.values())
-
-    # ---- following a path to objects ----
-
-    def _follow(self, function: Function, path: Path) -> Iterator[Any]:
-        """Yield the trails of a path. ANY: some object that cannot be known."""
-        if path[0] == CALL:
-            yield from self._returned(function, path)
-            return
-        trails, rest = self._heads(function, path)
-        for step in rest:
-            trails = [
-                after
-                for trail in trails
-                for after in ([ANY] if trail is ANY else self._step(trail, step))
-            ]
-        yield from trails
-
-    def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
-        head = path[0]
-        if path == ANY:
-            return [ANY], ()
-        if head == "self":
-            return self._instances(function), path[1:]
-        if head == "default":
-            stays = "an argument's default" if function.stays else None
-            value = _default(function.function, path[1])
-            return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
-        # The longest beginning of the path that leads through modules and classes.
-        values = list(named(function, path[:2]))
-        if not values or values[0] is MISSING:
-            return [], ()
-        x, k = values[0], 2
-        while k < len(path) and type(x) is ModuleType:
-            x, k = attribute(x, path[k]), k + 1
-        place = (
-            ".".join(path[1:k])
-            if head == "import"
-            else f"{function.function.__module__}.{'.'.join(path[1:k])}"
-        )
-        stays = head != "free" or function.stays
-        return [_Trail(x, "at module level" if stays else self._why(x), place)], path[k:]
-
-    def _instances(self, function: Function) -> list[_Trail]:
-        owner = function.owner
-        found = self._reach.instances.get(owner, []) if owner is not None else []
-        trails = [
-            _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
-            for each in found
-        ]
-        return trails or [_Trail(_New(owner), None, getattr(owner, "__qualname__", "?"))]
-
-    def _why(self, x: Any) -> str | None:
-        """Return a clause that says why threads share an object of the graph."""
-        if self._shares_all:
-            return "which copy_dataset=False lets threads share"
-        return "which threads share" if id(x) in self._plan.shared else None
-
-    def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
-        x = trail.x
-        if step == SLICE:
-            yield trail
-        elif step == COPY:
-            if not isinstance(x, _ARRAYS):
-                yield trail
-        elif step == CLASS:
-            cls = x.cls if type(x) is _New else type(x)
-            yield _Trail(cls, "a class", f"{cls.__module__}.{cls.__qualname__}")
-        elif step == ELEMENT:
-            yield from self._elements(trail)
-        elif isinstance(x, _ARRAYS):
-            yield trail  # `x.T` and `x.data` are views
-        elif type(x) is _New:
-            value = attribute(x.cls, step)
-            if value is not None and not hasattr(type(value), "__get__"):
-                yield trail.to(value, f".{step}", "an attribute of the class")
-        else:
-            value = attribute(x, step)
-            if type(value) is property or (value is None and hasattr(type(x), "__getattr__")):
-                yield trail if library(type(x).__module__) is not None else ANY
-            elif value is not None:
-                own = (
-                    isinstance(x, type | ModuleType)
-                    or step in own_dict(x)
-                    or hasattr(type(value), "__get__")
-                )
-                yield trail.to(
-                    value, f".{step}", self._why(value) if own else "an attribute of the class"
-                )
-
-    def _elements(self, trail: _Trail) -> Iterator[Any]:
-        x = trail.x
-        if isinstance(x, _ARRAYS):
-            yield trail  # a view
-        elif isinstance(x, _CONTAINERS):
-            for value in _members(x):
-                if type(value) not in LEAVES:
-                    yield trail.to(value, "[...]", self._why(value))
-        elif library(type(x).__module__) is None:
-            yield ANY
-
-    def _returned(self, function: Function, path: Path) -> Iterator[Any]:
-        """Yield what a call may return, apart from its arguments, which are paths of their own."""
-        called = path[1:]
-        for trail in self._follow(function, called):
-            if trail is ANY:
-                yield ANY
-                return
-            x = trail.x
-            if x is logging.getLogger:
-                yield _Trail(logging.root, "which all threads share", "logging.getLogger()")
-            if isinstance(x, FunctionType):
-                users = library(x.__globals__.get("__name__")) is None
-            elif isinstance(x, type) or x is None:
-                users = False
-            else:
-                users = type(x) is CACHED or library(type(x).__module__) is None
-            if users:
-                yield ANY
-                return
-        if (
-            called[0] != CALL and len(called) > 2
-        ):  # a method: its result may be a part of its object
-            for trail in self._follow(function, called[:-1]):
-                if trail is not ANY and isinstance(trail.x, _ARRAYS):
-                    yield trail
-                elif trail is not ANY and isinstance(trail.x, _CONTAINERS):
-                    yield from self._elements(trail)
-
-
-class _New:
-    """Stands for the instances of a class that samples create."""
-
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-
-
-_ARRAYS = np.ndarray | torch.Tensor
-_CONTAINERS = list | dict | set | deque | tuple
-
-
-_TABLES = {"pandas", "polars", "pyarrow", "datasets"}
-"""Packages whose setters return a new object."""
-
-
-def _members(x: Any) -> list[Any]:
-    base: Any = next(b for b in (list, dict, set, deque, tuple) if isinstance(x, b))
-    values = dict.values(x) if base is dict else base.__iter__(x)
-    some = list(itertools.islice(values, _FEW))
-    if base in (list, tuple) and base.__len__(x) > _FEW:
-        some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
-    return some
-
-
-def _below(x: Any) -> Iterator[Any]:
-    """Yield an array, or the containers and arrays that a container holds, two levels deep."""
-    if isinstance(x, _ARRAYS):
-        yield x
-    elif isinstance(x, _CONTAINERS):
-        for each in _members(x):
-            if isinstance(each, _ARRAYS | _CONTAINERS):
-                yield each
-                yield from _below(each) if isinstance(each, tuple) else ()
-
-
-def _fits(x: Any, how: str) -> bool:
-    """Return whether what the code does can change an object."""
-    if how == "['']=":
-        how = "[]=" if isinstance(x, dict) or not isinstance(x, _ARRAYS | _CONTAINERS) else ""
-    in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if type(x) is _New or type(x) in LEAVES or x is None or issubclass(type(x), threading.local):
-        return False
-    if how.startswith(".") and how.endswith("="):
-        return True  # an attribute is assigned
-    if SETTER.match(how) and how not in CHANGING:
-        owner = next((k.__module__ for k in type(x).__mro__ if how in vars(k)), None)
-        return library(owner) is not None and owner.partition(".")[0] not in _TABLES
-    if isinstance(x, torch.Tensor):
-        return in_place
-    if isinstance(x, np.ndarray):
-        return x.flags.writeable and (
-            in_place or how in ("fill", "sort", "put", "itemset", "partition", "shuffle")
-        )
-    if isinstance(x, tuple | frozenset | str):
-        return False
-    if isinstance(x, _CONTAINERS):
-        return not in_place or how in ("op=", "[]=")
-    if isinstance(x, ModuleType | type | FunctionType):
-        return False
-    return how in ("op=", "[]=", "inplace=", "out=") or hasattr(type(x), how)
-
-
-def _default(function: FunctionType, name: str) -> Any:
-    code = function.__code__
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    found = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-    return {**found, **(function.__kwdefaults__ or {})}.get(name)
-
-
-def _kind(x: Any) -> str:
-    return (
-        "module"
-        if type(x) is ModuleType
-        else "class"
-        if isinstance(x, type)
-        else type(x).__qualname__
-    )
+    `self.mode is TRAIN`, `PARTS.index(self.part)` and a dict with it as a key would find nothing.
+    """
+    asks = any(function.effects.asks for function in reach.functions)
+    for held, at_top in reach.held_twice():
+        x = held.x
+        if id(x) not in plan.nodes or id(x) in plan.shared or isinstance(x, VALUES):
+            continue
+        equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
+        if asks or equal is object.__eq__:
+            yield Finding(
+                f"samples use `{at_top.path}` ({kind_of(x)}), of which a thread has a copy as `{held.path}`, too",
+                False,
+                "use an enum or a string in its place",
+            )

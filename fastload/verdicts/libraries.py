@@ -6,9 +6,12 @@ read as the user's code is.
 
 from __future__ import annotations
 
+import contextvars
 import re
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -27,6 +30,8 @@ class Library:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own. If
+            the calling thread has changed them, a new thread does not know.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -36,11 +41,13 @@ class Library:
     unsafe: str = ""
     single: str = ""
     keeps: str = ""
+    settings: str = ""
     holds_gil: str = ""
 
 
 _STANDARD = """
-    asyncio.get_event_loop asyncio.set_event_loop contextlib.chdir
+    asyncio.get_event_loop asyncio.get_event_loop_policy asyncio.set_event_loop asyncio.set_event_loop_policy
+    contextlib.chdir
     contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
     csv.field_size_limit decimal.getcontext decimal.setcontext fcntl.lockf faulthandler gc.disable gc.enable
     gc.freeze gettext.bindtextdomain gettext.textdomain locale.setlocale logging.addLevelName logging.basicConfig
@@ -69,19 +76,23 @@ LIBRARIES = {
         """,
     ),
     "datasets": Library("2.14"),
+    "duckdb": Library("1.0", fork="no", single="duckdb.DuckDBPyConnection"),
     "einops": Library("0.7"),
     "fastload": Library(),
     "fsspec": Library("2023.1"),
+    "grpc": Library("1.60", fork="no"),
     "h5py": Library("3.8", fork="child"),
     "huggingface_hub": Library("0.20"),
     "imageio": Library("2.31"),
     "kornia": Library("0.7"),
-    "lmdb": Library("1.4", fork="child"),
+    "lance": Library("0.10", fork="no"),
+    "lmdb": Library("1.4", fork="child", unsafe="lmdb.Environment"),
     "monai": Library("1.3", holds_gil="its transforms hold the GIL most of the time"),
     "numba": Library("0.59", unsafe="numba.set_num_threads"),
     "numpy": Library(
         "1.26", unsafe="numpy.seterr numpy.seterrcall numpy.set_printoptions numpy.setbufsize"
     ),
+    "obstore": Library("0.3", fork="no"),
     "omegaconf": Library("2.3"),
     "pandas": Library("2.1", unsafe="pandas.set_option pandas.option_context pandas.reset_option"),
     "polars": Library("0.20", fork="no", unsafe="polars.Config"),
@@ -89,7 +100,11 @@ LIBRARIES = {
     "safetensors": Library("0.4"),
     "scipy": Library("1.11"),
     "skimage": Library("0.22"),
-    "sklearn": Library("1.3", unsafe="sklearn.set_config sklearn.config_context"),
+    "sklearn": Library(
+        "1.3",
+        unsafe="sklearn.set_config sklearn.config_context",
+        settings="sklearn.get_config",
+    ),
     "soundfile": Library("0.12"),
     "timm": Library("0.9"),
     "tokenizers": Library("0.15"),
@@ -103,6 +118,7 @@ LIBRARIES = {
             torch.serialization.safe_globals
             torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
         """,
+        settings="torch.overrides._get_current_function_mode_stack",
     ),
     "torch_geometric": Library("2.5"),
     "torchaudio": Library("2.8", unsafe="torchaudio.set_audio_backend"),
@@ -130,18 +146,18 @@ LIBRARIES = {
     # Their threads do not live on in a forked child.
     "daft": Library(threads=False, fork="no"),
     "deltalake": Library(threads=False, fork="no"),
-    "duckdb": Library(threads=False, fork="no"),
-    "grpc": Library(threads=False, fork="no"),
     "jax": Library(threads=False, fork="no"),
-    "lance": Library(threads=False, fork="no"),
     "lancedb": Library(threads=False, fork="no"),
-    "obstore": Library(threads=False, fork="no"),
     "tensorflow": Library(threads=False, fork="no"),
 }
 
+_VOUCHED = Library()
 _STANDARD_LIBRARY = Library(
     unsafe=_STANDARD,
-    single="asyncio.events.AbstractEventLoop contextvars.ContextVar threading.local",
+    single="""
+        asyncio.events.AbstractEventLoop threading.local
+        contextlib.chdir contextlib.redirect_stderr contextlib.redirect_stdout warnings.catch_warnings
+    """,
 )
 
 
@@ -157,17 +173,29 @@ def threads_ok(*packages: str) -> None:
     for name in packages:
         if not name.isidentifier():
             raise ValueError(f"threads_ok takes names of top-level packages, got {name!r}")
-        LIBRARIES[name] = Library()
+    _vouched.update(packages)
+
+
+_vouched: set[str] = set()
+
+
+@contextmanager
+def vouching_for_nothing() -> Iterator[None]:
+    """Let the packages of `threads_ok` be read in the block. Call it only in a process with one thread."""
+    before = _vouched.copy()
+    _vouched.clear()
+    yield
+    _vouched.update(before)
 
 
 def library(module: str | None) -> Library | None:
     """Return the entry for a module's top-level package, or None if it is not on the list."""
     top = (module or "").partition(".")[0]
-    if top in LIBRARIES:
-        return LIBRARIES[top]
-    top = top.lstrip("_")
-    if top in LIBRARIES:
-        return LIBRARIES[top]
+    if top in _vouched:
+        return _VOUCHED
+    for name in (top, top.lstrip("_")):
+        if name in LIBRARIES:
+            return LIBRARIES[name]
     if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
         return _STANDARD_LIBRARY
     return None
@@ -207,6 +235,19 @@ def single_objects(column: str = "single") -> dict[int, str]:
     """Return the names of classes for one thread by their ids, as far as they are imported."""
     entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
     return _objects(name for entry in entries for name in getattr(entry, column).split())
+
+
+def differs_in_a_new_thread(name: str) -> bool:
+    """Return whether a function of a library returns other settings in a new thread, which has the same context."""
+    settings = _imported(name)
+    if settings is None:
+        return False
+    there: list[Any] = []
+    run = contextvars.copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: there.append(settings()),))
+    thread.start()
+    thread.join()
+    return bool(there != [settings()])
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:

@@ -925,6 +925,7 @@ WHOLE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*is a threading.local, which is for one thread")
 @pytest.mark.parametrize("kind", WHOLE)
 def test_shared_whole(kind: str) -> None:
     datasets = copies(whole=WHOLE[kind](), thing=Thing(whole=[WHOLE[kind]()]))

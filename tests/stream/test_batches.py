@@ -294,7 +294,9 @@ def test_the_loop_warns_of_what_all_workers_share() -> None:
             return to_tensor(value)
 
     answers = fastload.predict(double, range(20), decode=Counts(), batch_size=1, num_workers=1)
-    with pytest.warns(SharedStateWarning, match=r"decode seems to write .* `dataset.decode.large`"):
+    with pytest.warns(
+        SharedStateWarning, match=r"wrong: `dataset.decode.large` \(ndarray\), which"
+    ):
         assert len(list(answers)) == 20
 
 

@@ -150,19 +150,6 @@ OF_THE_PROCESS = [
         "self.here = threading.local(); self.here.x = 1",
     ),
     Case(
-        "context",
-        "MODE|ContextVar",
-        "return MODE.get()",
-        "from contextvars import ContextVar\nMODE = ContextVar('MODE', default=0)\nMODE.set(1)\n",
-    ),
-    Case(
-        "context of the dataset",
-        "mode|ContextVar",
-        "return self.mode.get()",
-        "from contextvars import ContextVar\nMODE = ContextVar('MODE')\nMODE.set(1)\n",
-        "self.mode = MODE",
-    ),
-    Case(
         "numba parallel",
         "total|numba|parallel",
         "return total(self.x)",
@@ -245,13 +232,6 @@ SHARED_DATA = [
             return words
         """,
         LISTS,
-    ),
-    Case(
-        "shared memory",
-        "cache",
-        "self.cache[i] = i; return self.cache[i].clone()",
-        "import multiprocessing as mp, torch, numpy as np\n",
-        "self.shared = mp.Array('f', 8, lock=False); self.cache = torch.from_numpy(np.frombuffer(self.shared, 'f4'))",
     ),
 ]
 

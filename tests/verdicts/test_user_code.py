@@ -17,9 +17,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastload.verdicts import verdict
 from tests.children import ROOT
+from tests.verdicts.escape_cases import ESCAPES, QUIET, TWICE
 from tests.verdicts.hidden_cases import HIDDEN
 from tests.verdicts.process_cases import PROCESS
 from tests.verdicts.programs import Case, made, verdict_of
@@ -29,7 +31,9 @@ from tests.verdicts.way_cases import NOT_READ, WAYS
 
 
 @pytest.mark.parametrize(
-    "case", [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS], ids=lambda case: case.name
+    "case",
+    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE],
+    ids=lambda case: case.name,
 )
 def test_processes(case: Case, tmp_path: Path) -> None:
     if case.needs:
@@ -42,13 +46,24 @@ def test_processes(case: Case, tmp_path: Path) -> None:
         assert found.findings[0].proven is case.proven, found.findings
 
 
-@pytest.mark.parametrize("case", THREAD, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*THREAD, *QUIET], ids=lambda case: case.name)
 def test_threads(case: Case, tmp_path: Path) -> None:
     if case.needs:
         pytest.importorskip(case.needs)
     found = verdict_of(case, tmp_path)
     assert found.kind == "thread", found.reason
     assert found.findings == ()
+
+
+def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: Path) -> None:
+    case = Case("zeros", body="return torch.zeros(1)", top="import torch\n")
+    with made(case, tmp_path) as (dataset,):
+        assert verdict(dataset).kind == "thread"
+        with torch.device("cpu"):
+            found = verdict(dataset)
+    assert found.kind == "process"
+    assert found.proven
+    assert "other settings in a new thread" in found.reason
 
 
 def test_an_event_loop_of_the_dataset(tmp_path: Path) -> None:

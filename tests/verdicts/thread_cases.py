@@ -340,4 +340,28 @@ FRESH = [
     ),
 ]
 
-THREAD = [*COPIES_OF_CODE, *CONSTANTS, *OWN_STATE, *FRESH, *FUNCTIONS]
+SHARED_ALIKE = [
+    # A thread inherits the context of the loop, and processes share such memory as well.
+    Case(
+        "context",
+        "",
+        "return MODE.get()",
+        "from contextvars import ContextVar\nMODE = ContextVar('MODE', default=0)\nMODE.set(1)\n",
+    ),
+    Case(
+        "context of the dataset",
+        "",
+        "return self.mode.get()",
+        "from contextvars import ContextVar\nMODE = ContextVar('MODE')\nMODE.set(1)\n",
+        "self.mode = MODE",
+    ),
+    Case(
+        "shared memory",
+        "",
+        "self.cache[i] = i; return self.cache[i].clone()",
+        "import multiprocessing as mp, torch, numpy as np\n",
+        "self.shared = mp.Array('f', 8, lock=False); self.cache = torch.from_numpy(np.frombuffer(self.shared, 'f4'))",
+    ),
+]
+
+THREAD = [*COPIES_OF_CODE, *CONSTANTS, *OWN_STATE, *FRESH, *FUNCTIONS, *SHARED_ALIKE]
