@@ -137,7 +137,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
-        self._choice: dict[str, str] | None = None  # of "auto": what `Settings` then has
+        self._choice: dict[str, Any] | None = None  # of "auto": what `Settings` then has
         self._warned: set[str] = set()  # the warnings that were given, each once
         self._tripwire = Tripwire()
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)

@@ -155,7 +155,7 @@ _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
 
 
-_DATA = np.ndarray | torch.Tensor | list | dict | tuple | deque
+_DATA: Any = np.ndarray | torch.Tensor | list | dict | tuple | deque
 
 
 def _refusal(refused: Sequence[Named]) -> str:

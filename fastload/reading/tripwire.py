@@ -49,8 +49,8 @@ class Tripwire:
         self.whole = False
         self._epochs = 0
         self._left = 0
-        self._before: dict[str, Any] = {}
-        self._filters: tuple[list[Any], list[Any]] = [], []
+        self._before: dict[Any, Any] = {}
+        self._filters: tuple[Any, list[Any]] = [], []
         # A worker adds, and the loop takes. Both are atomic.
         self._faults: deque[str] = deque()
         self._changed: set[tuple[str, int]] = set()
@@ -70,7 +70,7 @@ class Tripwire:
     def begin(self, tell: Callable[[], None]) -> None:
         """Note process-wide state, as the loop leaves it. `tell` wakes the workers' waits."""
         if self._left > 0:
-            self._filters = warnings.filters, list(warnings.filters)  # type: ignore[arg-type]
+            self._filters = warnings.filters, [*warnings.filters]
             self._before = _process_state()
         if not self._asked:
             self._asked = True
@@ -164,7 +164,7 @@ class Tripwire:
                 self._changed.add((path, index))
 
 
-def _process_state() -> dict[str, Any]:
+def _process_state() -> dict[Any, Any]:
     # Of `os.environ.items()` most of the time would be spent on decoding.
     state: dict[Any, Any] = os.environ._data.copy()  # type: ignore[attr-defined]
     try:

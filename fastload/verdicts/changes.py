@@ -104,7 +104,7 @@ class Changes:
                 yield from (*found.x.args, *found.x.keywords.values())
         for function in self._reach.functions:
             for called, paths in function.effects.escapes.items():
-                theirs = list(self._follow(function, called)) if called else [ANY]
+                theirs: list[Any] = [*self._follow(function, called)] if called else [ANY]
                 trails = [trail for path in paths for trail in self._follow(function, path)]
                 if any(
                     trail is ANY or not _is_foreign(trail.x) for trail in theirs or [ANY]
@@ -157,8 +157,8 @@ class Changes:
             if head == "import"
             else f"{function.function.__module__}.{'.'.join(path[1:k])}"
         )
-        stays = head != "free" or function.stays
-        return [_Trail(x, "at module level" if stays else self._why(x), place)], path[k:]
+        held = head != "free" or function.stays  # by a module
+        return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
 
     def _instances(self, function: Function) -> list[_Trail]:
         owner = function.owner
@@ -258,9 +258,9 @@ class _New:
         self.cls = cls
 
 
-_ARRAYS = np.ndarray | torch.Tensor
-_CONTAINERS = list | dict | set | deque | tuple
-VALUES = _ARRAYS | tuple | frozenset | FunctionType | MethodType
+_ARRAYS: Any = np.ndarray | torch.Tensor
+_CONTAINERS: Any = list | dict | set | deque | tuple
+VALUES: Any = _ARRAYS | tuple | frozenset | FunctionType | MethodType
 
 
 _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
@@ -325,7 +325,7 @@ def _fits(x: Any, how: str) -> bool:
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
     if values.SETTER.match(how) and how not in values.CHANGING:
-        owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), None)
+        owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), "")
         return library(owner) is not None and owner.partition(".")[0] not in _TABLES
     if issubclass(kind, torch.Tensor):
         return in_place

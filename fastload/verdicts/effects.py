@@ -103,6 +103,7 @@ def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
     text[0] = text[0][left:]
     try:
         source = b"\n" * (begin - 1) + b"(" + b"".join(text) + b")"  # type: ignore[operator]
-        return ast.parse(source, mode="eval").body
+        body: ast.expr = ast.parse(source, mode="eval").body
+        return body
     except SyntaxError:
         return None

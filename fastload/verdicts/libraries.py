@@ -10,10 +10,12 @@ import contextvars
 import re
 import sys
 import threading
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
 
@@ -45,120 +47,10 @@ class Library:
     holds_gil: str = ""
 
 
-_STANDARD = """
-    asyncio.get_event_loop asyncio.get_event_loop_policy asyncio.set_event_loop asyncio.set_event_loop_policy
-    contextlib.chdir
-    contextlib.redirect_stderr contextlib.redirect_stdout ctypes.CDLL ctypes.PyDLL
-    csv.field_size_limit decimal.getcontext decimal.setcontext fcntl.lockf faulthandler gc.disable gc.enable
-    gc.freeze gettext.bindtextdomain gettext.textdomain locale.setlocale logging.addLevelName logging.basicConfig
-    logging.captureWarnings logging.config logging.disable mimetypes.add_type mimetypes.init
-    multiprocessing.process.active_children multiprocessing.process.parent_process os.chdir
-    os.chroot os.close os.closerange os.dup2 os.fchdir os.fork os.forkpty os.getpid os.getppid
-    os.nice os.putenv os.register_at_fork os.sched_setaffinity os.setgid os.setpgid os.setpriority os.setsid
-    os.setuid os.umask os.unsetenv multiprocessing.process.current_process resource.setrlimit signal.alarm
-    signal.pthread_sigmask signal.setitimer signal.signal socket.setdefaulttimeout sys.setrecursionlimit
-    sys.setswitchinterval sys.settrace sys.setprofile threading.excepthook
-    threading.main_thread time.tzset tracemalloc turtle tkinter unittest.mock
-    warnings.catch_warnings warnings.filterwarnings warnings.resetwarnings warnings.simplefilter curses readline
-"""
-
-LIBRARIES = {
-    "PIL": Library("10.0"),
-    "albumentations": Library("1.4"),
-    "albucore": Library("0.0.20"),
-    "av": Library("12.0", unsafe="av.logging.set_level", fork="child"),
-    "cv2": Library(
-        "4.8",
-        unsafe="cv2.setNumThreads cv2.setUseOptimized",
-        single="""
-            cv2.BackgroundSubtractor cv2.CLAHE cv2.DenseOpticalFlow cv2.SparseOpticalFlow cv2.StereoMatcher
-            cv2.VideoCapture cv2.VideoWriter cv2.dnn.Net
-        """,
-    ),
-    "datasets": Library("2.14"),
-    "duckdb": Library("1.0", fork="no", single="duckdb.DuckDBPyConnection"),
-    "einops": Library("0.7"),
-    "fastload": Library(),
-    "fsspec": Library("2023.1"),
-    "grpc": Library("1.60", fork="no"),
-    "h5py": Library("3.8", fork="child"),
-    "huggingface_hub": Library("0.20"),
-    "imageio": Library("2.31"),
-    "kornia": Library("0.7"),
-    "lance": Library("0.10", fork="no"),
-    "lmdb": Library("1.4", fork="child", unsafe="lmdb.Environment"),
-    "monai": Library("1.3", holds_gil="its transforms hold the GIL most of the time"),
-    "numba": Library("0.59", unsafe="numba.set_num_threads"),
-    "numpy": Library(
-        "1.26", unsafe="numpy.seterr numpy.seterrcall numpy.set_printoptions numpy.setbufsize"
-    ),
-    "obstore": Library("0.3", fork="no"),
-    "omegaconf": Library("2.3"),
-    "pandas": Library("2.1", unsafe="pandas.set_option pandas.option_context pandas.reset_option"),
-    "polars": Library("0.20", fork="no", unsafe="polars.Config"),
-    "pyarrow": Library("14.0", unsafe="pyarrow.set_cpu_count pyarrow.set_io_thread_count"),
-    "safetensors": Library("0.4"),
-    "scipy": Library("1.11"),
-    "skimage": Library("0.22"),
-    "sklearn": Library(
-        "1.3",
-        unsafe="sklearn.set_config sklearn.config_context",
-        settings="sklearn.get_config",
-    ),
-    "soundfile": Library("0.12"),
-    "timm": Library("0.9"),
-    "tokenizers": Library("0.15"),
-    "torch": Library(
-        "2.8",
-        unsafe="""
-            torch.set_default_dtype torch.set_default_device torch.set_default_tensor_type torch.set_num_threads
-            torch.set_num_interop_threads torch.set_printoptions torch.set_float32_matmul_precision
-            torch.use_deterministic_algorithms torch.autograd.detect_anomaly
-            torch.autograd.set_detect_anomaly torch.backends.cudnn.flags torch.backends.mkldnn.flags
-            torch.serialization.safe_globals
-            torch.serialization.add_safe_globals torch.multiprocessing.set_sharing_strategy
-        """,
-        settings="torch.overrides._get_current_function_mode_stack",
-    ),
-    "torch_geometric": Library("2.5"),
-    "torchaudio": Library("2.8", unsafe="torchaudio.set_audio_backend"),
-    "torchio": Library("0.19"),
-    "torchvision": Library(
-        "0.23", unsafe="torchvision.set_image_backend torchvision.set_video_backend"
-    ),
-    "tqdm": Library("4.66"),
-    "transformers": Library(
-        "4.36",
-        keeps="""
-            transformers.tokenization_utils_fast.PreTrainedTokenizerFast
-            transformers.tokenization_utils_tokenizers.TokenizersBackend
-        """,
-    ),
-    "webdataset": Library("0.2.86"),
-    "yaml": Library(
-        "6.0", unsafe="yaml.add_constructor yaml.add_implicit_resolver yaml.add_representer"
-    ),
-    "zarr": Library("2.16", fork="child", unsafe="zarr.config"),
-    "zstandard": Library("0.22", single="zstandard.ZstdCompressor zstandard.ZstdDecompressor"),
-    # Not for threads, or not yet tested with them.
-    "matplotlib": Library("3.8", threads=False, unsafe="matplotlib.pyplot"),
-    "decord": Library("0.6", threads=False, fork="child"),
-    # Their threads do not live on in a forked child.
-    "daft": Library(threads=False, fork="no"),
-    "deltalake": Library(threads=False, fork="no"),
-    "jax": Library(threads=False, fork="no"),
-    "lancedb": Library(threads=False, fork="no"),
-    "tensorflow": Library(threads=False, fork="no"),
-}
-
+_TABLE = Path(__file__).with_suffix(".toml").read_text()
+LIBRARIES = {name: Library(**entry) for name, entry in tomllib.loads(_TABLE).items()}
+_STANDARD_LIBRARY = LIBRARIES["the standard library"]
 _VOUCHED = Library()
-_STANDARD_LIBRARY = Library(
-    unsafe=_STANDARD,
-    single="""
-        asyncio.events.AbstractEventLoop threading.local
-        contextlib.chdir contextlib.redirect_stderr contextlib.redirect_stdout warnings.catch_warnings
-    """,
-)
 
 
 def threads_ok(*packages: str) -> None:
@@ -222,8 +114,8 @@ def is_setting(function: Any) -> bool:
 @cache
 def unsafe_names() -> dict[str, str]:
     """Return the top-level package of each excepted name."""
-    entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
-    return {name: name.partition(".")[0] for entry in entries for name in entry.unsafe.split()}
+    unsafe = " ".join(entry.unsafe for entry in LIBRARIES.values())
+    return {name: name.partition(".")[0] for name in unsafe.split()}
 
 
 def unsafe_objects() -> dict[int, str]:
@@ -233,8 +125,7 @@ def unsafe_objects() -> dict[int, str]:
 
 def single_objects(column: str = "single") -> dict[int, str]:
     """Return the names of classes for one thread by their ids, as far as they are imported."""
-    entries = [_STANDARD_LIBRARY, *LIBRARIES.values()]
-    return _objects(name for entry in entries for name in getattr(entry, column).split())
+    return _objects(" ".join(getattr(entry, column) for entry in LIBRARIES.values()).split())
 
 
 def differs_in_a_new_thread(name: str) -> bool:

@@ -23,6 +23,7 @@ from fastload.isolation.rules import (
     own_dict,
     shared_class,
 )
+from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
 from fastload.verdicts.libraries import (
     library,
@@ -35,6 +36,7 @@ ELEMENTS = 64
 CACHED = type(functools.lru_cache(print))
 
 
+@dataclass(frozen=True)
 class Finding:
     """Something for which threads are not known to be right.
 
@@ -87,8 +89,8 @@ class Function:
 
 def hides_state(kind: type) -> bool:
     """Return whether objects of a listed library's class, in C, can neither be pickled nor be looked into."""
-    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    if not plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
+    found, plain = ((of.__reduce_ex__, of.__reduce__) for of in (kind, object))
+    if found != plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
         return False
     known = kind in copyreg.dispatch_table or kind.__module__ in _NO_STATE
     return not known and kind.__basicsize__ > 24 and library(kind.__module__) is not None
@@ -107,10 +109,10 @@ def is_empty(x: dict[str, Any]) -> bool:
     return not any(type(v) not in LEAVES | {list, dict, set, tuple} or v for v in x.values())
 
 
-_PLAIN = None, False, 0, 0.0, 0j, "", b"", range(0), slice(0), ..., np.dtype("u1"), torch.uint8
+_PLAIN: Any = None, False, 0, 0.0, 0j, "", b"", range(0), slice(0), ..., np.dtype("u1"), torch.uint8
 LEAVES = {np.dtype, *map(type, _PLAIN)}
 
-NO_OBJECT = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
+NO_OBJECT: Any = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
 
 UNREADABLE = [eval, exec, compile, globals, __import__]
 UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
@@ -118,23 +120,10 @@ UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_modu
 OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 
-CREATING = set(
-    [
-        "__init__",
-        "__new__",
-        "__post_init__",
-        "__init_subclass__",
-        "__set_name__",
-        "__attrs_post_init__",
-        "__getstate__",
-        "__setstate__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__deepcopy__",
-        "__copy__",
-        "__del__",
-    ]
-)
+CREATING = values.words("""
+    __init__ __new__ __post_init__ __init_subclass__ __set_name__ __attrs_post_init__
+    __getstate__ __setstate__ __reduce__ __reduce_ex__ __deepcopy__ __copy__ __del__
+""")
 
 
 def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -163,7 +152,7 @@ def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
     else:
         base = next((b for b in (list, tuple, set, frozenset, deque) if issubclass(kind, b)), None)
         if base is not None:
-            items = list(base.__iter__(x))  # type: ignore[attr-defined]
+            items = list(base.__iter__(x))
             yield from ((f"{path}[...]", value) for value in _sample(items, map(type, items)))
     for name in _HELD.get(kind, ()):
         yield path, getattr(x, name)

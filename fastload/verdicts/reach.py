@@ -324,7 +324,7 @@ class Reach:
                 f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
             )
         elif id(function) not in self._unsafe:
-            self._entry(entry, module, f"`{function.__qualname__}`")
+            self._entry(entry, str(module), f"`{function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
         key = id(found.function)

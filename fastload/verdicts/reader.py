@@ -44,7 +44,7 @@ class Reader:
                         isinstance(node.value, ast.Constant)
                         and getattr(target, "id", "") in self._globals
                     ):
-                        self._change({("global", target.id)}, "=constant", target)
+                        self._change({("global", target.id)}, "=constant", target)  # type: ignore[attr-defined]
                     else:
                         self._assign(target, value)
             case ast.Return() if node.value is not None:

@@ -83,11 +83,12 @@ class Effects:
 # ---- names ----
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-CHANGING = _words("""
+CHANGING = words("""
     append extend insert pop popitem remove clear sort reverse update setdefault add discard fill itemset put partition
     setflags resize appendleft popleft extendleft rotate move_to_end subtract symmetric_difference_update
     difference_update intersection_update send __next__ __setitem__ __delitem__ __setattr__ __iadd__
@@ -100,19 +101,19 @@ SETTER = re.compile(
 )
 """Names of methods that change an object of a library, unless that is a table."""
 
-CHANGING_FIRST = _words("""
+CHANGING_FIRST = words("""
     readinto recv_into shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace
     heappushpop insort setitem delitem at
 """)
 """Functions that change their first argument."""
 
-DRAWING = _words("""
+DRAWING = words("""
     Draw rectangle line circle ellipse polylines fillPoly fillConvexPoly putText drawContours arrowedLine drawMarker
     floodFill set_color
 """)
 """Functions of imaging modules that change their first argument. Methods of these names do not."""
 
-RETURN_NEW = _words("""
+RETURN_NEW = words("""
     clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
     cumsum prod size dim numel tensor stack cat concatenate zeros ones empty full zeros_like ones_like empty_like
     full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile
@@ -121,7 +122,7 @@ RETURN_NEW = _words("""
 """)
 """Functions and methods whose result shares no memory with their arguments."""
 
-SHALLOW = _words("""
+SHALLOW = words("""
     copy array list tuple dict set frozenset sorted enumerate zip reversed iter map filter items values keys deque
     Counter defaultdict OrderedDict
 """)
