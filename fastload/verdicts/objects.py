@@ -231,6 +231,15 @@ def is_importable(function: Any) -> bool:
     return getattr(found, "__func__", found) is function
 
 
+def is_in_c(kind: type) -> bool:
+    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
+    own = vars(kind).values()
+    return any(type(v) in _IN_C and v.__objclass__ is kind for v in own)
+
+
+_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
 def is_compiled(module: str) -> bool:
     """Return whether a module is an extension in machine code."""
     loaded = sys.modules.get(module)

@@ -8,6 +8,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterator
+from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -149,7 +150,13 @@ class Reach:
                 "create it in `__iter__`",
             )
         self._class(kind)
-        self._entry(library(kind.__module__), kind.__module__, found.path)
+        module, compiled = (
+            kind.__module__,
+            library(kind.__module__) is None and objects.is_in_c(kind),
+        )
+        if compiled and type(getattr(x, "__module__", None)) is str:
+            module = x.__module__  # a function of Cython or Boost
+        self._entry(library(module), module, found.path, compiled=compiled)
         if kind.__module__.startswith("numba."):
             self._compiled_by_numba(own_dict(x), found)
 
@@ -193,10 +200,12 @@ class Reach:
                 state=True,
             )
 
-    def _entry(self, entry: Library | None, module: str, path: str) -> None:
+    def _entry(
+        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+    ) -> None:
         top = module.partition(".")[0]
         if entry is None:
-            if objects.is_compiled(module):
+            if compiled or objects.is_compiled(module):
                 self._find(
                     f"{path} is of the compiled library {top}, of which nothing is known",
                     _VOUCH.format(top),
@@ -242,7 +251,7 @@ class Reach:
             )
         elif id(x) not in self._unsafe:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
-            self._entry(library(module), module, f"`{path}`")
+            self._entry(library(module), module, f"`{path}`", compiled=True)
 
     def _method(self, x: types.MethodType, *, stays: bool) -> None:
         of, function = x.__self__, x.__func__
@@ -271,7 +280,8 @@ class Reach:
         for base in cls.__mro__[:-1]:
             if base in libraries:
                 continue
-            self._entry(None, base.__module__, f"`{base.__qualname__}`")
+            in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
+            self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
             for name, member in list(vars(base).items()):
                 self._member(
                     base, name, member, made=made, called=name in called, hidden=name in overridden
@@ -367,6 +377,8 @@ class Reach:
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
+        if name[0] == ".":
+            name = resolve_name(name, found.function.__globals__["__package__"])
         if path[0] != "import":  # of a module that imports its parts at their first use
             top = next(named(found, path[:2]))
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))

@@ -124,7 +124,33 @@ WAYS = [
     ),
 ]
 
+HOSTILE = """
+class Late:
+    def __getattribute__(self, name):
+        raise ModuleNotFoundError(name)
+late = Late()
+"""
+COMPILED = [
+    Case(
+        "method of a class in C",  # its module is of Python, as those of pydantic and orjson are
+        "compiled library msgpack",
+        "return self.packer.pack(i)",
+        "import msgpack\n",
+        "self.packer = msgpack.Packer()",
+        needs="msgpack",
+    ),
+    Case(
+        "function in C",
+        "compiled library xxhash",
+        "return digest(b'a')",
+        "from xxhash import xxh64_hexdigest as digest\n",
+        needs="xxhash",
+    ),
+    Case("object that fails", r"\.C`", "C[i] = late; return i", HOSTILE + "C = {}\n"),
+]
+
 NOT_READ = [
+    *COMPILED,
     Case("eval", "eval", "return eval('i + 1')", proven=False),
     Case("exec", "exec", "exec('x = 1'); return i", proven=False),
     Case("globals", "globals", "globals()['x'] = i; return i"),
