@@ -18,11 +18,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_657,
+    "the way of an index": 3_658,
     "loaded beside the way": 2_442,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_509,
+    "fastload/isolation": 1_513,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 666,
@@ -43,8 +43,7 @@ BUDGETS = {
     "benchmarks": 3_845,
     # parts of their own, and parts to come
     "process workers": 1_529,
-    "verdicts and allow list": 1_682,
-    "mixtures and token plans": 1,
+    "verdicts and allow list": 1_678,
 }
 
 LISTED = {

@@ -215,8 +215,7 @@ class LoaderIterator(Iterator[Any]):
             try:
                 self._tripwire.begin(self._window.changes.tell)
                 batch = self._take()
-                samples = 0 if batch is None else batch.size
-                self._tripwire.end(samples, self._settings, self._notices.notice)
+                self._tripwire.end(batch, self._settings, self._notices.notice)
                 if batch is not None:
                     self._reports.count(batch)
                     before = self._order.progress

@@ -50,7 +50,7 @@ class _Copier:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._within: list[int] = []
-        self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
+        self.memo: dict[int, Any] = {i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared}
         self.memo[id(self.memo)] = []  # `copy.deepcopy` keeps alive here what it copies
 
     def copy(self, x: Any) -> Any:
@@ -63,7 +63,7 @@ class _Copier:
             return memo[id(x)]
         if id(x) not in plan.nodes:  # created by the protocol of a class
             plan.walk(x, self._within[-1], "", made=True)
-            memo.update({i: plan.nodes[i].x for i in plan.shared})
+            memo.update({i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared})
             if id(x) in memo:
                 return x
         self._within.append(id(x))

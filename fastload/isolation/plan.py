@@ -80,6 +80,7 @@ class Plan:
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
+        self.lists: dict[int, list[Any]] = {}  # what workers have in place of shared lists
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory of which each worker gets a copy, by the id of each object in it.
         self.blocks: dict[int, memory.Block] = {}
@@ -133,6 +134,11 @@ class Plan:
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
         # Views in another root may lie in memory that an earlier root holds.
         self._settle(self._memory[before:] if made else self._memory)
+
+    def keep_lists(self) -> None:
+        """Let workers share copies of long lists as they are now. So the loop can shuffle its own in place."""
+        shared = [self.nodes[i].x for i in self.shared if type(self.nodes[i].x) is list]
+        self.lists = {id(x): x.copy() for x in shared}
 
     def kind(self, cls: type) -> Kind:
         """Return how instances of a class are copied."""

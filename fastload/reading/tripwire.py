@@ -24,6 +24,7 @@ import torch
 from fastload.errors import SharedStateError, SharedStateWarning
 from fastload.isolation.memory import ProcessMemory, extent
 from fastload.isolation.rules import own_dict
+from fastload.memory.batch import Batch
 from fastload.settings import Settings
 
 SAMPLES, EPOCHS = 64, 2
@@ -77,20 +78,20 @@ class Tripwire:
             tell()
 
     def end(
-        self, samples: int, settings: Settings, warn: Callable[[type[Warning], str], None]
+        self, batch: Batch | None, settings: Settings, warn: Callable[[type[Warning], str], None]
     ) -> None:
         """Raise `SharedStateError` for what samples have changed since `begin`, or warn if threads were asked for.
 
         After a fault, this looks at no more of the epoch, but at the next one.
 
         Args:
-            samples: the number of samples that come.
+            batch: the batch that comes, or None at the end of an epoch.
             settings: the loader's arguments.
             warn: see `Notices.notice`.
         """
         if self._left <= 0:
             return
-        self._left -= samples
+        self._left -= 0 if batch is None else batch.size
         if (fault := self._found()) is None:
             return
         self.armed, self._left, self._epochs = False, 0, 0

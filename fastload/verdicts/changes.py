@@ -152,11 +152,8 @@ class Changes:
         x, k = values[0], 2
         while k < len(path) and type(x) is ModuleType:
             x, k = attribute(x, path[k]), k + 1
-        place = (
-            ".".join(path[1:k])
-            if head == "import"
-            else f"{function.function.__module__}.{'.'.join(path[1:k])}"
-        )
+        module = "" if head == "import" else f"{function.function.__module__}."
+        place = module + ".".join(path[1:k])
         held = head != "free" or function.stays  # by a module
         return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
 
@@ -310,17 +307,13 @@ def _has(x: Any, how: str) -> bool:
 
 def _fits(x: Any, how: str) -> bool:
     """Return whether what the code does can change an object."""
-    if how == "['']=":
-        how = (
-            "[]="
-            if issubclass(type(x), dict) or not issubclass(type(x), _ARRAYS | _CONTAINERS)
-            else ""
-        )
-    in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
     kind = type(x)
-    if kind is _New or kind in objects.LEAVES or kind.__module__.startswith("multiprocessing."):
+    if how == "['']=":
+        how = "[]=" if issubclass(kind, dict) or not issubclass(kind, _ARRAYS | _CONTAINERS) else ""
+    in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
+    if kind is _New or kind in objects.LEAVES or issubclass(kind, threading.local):
         return False
-    if issubclass(kind, threading.local):
+    if kind.__module__.startswith("multiprocessing."):
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
@@ -352,10 +345,6 @@ def _default(function: FunctionType, name: str) -> Any:
 
 def kind_of(x: Any) -> str:
     """Return what an object is, for a message."""
-    return (
-        "module"
-        if type(x) is ModuleType
-        else "class"
-        if isinstance(x, type)
-        else type(x).__qualname__
-    )
+    if isinstance(x, type):
+        return "class"
+    return "module" if type(x) is ModuleType else type(x).__qualname__

@@ -30,8 +30,8 @@ class Library:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
-        settings: dotted names of functions without arguments that return settings which each thread has of its own. In a
-            new thread they are empty.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own,
+            and that are empty in a new thread.
         holds_gil: why threads gain nothing, if that is known.
     """
 

@@ -85,7 +85,7 @@ SHARED_DATA = [
             def between(dataset, epoch): dataset.use_cache = True
             """,
             f"{code}\nself.use_cache = False",
-            culprit="cache",
+            kind="thread",
             repeats="a persistent worker does not see that the cache is to be used",
         )
         for name, code in {

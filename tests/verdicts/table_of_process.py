@@ -143,7 +143,7 @@ FOR_ONE_THREAD = [
         MODE.set(2)
         def look(): return MODE.get()
         """,
-        culprit="MODE|ContextVar",
+        kind="thread",
     ),
     Program(
         4,
