@@ -29,12 +29,8 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
     Raises `SharedStateError` if threads are known to share what samples change and were asked for, or if threads are
     known to be wrong and processes cannot start.
     """
-    found = verdict(
-        settings.dataset,
-        settings.collate_fn,
-        settings.worker_init_fn,
-        copy_dataset=settings.copy_dataset,
-    )
+    read = settings.dataset, settings.collate_fn, settings.worker_init_fn
+    found = verdict(*read, copy_dataset=settings.copy_dataset)
     if settings.worker_method == "thread":
         _warn_of_faults(settings, found, stacklevel + 1)
         return settings

@@ -45,7 +45,8 @@ def compared(program: Program, folder: Path, given: list[str], *, kind: str) -> 
         workers, persistent, *_ = way.split()
         assert bool(ours["error"]) == bool(torchs["error"]), (way, ours)
         assert ours["during"] == ours["after"] == [], way
-        assert ours["torch_random"] == torchs["torch_random"], way
+        # torch draws its seed before it finds that the dataset cannot be pickled, and fastload after that.
+        assert torchs["error"] or ours["torch_random"] == torchs["torch_random"], way
         assert ours["loop"] == torchs["loop"], way
         if program.repeats and persistent == "True" and workers != "1":
             # Which worker reads a sample again decides what it finds. torch gives a worker the same ones each time.
