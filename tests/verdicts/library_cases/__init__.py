@@ -79,7 +79,7 @@ _TABLE = """
     zarr_arrays      array                             zarr
     hdf5_files       opened_lazily                     h5py
     hdf5_files       opened_each_time                  h5py
-    lmdb_values      opened_lazily                     lmdb PIL
+    lmdb_values      opened_lazily                     lmdb PIL | lmdb.Environment
     sqlite_rows      opened_each_time                  sqlite3
     sampled          weighted                          torch
     sampled          own_sampler                       torch
