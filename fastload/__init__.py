@@ -13,10 +13,11 @@ The way of an index, room by room, from what a user holds to the batch:
                   epoch, in order; lanes: those of an iterable dataset; epochs: which one runs, and what was delivered;
                   state: what is saved of both; sampler_state: what a sampler's indices depend on
     engine/       runs an epoch
-                  iterator: the loop's side, fills the window and takes; readers: who reads, and what each owns;
-                  workers: threads that read; drivers: threads that let processes read; team: both, and how they end;
-                  threads: what a thread has for itself; window: the bounded, ordered hand-off; waiting: lines of
-                  threads; pinning: the collector's work; reports: warnings and `on_stats`; epoch_counts
+                  choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
+                  reads, and what each owns; workers: threads that read; drivers: threads that let processes read; team:
+                  both, and how they end; threads: what a thread has for itself; window: the bounded, ordered hand-off;
+                  waiting: lines of threads; pinning: the collector's work; reports: warnings and `on_stats`;
+                  epoch_counts
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; child: what it runs; jobs: what
                   they say to each other, over a wire; answers: what comes of it; packing: batches and errors as bytes;
@@ -27,7 +28,7 @@ The way of an index, room by room, from what a user holds to the batch:
                   batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
                   iterator; rows: who fills rows; failures: what an error becomes; run_length: how much a worker claims
                   at once, which the window asks; worker_context: what a worker reads and collates with; notices:
-                  warnings for the loop
+                  warnings for the loop; tripwire: compares what the first samples in threads must not change
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a
@@ -36,7 +37,8 @@ The way of an index, room by room, from what a user holds to the batch:
 What these stand on:
 
     random/       a random stream for each sample: streams, keys, and what routes torch, NumPy and `random` to them
-    isolation/    what each worker owns
+    isolation/    what each thread owns
+    verdicts/     whether threads are known to read a dataset rightly, found by reading its code
     telemetry/    what threads measure, and the report
     rows          the protocol of a dataset that fills rows itself
     errors        fastload's own                               testing: fakes for tests of training loops
@@ -45,7 +47,7 @@ What these stand on:
 
 Plug-ins, which none of these imports:
 
-    datasets, image         readers of files, and plans        check         can threads read a dataset?
+    datasets, image         readers of files, and plans        check         which workers read a dataset?
     distributed             ranks that meet; submits jobs      elastic       leased shards
     store                   sets in shared memory              parameters    parameters on servers
     train, bench            the commands; both use measure     flow          commands as a graph
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from fastload.reading.failures import SKIP
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
+    from fastload.verdicts.libraries import threads_ok
 
     __version__: str
 
@@ -84,6 +87,7 @@ __all__ = [
     "sample_generator",
     "sample_rng",
     "stage",
+    "threads_ok",
 ]
 
 
@@ -107,8 +111,9 @@ def __getattr__(name: str) -> Any:
     from fastload.order import sampler
     from fastload.random import streams
     from fastload.reading import failures
+    from fastload.verdicts import libraries
 
-    homes = (failures, loader, sampler, streams, telemetry)
+    homes = (failures, libraries, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
 

@@ -47,12 +47,12 @@ class DatasetCopyError(FastloadError, RuntimeError):
     """A dataset holds an object that workers can neither copy nor share, nor unpickle. The message says where."""
 
 
+class SharedStateError(FastloadError, RuntimeError):
+    """Threads share what samples change, and were asked for, or chosen. The message names it and says what to do."""
+
+
 class SharedStateWarning(UserWarning):
     """All workers share an object that may keep state. The message names it and says what to do."""
-
-
-class ModuleStateWarning(SharedStateWarning):
-    """Samples change a module-level object, which all workers share. The message names it and says what to do."""
 
 
 class StateError(FastloadError, ValueError):

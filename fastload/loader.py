@@ -14,15 +14,10 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import (
-    Dataset,
-    IterableDataset,
-    IterDataPipe,
-    MapDataPipe,
-    Sampler,
-)
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload._kit.integers import integer
+from fastload.engine.choice import choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
@@ -33,6 +28,7 @@ from fastload.order.partition import partition, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
+from fastload.reading.tripwire import Tripwire
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 
@@ -48,66 +44,45 @@ class DataLoader(TorchDataLoader[T]):
     All of torch's arguments keep their meaning. `num_workers` counts threads or processes; 0 runs the same code in the
     loop's own thread. Each worker reads its own copy of an iterable dataset, as in torch.
 
-    Memory: at most
-
-        (batches in flight + batches kept by the loop + 1) x bytes of a batch
-
-    At most `prefetch_batches` batches are in flight, or `prefetch_factor * num_workers` if only that is given.
-    The default is `2 + ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for
-    processes, your own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`.
-
-    A TensorDataset with batches of up to 1 MiB starts no worker: the loop copies such a batch faster than a
-    worker could hand it over.
+    Memory: at most (batches in flight + batches kept by the loop + 1) x bytes of a batch. At most `prefetch_batches`
+    batches are in flight, or `prefetch_factor * num_workers` if only that is given. The default is
+    `2 + ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for processes, your
+    own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. A TensorDataset with batches of up to
+    1 MiB starts no worker: the loop copies them faster.
 
     These arguments are beyond torch's, and keyword-only.
 
     Args:
-        seed: makes the order of `shuffle=True` a pure function of (seed, epoch), on every machine. The loader
-            does not touch torch's global random state, and `generator` must be None. None: the loader
-            draws as torch's DataLoader does: the same order after the same `torch.manual_seed`, and the same
-            batches if samples draw no random numbers.
-        on_error: what to do when a sample raises. "raise": `next()` raises the error instead of
-            returning the batch; the next call returns the next batch. "skip": the batch is one sample shorter; it is
-            never refilled, and the error is logged. A callable gets `(index, exception)` on a thread of the loop's
-            process and returns a sample, or `fastload.SKIP`. A batch that loses all its samples raises
-            `EmptyBatchError`.
+        seed: makes the order of `shuffle=True` a pure function of (seed, epoch). The loader does not touch torch's
+            global random state, and `generator` must be None. None: the loader draws as torch's does.
+        on_error: what to do when a sample raises. "raise": `next()` raises the error; the next call returns the next
+            batch. "skip": the batch is one sample shorter, and the error is logged. A callable gets `(index,
+            exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`. A batch that loses
+            all its samples raises `EmptyBatchError`.
         max_errors: the most samples that `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
-        copy_dataset: "state": each worker reads through its own copy of every object that your code can
-            change: dataset, transforms, `collate_fn` and `worker_init_fn`, copied at `iter()` as one graph.
-            Data is shared: arrays, tensors and buffers of more than 16 MiB, read-only and memory-mapped ones,
-            tables, and containers with more than 1,000 elements (or, from 16 elements on, with more than 2,000
-            objects or 4 MiB below them). A container that holds datasets, transforms, functions or generators
-            is never data. True: data is copied too. False: all workers share one dataset. A class that is safe
-            in threads says so: `fastload_per_worker = ()` shares its instances, `("transform",)` all but their
-            attribute `transform`. See docs/threads.md; `fastload check` prints what is copied. It has no effect on
-            worker processes, each of which has a dataset of its own.
+        copy_dataset: what each thread copies at `iter()`. "state": what the dataset, transforms, `collate_fn` and
+            `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers, read-only
+            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. It has no effect on
+            worker processes.
         random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
             with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
-            environment variable FASTLOAD_RANDOM_MODULES ("python,numpy", "python", "numpy" or "none"), or both. See
-            docs/random.md.
-        prefetch_batches: the most batches in flight. It has no effect with `num_workers=0`.
-        prefetch_bytes: about how many bytes may be in flight, for samples of very different size. A batch
-            that is not complete yet counts as the mean so far. One batch is always let in.
-        retries: how often a sample is read again after a transient error of the operating system (EIO,
-            ESTALE, a time-out of a network file system ...), after waits of 0.1 s, 0.2 s, 0.4 s ... A retry
-            draws the same random numbers. Not for an iterable dataset.
-        memory_format: the memory format of 4-dimensional tensors, N samples [C, H, W], from the default collate.
-            Pass `torch.channels_last` if the model uses it. Samples that are channels-last already
-            (from a plan or a PIL image) then need no transposing.
-        on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
-            ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
-        begin_early: let persistent workers begin the next epoch while the loop works on the end of this one, if its
-            order is known (a RankSampler or a sequential one). They do not if the dataset holds a
-            `multiprocessing.Value`, a shared tensor, a manager's proxy or an object with `set_epoch()`, or with
-            `copy_dataset=False`. Pass False if your loop changes in another way what samples are. Worker processes
-            never begin it early.
-        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader. It has no effect: a state is exact after
-            each batch.
-        worker_method: "thread"; "process" (torch calls it "multiprocessing") for worker processes with all that this
-            class promises: for samples that hold the GIL, or that use what a process has only one of; "torch" for
-            torch's own iterator, without these promises. Data pipes are always read by it. None: the value of the
-            environment variable FASTLOAD_WORKER_METHOD, or "thread". See docs/processes.md.
+            environment variable FASTLOAD_RANDOM_MODULES, or both. See docs/random.md.
+        prefetch_batches: the most batches in flight.
+        prefetch_bytes: about how many bytes may be in flight, for samples of very different size. A batch that is not
+            complete yet counts as the mean so far. One batch is always let in.
+        retries: how often a sample is read again after a transient error of the operating system (EIO, ESTALE ...),
+            after waits of 0.1 s, 0.2 s, 0.4 s ... It draws the same random numbers. Not for an iterable dataset.
+        memory_format: that of 4-dimensional tensors from the default collate, such as `torch.channels_last`.
+        on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every ten seconds
+            during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
+        begin_early: let persistent threads begin the next epoch early, if its order is known and the dataset holds
+            nothing such as a shared tensor. Pass False if your loop changes in another way what samples are.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, without effect.
+        worker_method: "auto": threads if the code that samples can reach is known to be right in them, otherwise
+            processes. "thread", or "process" (torch calls it "multiprocessing"), for example if samples hold the
+            GIL. "torch": torch's own iterator, which always reads data pipes. None: the value of the environment
+            variable FASTLOAD_WORKER_METHOD, or "auto". See docs/workers.md.
     """
 
     def __init__(
@@ -142,9 +117,10 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: Callable[[Stats], None] | None = None,
         begin_early: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        worker_method: Literal["thread", "process", "multiprocessing", "torch"] | None = None,
+        worker_method: Literal["auto", "thread", "process", "multiprocessing", "torch"]
+        | None = None,
     ) -> None:
-        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "thread"
+        self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "auto"
         self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
@@ -161,7 +137,9 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
+        self._choice: dict[str, Any] | None = None  # of "auto": what `Settings` then has
         self._warned: set[str] = set()  # the warnings that were given, each once
+        self._tripwire = Tripwire()
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
@@ -204,7 +182,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def check_worker_number_rationality(self) -> None:
         """Skip torch's warning about more workers than cores, for threads: those that wait for storage use no core."""
-        if self.worker_method != "thread":
+        if self.worker_method not in ("auto", "thread"):
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
@@ -221,7 +199,9 @@ class DataLoader(TorchDataLoader[T]):
     def _get_iterator(self) -> Any:
         if self._is_ours:
             with self._epochs.beginning():
-                iterator = LoaderIterator(Settings.of(self), self._epochs, self._warned)
+                iterator = LoaderIterator(
+                    self._chosen(), self._epochs, self._warned, self._tripwire
+                )
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
                 self._iterators.add(iterator)
@@ -234,6 +214,20 @@ class DataLoader(TorchDataLoader[T]):
             )
         return super()._get_iterator()
 
+    def _chosen(self) -> Settings:
+        """Return the settings of an `iter()`. The first one reads the dataset's code, and chooses the workers."""
+        settings = Settings.of(self)
+        if settings.worker_method not in ("auto", "thread") or not settings.num_workers:
+            return settings
+        if self._choice is None:
+            settings.check_loadable()
+            chosen = choose(settings, stacklevel=7)
+            self._choice = {
+                "worker_method": chosen.worker_method,
+                "worker_reason": chosen.worker_reason,
+            }
+        return replace(settings, **self._choice)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy: without workers, iterators and counts."""
         return {
@@ -242,6 +236,7 @@ class DataLoader(TorchDataLoader[T]):
             "_iterators": None,
             "_teams": [],
             "_counts": None,
+            "_choice": None,
             "_epochs": copy.copy(self._epochs),
         }
 
@@ -254,8 +249,10 @@ class DataLoader(TorchDataLoader[T]):
         given = f"batch_size={self.batch_size}"
         if self.batch_size is None and self.batch_sampler is not None:
             given = f"batch_sampler={type(self.batch_sampler).__name__}"
-        if self.worker_method != "thread":
+        if self.worker_method != "auto":
             given += f', worker_method="{self.worker_method}"'
+        elif self._choice is not None:
+            given += f', worker_method="auto" ({self._choice["worker_method"]})'
         return (
             f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
             f"seed={self.seed})"
@@ -287,14 +284,13 @@ class DataLoader(TorchDataLoader[T]):
 
         The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
 
-        A loader with another number of workers can load it, unless each reads its own copy of an iterable dataset.
-        With `RankSampler`, so can another number of ranks with the same global batch: all have the same state. A state
-        saved after the last batch resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the
-        next epoch.
+        A loader with other workers can load it, unless each reads its own copy of an iterable dataset. With
+        `RankSampler`, so can another number of ranks with the same global batch. A state saved after the last batch
+        resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the next epoch.
 
         If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: torch's
-        global random state, the sampler's `generator` if that is a torch.Generator, and what the sampler's
-        `state_dict()` returned before the epoch. It also holds a checksum of the indices that were delivered.
+        global random state, its `generator`, and its `state_dict()` before the epoch. It also holds a checksum of the
+        indices that were delivered.
 
         Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
         `state_dict()` of the sampler returned.
@@ -307,8 +303,7 @@ class DataLoader(TorchDataLoader[T]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
-        The loader slices the order or runs the sampler again, and reads no sample for it. Only an iterable dataset
-        without `state_dict` is read again up to that batch.
+        It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
 
         Raises `StateError` if the state was made with another seed, sampler, dataset or global batch; it names the
         field, both values, and what to do. If the sampler gives other indices than before, `iter()` raises it.
@@ -341,8 +336,8 @@ class DataLoader(TorchDataLoader[T]):
     def close(self) -> None:
         """End all workers of this loader once their current calls return. `iter()` starts new ones.
 
-        Iterators that you still hold raise `LoaderClosedError`. `close()` waits five seconds at most. Then it abandons
-        the threads that still run, kills such worker processes, and names them in a warning.
+        Iterators that you still hold raise `LoaderClosedError`. After five seconds it abandons the threads that still
+        run, kills such worker processes, and names them in a warning.
         """
         for iterator in list(self._iterators):
             iterator.close()

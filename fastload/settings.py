@@ -17,8 +17,12 @@ from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules
 from fastload.telemetry import Stats
 
-METHODS = "thread", "process", "multiprocessing", "torch"
-"""The kinds of workers. "multiprocessing" is torch's name for "process"; "torch" is torch's own iterator."""
+METHODS = "auto", "thread", "process", "multiprocessing", "torch"
+"""The kinds of workers.
+
+"auto" chooses between threads and processes. "multiprocessing" is torch's name for "process", and "torch" is torch's
+own iterator.
+"""
 
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
@@ -58,6 +62,8 @@ class Settings:
     memory_format: torch.memory_format
     on_stats: Callable[[Stats], None] | None
     worker_method: str
+    worker_reason: str
+    """Why "auto" chose this kind of workers, or ""."""
     multiprocessing_context: Any
 
     @classmethod
@@ -67,6 +73,7 @@ class Settings:
             "sampler": loader._index_sampler,
             "batched": loader._auto_collation,
             "declared_length": loader._IterableDataset_len_called,
+            "worker_reason": "",
         }
         same = (field.name for field in fields(cls) if field.name not in ours)
         return cls(**ours, **{name: getattr(loader, name) for name in same})

@@ -18,14 +18,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_637,
-    "loaded beside the way": 2_427,
+    "the way of an index": 3_658,
+    "loaded beside the way": 2_442,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 2_579,
+    "fastload/isolation": 1_513,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
-    "fastload/check": 669,
+    "fastload/check": 666,
     "fastload/cli": 2_241,
     "fastload/compat": 441,
     "fastload/datasets": 1_671,
@@ -38,13 +38,12 @@ BUDGETS = {
     "fastload/measure": 774,
     "fastload/parameters": 2_299,
     "fastload/store": 3_249,
-    "fastload/stream": 1_091,
+    "fastload/stream": 1_081,
     "fastload/train": 1_325,
     "benchmarks": 3_845,
     # parts of their own, and parts to come
-    "process workers": 1_516,
-    "verdicts and allow list": 29,
-    "mixtures and token plans": 619,
+    "process workers": 1_529,
+    "verdicts and allow list": 1_675,
 }
 
 LISTED = {
@@ -70,6 +69,11 @@ LISTED = {
         engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
         processes/packing
         processes/parent processes/pausing processes/segments processes/starting processes/wire
+    """,
+    "verdicts and allow list": """
+        engine/choice reading/tripwire
+        verdicts/__init__ verdicts/changes verdicts/effects verdicts/judge verdicts/libraries verdicts/objects
+        verdicts/reach verdicts/reader verdicts/values
     """,
     "the core's other files": """
         __main__ testing memory/prefetch

@@ -98,6 +98,10 @@ def pytest_sessionstart() -> None:
             raise pytest.UsageError(f"image kernels: {kernels.state()}")
 
 
+fastload.threads_ok("tests")
+"""Datasets of tests record what happens in lists and events that all threads share. They mean to."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _imports_are_no_garbage() -> Iterator[None]:
     """Let a garbage collection look at what tests make, not at the half a million objects of torch and the tests.

@@ -13,21 +13,22 @@ CORE = {
     "telemetry": "_kit",
     "random": "_kit",
     "isolation": "errors _kit random",
+    "verdicts": "isolation",
     "rows": "",
     "settings": "_kit telemetry random isolation",
     "memory": "_kit telemetry random",
     "order": "errors _kit telemetry random settings memory",
     "reading": "errors _kit telemetry random isolation rows settings memory order",
-    "processes": "errors _kit telemetry random isolation settings memory order reading",
-    "engine": "errors _kit telemetry random isolation settings memory order reading processes",
-    "loader": "_kit telemetry isolation settings order engine",
+    "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
+    "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
+    "loader": "_kit telemetry isolation settings order reading engine",
     "testing": "",
-    "__init__": "errors telemetry random memory order reading loader (stream)",
+    "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 
 PLUG_INS = {
     "bench": "__init__ errors _kit telemetry order datasets image measure",
-    "check": "errors _kit telemetry random isolation reading loader",
+    "check": "errors _kit telemetry random isolation verdicts reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
     "datasets": "__init__ errors _kit telemetry rows reading image",
     "distributed": "errors _kit",
@@ -37,7 +38,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",
-    "stream": "errors _kit telemetry random isolation reading engine",
+    "stream": "errors _kit telemetry random isolation verdicts reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }
 

@@ -1,7 +1,7 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names, and no files or folders import one another in a circle.
 - Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py`. Locks are made
-  only in `engine/`, `isolation/` and `random/`.
+  only in `engine/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
 """
@@ -235,8 +235,7 @@ def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
     names = {name for name, _ in imported(path.read_text(), package_of(path))}
     others = {name for name in names if name.partition(".")[0] not in allowed}
-    # lmdb itself is watched: an environment opens once in a process.
-    assert others <= {"lmdb"}, f"{by_name(path)} imports {others}; what needs more is a plug-in"
+    assert not others, f"{by_name(path)} imports {others}; what needs more is a plug-in"
 
 
 CIRCLES = [
@@ -309,11 +308,11 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         | PARAMETERS
         | STREAM
         | PROCESSES
-        and room_of(p) not in ("isolation", "random")
+        and room_of(p) != "random"
     ],
     ids=by_name,
 )
-def test_locks_are_made_in_window_waiting_and_isolation_and_random_only(path: Path) -> None:
+def test_locks_are_made_in_window_waiting_and_random_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 

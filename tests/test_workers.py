@@ -25,6 +25,7 @@ from fastload import DataLoader
 from fastload.engine import waiting
 from fastload.engine.threads import deep_stacks
 from fastload.errors import SharedStateWarning
+from fastload.verdicts import libraries
 from tests.children import ROOT
 from tests.fakes import Numbers
 
@@ -219,13 +220,21 @@ def records(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_file_position_that_threads_share_is_warned_of_once(records: Path, lazy: bool) -> None:
+def test_a_file_position_that_threads_share_is_warned_of_once(
+    records: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
     dataset = InOneFile(records, lazy=lazy)
     dataset.both = threading.Barrier(2)
-    shared = {"copy_dataset": False, "num_workers": 2, "prefetch_batches": 2}
+    shared = {
+        "copy_dataset": False,
+        "num_workers": 2,
+        "prefetch_batches": 2,
+        "worker_method": "thread",
+    }
     with DataLoader(dataset, **shared) as loader:
         with pytest.warns(
-            SharedStateWarning, match="InOneFile seems to read through its open file `dataset.file`"
+            SharedStateWarning, match="is changed by" if lazy else "`dataset.file` is an open file"
         ):
             list(loader)
         list(loader)  # warnings are errors here

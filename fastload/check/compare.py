@@ -1,11 +1,10 @@
-"""The check of a dataset: samples are read serially and in threads, and compared.
+"""The check of a dataset: samples are read serially and by workers, and compared.
 
 fastload check my_package.data:train_set
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,20 @@ from fastload.check.reading import (
     switching_often,
 )
 from fastload.check.report import Finding, Report
-from fastload.check.summary import Piece, Summary, summary
-from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.check.summary import summary
+from fastload.errors import DatasetCopyError, SharedStateError, SharedStateWarning
 from fastload.isolation import Isolation
 from fastload.random.global_draws import global_states, restore_global_states
+from fastload.verdicts import Finding as Unknown
+from fastload.verdicts import verdict
 
 CROWDED = 0.15
 """Share of the cores that other processes may use, and of its time that a serial reading may be without a core. Above
 it, a comparison of two short readings measures the other processes."""
+
+
+MOST_UNKNOWN = 5
+"""The most findings of code for which threads are not known to be right. All may have one cause."""
 
 
 @dataclass(slots=True)
@@ -43,7 +48,7 @@ class _Seen:
 
     expected: list[Any]
     serial: Reading
-    threads: Reading
+    workers: Reading
     findings: list[Finding]
     compared: bool = True
 
@@ -56,21 +61,24 @@ def check(
     seed: int = 0,
     say: Callable[[str], None] = lambda how: None,
 ) -> Report:
-    """Read some samples of a dataset serially and in threads, compare them, and say what to do.
+    """Read some samples of a dataset serially and by workers, compare them, and say what to do.
+
+    The workers are of the kind that `worker_method="auto"` chooses.
 
     Args:
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
             as many samples as it compares.
         samples: how many samples to compare. Those of a map-style dataset are spread over its length.
-        workers: number of threads that read at once.
+        workers: number of workers that read at once.
         seed: seed of the random streams, the same for all readings.
-        say: called with "serially" before the serial readings, and with "in 4 threads" before those in threads.
+        say: called with "serially" before the serial readings, and with "in 4 threads" before those of threads.
 
     It can find:
 
     - objects that cannot be copied for each worker;
     - samples that raise;
-    - samples that differ between a serial loop and threads, or between two serial loops;
+    - code for which threads are not known to be right;
+    - samples that differ between a serial loop and workers, or between two serial loops;
     - draws from global random states, and samples that seed these;
     - a buffer that samples share;
     - rows that differ between `fill_rows` and `__getitem__`;
@@ -85,27 +93,33 @@ def check(
     """
     require_dataset(dataset)
     others = OtherProcesses()
+
+    def begin() -> None:
+        say(f"in {workers} {kind}")
+
     with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
         warnings.simplefilter("always")
         try:
             isolation = Isolation(dataset, None, None, copy_dataset="state")
             serially = isolation.own().dataset
-        except DatasetCopyError as error:
+            found = verdict(dataset)
+            kind = "threads" if found.kind == "thread" else "processes"
+            say(SERIALLY)
+            if isinstance(dataset, IterableDataset):
+                indices = None
+                seen = _check_iterable(dataset, serially, samples, workers, seed, begin)
+            else:
+                indices = _spread(dataset, samples)
+                seen = _check_map(dataset, serially, indices, workers, seed, begin)
+        except (DatasetCopyError, SharedStateError) as error:
             return _refused(dataset, workers, error)
-        say(SERIALLY)
-        if isinstance(dataset, IterableDataset):
-            indices = None
-            seen = _check_iterable(dataset, serially, samples, workers, seed, say)
-        else:
-            indices = _spread(dataset, samples)
-            seen = _check_map(dataset, serially, indices, workers, seed, say)
         count = len(seen.expected)
         failed = _find_failures(indices or range(count), seen.expected, seen.findings)
         gil_share = 0.0
-        if failed < count:
+        if failed < count and kind == "threads":
             gil_share = share_under_gil(dataset, indices, count, seed)
-    said = _shared_state(caught)
-    seen.findings += said
+    seen.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
+    seen.findings += _shared_state(caught)
     crowded = max(seen.serial.lacked_share, others.share()) > CROWDED
     seen.findings += _of_time(gil_share, seen.serial, crowded=crowded)
     return Report(
@@ -115,10 +129,11 @@ def check(
         serial_ms=seen.serial.ms,
         cpu_share=seen.serial.cpu_share,
         gil_share=gil_share,
-        threads_ratio=None if crowded else seen.serial.ms / seen.threads.ms,
+        threads_ratio=None if crowded or kind != "threads" else seen.serial.ms / seen.workers.ms,
         failed=failed,
         findings=seen.findings,
-        isolation=_with_classes(summary(isolation.plan, isolation.unreached), said),
+        kind=kind,
+        isolation=summary(isolation.plan),
         compared=seen.compared,
     )
 
@@ -140,7 +155,14 @@ def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Fi
         )
 
 
-def _refused(dataset: Any, workers: int, error: DatasetCopyError) -> Report:
+def _unknown(finding: Unknown) -> Finding:
+    """Return the finding that threads are not known to be right."""
+    what = "is not right in threads" if finding.proven else "is not known to be right in threads"
+    advice = finding.remedy or "leave it out of samples"
+    return Finding("note", f"this {what}: {finding.what}", f"To read with threads, {advice}.")
+
+
+def _refused(dataset: Any, workers: int, error: Exception) -> Report:
     """Return the report on a dataset that cannot be copied for workers."""
     finding = Finding("fault", *_in_two(str(error)))
     nothing = {"samples": 0, "serial_ms": 0.0, "cpu_share": 0.0, "gil_share": 0.0}
@@ -159,16 +181,6 @@ def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
     return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
 
 
-def _with_classes(summary: Summary, said: Iterable[Finding]) -> Summary:
-    """Return `summary` with the classes to whose attributes samples assign, which all workers share."""
-    names = [name for finding in said for name in _CLASS_ATTRIBUTE.findall(finding.what)]
-    shared = [Piece(name, "class attribute", 1, why="data") for name in dict.fromkeys(names)]
-    return Summary(summary.copied, [*summary.shared, *shared])
-
-
-_CLASS_ATTRIBUTE = re.compile("class attribute `([^`]+)`")
-
-
 def _in_two(text: str) -> tuple[str, str]:
     """Return the first sentence and the rest."""
     what, _, advice = text.partition(". ")
@@ -181,7 +193,7 @@ def _check_map(
     indices: list[int],
     workers: int,
     seed: int,
-    say: Callable[[str], None],
+    begin: Callable[[], None],
 ) -> _Seen:
     findings: list[Finding] = []
     before = global_states()
@@ -203,8 +215,8 @@ def _check_map(
         restore_global_states(before)  # so that the next readings draw what the first one drew
     findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
     again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
-    say(in_threads(workers))
-    _, threads = read(dataset, indices, workers, seed)
+    begin()
+    _, by_workers = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
         findings.append(
             Finding(
@@ -218,12 +230,7 @@ def _check_map(
         _find_races(dataset, indices, expected, workers, seed, findings, compared=compared)
         if compared:
             _find_fills(serially, indices, expected, seed, findings)
-    return _Seen(expected, serial, threads, findings, compared)
-
-
-def in_threads(workers: int) -> str:
-    """Return the words that describe a reading in threads."""
-    return f"in {workers} threads"
+    return _Seen(expected, serial, by_workers, findings, compared)
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
@@ -267,7 +274,7 @@ def _find_races(
     *,
     compared: bool,
 ) -> None:
-    """Read three times in threads. A sample that differs from the serial reading depends on what workers share.
+    """Read three times in workers. A sample that differs from the serial reading depends on what workers share.
 
     If samples cannot be compared, look only for samples that raise.
     """
@@ -282,7 +289,7 @@ def _find_races(
             findings.append(
                 Finding(
                     "fault",
-                    f"{workers} threads read other samples than a serial loop, in {wrong}",
+                    f"{workers} workers read other samples than a serial loop, in {wrong}",
                     "Something that workers share keeps state between two calls. Look for it among the shared objects, "
                     "at the top of modules and in class attributes. Create it in __getitem__, or use "
                     'worker_method="process".',
@@ -336,7 +343,7 @@ def _check_iterable(
     samples: int,
     workers: int,
     seed: int,
-    say: Callable[[str], None],
+    begin: Callable[[], None],
 ) -> _Seen:
     findings: list[Finding] = []
     if _is_own_iterator(dataset):
@@ -352,15 +359,15 @@ def _check_iterable(
         expected, serial = read(serially, None, 0, seed, limit=samples)
     drawn = _drawn(before, global_states())
     findings += [_of_draws(w, seeded=w in seeded, matters=True) for w in drawn]
-    say(in_threads(workers))
-    threaded, threads = read(dataset, None, workers, seed, limit=samples)
+    begin()
+    threaded, by_workers = read(dataset, None, workers, seed, limit=samples)
     raised = [sample for sample in threaded if type(sample) is Raised]
     if raised and not any(type(sample) is Raised for sample in expected):
         findings.append(
             Finding(
                 "fault",
-                f"in {workers} threads the dataset raises {raised[0]}, but not in a serial loop",
-                'Check how it uses get_worker_info(). If its library is not thread-safe: worker_method="process".',
+                f"with {workers} workers, the dataset raises {raised[0]}, but not in a serial loop",
+                "Check how it uses get_worker_info().",
             )
         )
     each = threaded[:workers]
@@ -372,7 +379,7 @@ def _check_iterable(
                 "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers.",
             )
         )
-    return _Seen(expected, serial, threads, findings, compared=not drawn)
+    return _Seen(expected, serial, by_workers, findings, compared=not drawn)
 
 
 def _is_own_iterator(dataset: Any) -> bool:

@@ -15,8 +15,8 @@ class Finding:
     """A fact about a dataset, and what to do."""
 
     level: Level
-    """"fault": samples of threads would differ from those of a serial loop, or nothing can be compared. "note":
-    threads give the same samples, but the user should know this."""
+    """"fault": samples of workers would differ from those of a serial loop, or nothing can be compared. "note":
+    workers give the same samples, but the user should know this."""
     what: str
     advice: str
 
@@ -42,24 +42,26 @@ class Report:
     threads_ratio: float | None
     """Samples per second in threads, divided by samples per second in a serial loop. None if it could not be measured:
     other processes used the cores, or nothing was read in threads."""
+    kind: str = "threads"
+    """The kind of workers: "threads" or "processes"."""
     failed: int = 0
     """Number of samples that raised in the serial reading."""
     findings: list[Finding] = field(default_factory=list)
     isolation: Summary = field(default_factory=Summary)
     """What each worker copies, and what all workers share."""
     compared: bool = True
-    """True if samples of threads can be compared with serial ones. They cannot if they depend on global draws."""
+    """True if samples of workers can be compared with serial ones. They cannot if they depend on global draws."""
 
     @property
     def ok(self) -> bool:
-        """True if threads gave what a serial loop gives, for every sample."""
+        """True if workers gave what a serial loop gives, for every sample."""
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:
         head = (
             f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
             f"{self.cpu_share:.0%} of the time computing and {self.gil_share:.0%} under the GIL (estimated); "
-            f"{self.workers} threads: "
+            f"{self.workers} {self.kind}: "
             + (
                 "not measured"
                 if self.threads_ratio is None
@@ -67,13 +69,13 @@ class Report:
             )
         )
         verdict = (
-            "Threads gave the samples of a serial loop, bit for bit."
+            f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else "Threads read this dataset as a serial loop does. Samples that draw from global random state cannot "
-            "be compared."
+            else f"{self.kind.capitalize()} read this dataset as a serial loop does. Samples that draw from global "
+            "random state cannot be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
-            else "This dataset is not safe to read with threads. Fix what is listed above first."
+            else f"This dataset is not safe to read with {self.kind}. Fix what is listed above first."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

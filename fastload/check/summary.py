@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastload.isolation import rules
-from fastload.isolation.cached import CACHED
-from fastload.isolation.code import ModuleObject
 from fastload.isolation.memory import MEMORY, nbytes_of
 from fastload.isolation.plan import Plan
 
@@ -55,20 +52,15 @@ class Summary:
         )
 
 
-def summary(plan: Plan, unreached: Iterable[ModuleObject] = ()) -> Summary:
-    """Return what `plan` copies, by the attributes of its roots, and what it shares.
-
-    `unreached` are module-level objects that samples use but no copy contains, so they are shared too.
-    """
+def summary(plan: Plan) -> Summary:
+    """Return what `plan` copies, by the attributes of its roots, and what it shares."""
     top: dict[int, int] = {}
     copied: dict[int, Piece] = {}
     shared: list[Piece] = []
     for i, node in plan.nodes.items():
         above = node.parent
-        # An attribute of a root represents all below it. A cached function also represents the function inside.
-        alone = above is None or (
-            plan.nodes[above].parent is None and type(plan.nodes[above].x) is not CACHED
-        )
+        # An attribute of a root represents all below it.
+        alone = above is None or plan.nodes[above].parent is None
         top[i] = i if alone or above is None else top[above]
         if i in plan.shared:
             shared.append(
@@ -79,9 +71,6 @@ def summary(plan: Plan, unreached: Iterable[ModuleObject] = ()) -> Summary:
         piece = copied.setdefault(top[i], Piece(plan.path(head), type(head).__name__))
         piece.objects += 1
         piece.nbytes += _size(node.x)
-    for found in unreached:
-        kind = type(found.value).__name__
-        shared.append(Piece(f"{found.module}.{found.name}", kind, why="module-level"))
     return Summary(list(copied.values()), shared)
 
 

@@ -34,7 +34,7 @@ class _Commands(EndsInOneLine, click.Group):
 )
 @click.version_option(fastload.__version__, prog_name="fastload")
 def main() -> None:
-    """A data loader for PyTorch that loads with threads.
+    """A data loader for PyTorch, with threads or processes.
 
     In your own training loop change one import and keep every argument:
 

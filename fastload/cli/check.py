@@ -1,4 +1,4 @@
-"""`fastload check`: compare what a dataset gives serially and in threads."""
+"""`fastload check`: compare what a dataset gives serially and by workers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from fastload.errors import FastloadError, in_one_line
     "--workers",
     default=4,
     type=click.IntRange(1, 1024),
-    help="Number of threads that read at the same time.",
+    help="Number of workers that read at the same time.",
 )
 def check(dataset: str, samples: int, workers: int) -> None:
-    """Read some samples serially and in threads, and compare them.
+    """Read some samples serially and by workers, and compare them.
 
     DATASET is MODULE:NAME, or MODULE:FUNCTION for a function or class that makes it without arguments. Modules in the
     current folder are found too.
 
-    The report says if threads give the same samples, how much of the time holds the GIL, and what to change. It finds
-    shared file positions, draws from global random state, and iterable datasets that are not sharded. The reading
-    happens in a child process, so a dataset that crashes is reported as well. The exit code is 1 if the samples
-    differ, if a sample raises, or if there are no samples.
+    The report says if the loader chooses threads or processes and why, if they give the same samples, how much of the
+    time holds the GIL, and what to change. It finds shared file positions, draws from global random state, and
+    iterable datasets that are not sharded. The reading happens in a child process, so a dataset that crashes is
+    reported as well. The exit code is 1 if the samples differ, if a sample raises, or if there are no samples.
 
     \b
     Example:
@@ -116,7 +116,7 @@ def _of_death(code: int, how: str) -> str:
         else "The dataset would end a training loop as well. If stacks are printed above, look for the call in them."
     )
     fault = Finding("fault", f"the dataset ended the process {how}: {by}", advice)
-    return f"{fault}\nDo not read this dataset with threads until this is fixed."
+    return f"{fault}\nDo not read this dataset with workers until this is fixed."
 
 
 def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:

@@ -13,6 +13,7 @@ from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.parent import Child
 from fastload.processes.segments import Segments
+from fastload.settings import Settings
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 
 
@@ -22,12 +23,14 @@ class EpochCounts:
     Args:
         workers: threads that the iterator starts.
         pools: lend the memory of its batches.
-        asked: the loader's `num_workers`.
+        settings: the loader's.
     """
 
-    def __init__(self, workers: int, pools: Sequence[SlotPool | Segments], *, asked: int) -> None:
+    def __init__(
+        self, workers: int, pools: Sequence[SlotPool | Segments], settings: Settings
+    ) -> None:
         self.workers = workers
-        self._asked = asked
+        self._settings = settings
         self._pools = pools
         self.children: Sequence[Child] = ()
         """The worker processes, whose CPU time counts."""
@@ -74,7 +77,9 @@ class EpochCounts:
             cores=usable_cores(),
             process_cpu_s=cpu_s,
             others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
-            workers_asked=self._asked,
+            workers_asked=self._settings.num_workers,
+            worker_method=self._settings.worker_method if self.workers else "",
+            worker_reason=self._settings.worker_reason,
             **measured._asdict(),
         )
 

@@ -25,6 +25,7 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
+from fastload.reading.tripwire import Tripwire
 from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
@@ -37,22 +38,24 @@ class LoaderIterator(Iterator[Any]):
         settings: the loader's arguments.
         epochs: says which epoch begins, and after which batch.
         warned: the warnings that the loader has given already.
+        tripwire: looks at the first samples of threads.
     """
 
-    def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
+    def __init__(
+        self, settings: Settings, epochs: Epochs, warned: set[str], tripwire: Tripwire
+    ) -> None:
         settings.check_loadable()
         self._pid = os.getpid()
         self._epochs = epochs
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._notices = Notices()
+        self._tripwire = tripwire
+        self._notices = Notices(tripwire)
         # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
         self._readers = Readers(settings, self._notices, stacklevel=4)
         self._inline = self._readers.workers == 0
         self._window = self._readers.window()
         self._loop_context = self._readers.of_loop(self._window) if self._inline else None
-        self.counts = EpochCounts(
-            self._readers.workers, self._readers.pools, asked=settings.num_workers
-        )
+        self.counts = EpochCounts(self._readers.workers, self._readers.pools, settings)
         self._reports = Reports(self._notices, self.counts, warned)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
@@ -60,7 +63,11 @@ class LoaderIterator(Iterator[Any]):
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
         self._begin(settings)
-        if settings.worker_init_fn is None and not self._readers.in_processes:
+        if (
+            settings.worker_init_fn is None
+            and not self._readers.in_processes
+            and not tripwire.armed
+        ):
             self._issue()  # before the threads start: each finds work at once
         self.team = self._readers.start(self._window, self._order.base_seed)
         self.counts.children = self.team.children
@@ -86,6 +93,7 @@ class LoaderIterator(Iterator[Any]):
         self._may_begin_early = True
         self._begun = False  # whether the loop has asked for a batch
         self._ended = False
+        self._tripwire.begin_epoch(threads=not (self._inline or self._readers.in_processes))
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)
@@ -118,6 +126,7 @@ class LoaderIterator(Iterator[Any]):
                 self._ahead = self._new_order(self._order.base_seed, early=True)
             except Exception:  # the next `iter()` raises it again
                 self._may_begin_early = False
+            self._tripwire.whole = True
             return self._ahead
         return None
 
@@ -133,6 +142,7 @@ class LoaderIterator(Iterator[Any]):
         if self._ended:
             return
         self._ended = True
+        self._tripwire.whole = True
         self._order.end()
         self.counts.end()
         if not self._settings.persistent_workers:
@@ -203,7 +213,9 @@ class LoaderIterator(Iterator[Any]):
                 return None
             self._reports.tell_if_due()
             try:
+                self._tripwire.begin(self._window.changes.tell)
                 batch = self._take()
+                self._tripwire.end(batch, self._settings, self._notices.notice)
                 if batch is not None:
                     self._reports.count(batch)
                     before = self._order.progress

@@ -54,6 +54,8 @@ class Readers:
         self._isolation = settings.isolation() if isolated else None
         if self._isolation is not None and self.workers:
             self._isolation.check()
+            if settings.persistent_workers:
+                self._isolation.plan.keep_lists()
 
     @cached_property
     def hear_of_the_loop(self) -> bool:

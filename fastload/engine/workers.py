@@ -57,7 +57,7 @@ def start(
         with torch_threads_kept() as torch_threads, random_states_kept(isolation.initialises):
             for i in range(num_workers):
                 with neutral_modes():  # inference mode would make inference tensors of copies
-                    own = isolation.own(watching=i == 0 and num_workers > 1)
+                    own = isolation.own()
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=7)
                     fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
@@ -95,12 +95,11 @@ def _work(
             become_worker(device, torch_threads)
             if own.init_fn:
                 set_worker_info(info)
-                with own.entered():
-                    own.init_fn(info.id)
+                own.init_fn(info.id)
                 set_worker_info(None)
                 own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
-        with own.entered(), entered(stream):
+        with entered(stream):
             lane = info.id if window.lanes > 1 else 0
             context = WorkerContext(
                 info.id, own, info, stream, fetcher, window.changes.wait, lane=lane

@@ -2,14 +2,11 @@
 
 - `worker_copies` puts the others together.
 - `rules` tells state from data, and `users` tells the user's code from libraries.
-- `classify` gives an object its kind. `kinds`, `attributes`, `callables` and `cached` copy each kind. `memory` copies
-  arrays and tensors, and `files` reopens files. `finalizers` silences copies, and `lmdb_once` shares an environment.
+- `classify` gives an object its kind. `kinds`, `attributes` and `callables` copy each kind. `memory` copies
+  arrays and tensors, and `files` reopens files. `finalizers` silences copies.
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
-- `code` finds module-level objects that the code of a graph reads, and `module_state` gives each worker its own.
-- `watch` looks for changes in objects that all workers share.
 """
 
-from fastload.isolation.watch import Watch
 from fastload.isolation.worker_copies import Isolation, WorkerCopies
 
-__all__ = ["Isolation", "Watch", "WorkerCopies"]
+__all__ = ["Isolation", "WorkerCopies"]

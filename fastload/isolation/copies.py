@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections import ChainMap
-from collections.abc import Sequence
 from typing import Any
 
 from fastload.errors import DatasetCopyError
@@ -18,13 +16,10 @@ DEPTH = 10_000
 """The recursion limit while copies are made: a copy of an object takes about four calls."""
 
 
-def make_copies(
-    plan: Plan, routed: Sequence[Any] = ()
-) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
-    """Return one worker's own roots by name, its copies of the objects in `routed` by id, and its generators.
+def make_copies(plan: Plan) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Return one worker's own roots by name, and its generators.
 
-    The graph still points at routed objects themselves, so that code may compare them by identity. An object that
-    cannot be copied after all is shared from then on, and is added to `uncopyable`.
+    An object that cannot be copied after all is shared from then on, and is added to `uncopyable`.
     """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEPTH))
@@ -32,12 +27,8 @@ def make_copies(
         while True:
             copier = _Copier(plan)
             try:
-                bodies = copier.bodies([x for x in routed if id(x) not in plan.shared])
-                roots = {
-                    name: bodies[id(root)] if id(root) in bodies else copier.copy(root)
-                    for name, root in plan.roots.items()
-                }
-                return roots, bodies, plan.generators(ChainMap(bodies, copier.memo))
+                roots = {name: copier.copy(root) for name, root in plan.roots.items()}
+                return roots, plan.generators(copier.memo)
             except _OwnerIsSharedError:
                 continue
     except RecursionError as error:
@@ -59,7 +50,7 @@ class _Copier:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._within: list[int] = []
-        self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
+        self.memo: dict[int, Any] = {i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared}
         self.memo[id(self.memo)] = []  # `copy.deepcopy` keeps alive here what it copies
 
     def copy(self, x: Any) -> Any:
@@ -72,7 +63,7 @@ class _Copier:
             return memo[id(x)]
         if id(x) not in plan.nodes:  # created by the protocol of a class
             plan.walk(x, self._within[-1], "", made=True)
-            memo.update({i: plan.nodes[i].x for i in plan.shared})
+            memo.update({i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared})
             if id(x) in memo:
                 return x
         self._within.append(id(x))
@@ -99,16 +90,6 @@ class _Copier:
         if named and any(id(part) in named for _, part in kind.parts(x)):
             self._plan.share(x, "it has a finalizer, and holds what cannot be copied")
             raise _OwnerIsSharedError
-
-    def bodies(self, routed: Sequence[Any]) -> dict[int, Any]:
-        """Copy the routed objects. All other objects keep pointing at the originals."""
-        self.memo.update((id(x), x) for x in routed)
-        found = {}
-        for x in routed:
-            del self.memo[id(x)]
-            found[id(x)] = self.copy(x)
-            self.memo[id(x)] = x
-        return found
 
     def known(self, x: Any) -> bool:
         """See `attributes.Copier`."""

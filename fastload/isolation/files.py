@@ -45,7 +45,7 @@ def reopened(file: Any) -> Any:
 
 def _anew(file: Any) -> Any:
     """Return a new file object like `file`, with new objects below it. Its position is undefined."""
-    kind = file.__class__  # the `type` of a module-level file may be a routing class
+    kind = type(file)
     new: Any
     if kind is io.FileIO:
         return _raw_anew(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
 from fastload.isolation.classify import File, Refused, kind_of
 from fastload.isolation.kinds import ATOM, Container, Instance, Kind
-from fastload.isolation.module_state import original
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ class Plan:
         roots: the objects at which the graph begins, by name. They are copied as one graph: if two of them hold the
             same object, their copies hold the same copy.
         copy_data: copy data too, whatever its size.
-        left_out: ids of objects that the plan ignores.
         process: the memory of this process, if it was asked for already.
 
     It reads the graph once, in the caller's thread: nothing may change it meanwhile.
@@ -71,11 +69,9 @@ class Plan:
         roots: Mapping[str, Any],
         *,
         copy_data: bool = False,
-        left_out: Collection[int] = (),
         process: memory.ProcessMemory | None = None,
     ) -> None:
-        self.roots: dict[str, Any] = {}
-        self._left_out = left_out
+        self.roots = roots
         self._copy_data = copy_data
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
@@ -84,6 +80,7 @@ class Plan:
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
+        self.lists: dict[int, list[Any]] = {}  # what workers have in place of shared lists
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory of which each worker gets a copy, by the id of each object in it.
         self.blocks: dict[int, memory.Block] = {}
@@ -96,12 +93,7 @@ class Plan:
         # Objects that a `__deepcopy__` copies, and that nothing else holds. It finds shared ones in the memo.
         self._deep: set[int] = set()
         for label, root in roots.items():
-            self.add(label, root)
-
-    def add(self, label: str, root: Any) -> None:
-        """Add a root to the graph."""
-        self.roots[label] = root
-        self.walk(root, None, label)
+            self.walk(root, None, label)
 
     def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
         """Add an object and all below it to the plan. A protocol may have `made` it for one copy."""
@@ -113,7 +105,7 @@ class Plan:
         while stack:
             x, parent, label, holder, deep = stack.pop()
             kind = self.kind(type(x))
-            if kind is ATOM or id(x) in self._left_out or (deep and isinstance(kind, Refused)):
+            if kind is ATOM or (deep and isinstance(kind, Refused)):
                 continue
             if id(x) in self.nodes and (deep or id(x) not in self._deep):
                 continue
@@ -143,13 +135,17 @@ class Plan:
         # Views in another root may lie in memory that an earlier root holds.
         self._settle(self._memory[before:] if made else self._memory)
 
+    def keep_lists(self) -> None:
+        """Let workers share copies of long lists as they are now. So the loop can shuffle its own in place."""
+        shared = [self.nodes[i].x for i in self.shared if type(self.nodes[i].x) is list]
+        self.lists = {id(x): x.copy() for x in shared}
+
     def kind(self, cls: type) -> Kind:
         """Return how instances of a class are copied."""
         try:
             return self._kinds[cls]
         except KeyError:
-            # Another loader may have routed a module-level instance. Its copy belongs to the original class.
-            kind = self._kinds[cls] = kind_of(original(cls))
+            kind = self._kinds[cls] = kind_of(cls)
             return kind
 
     def _is_long(self, x: Any) -> bool:

@@ -7,19 +7,10 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 _LIBRARIES = {"fastload", "numpy", "torch", "torchvision"}  # wherever they are installed
-
-
-def is_users_function(function: FunctionType) -> bool:
-    """Return whether a function is the user's."""
-    filename = function.__code__.co_filename
-    module = function.__globals__.get("__name__") or ""
-    if filename.startswith("<"):  # a cell of a notebook, or generated
-        return is_users_module(module)
-    return is_users_file(filename) and module.partition(".")[0] not in _LIBRARIES
 
 
 def is_users_module(name: str | None) -> bool:

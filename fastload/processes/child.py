@@ -47,6 +47,7 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
+from fastload.reading.tripwire import Tripwire
 from fastload.reading.worker_context import (
     WorkerContext,
     finish,
@@ -55,6 +56,8 @@ from fastload.reading.worker_context import (
     streams_of,
 )
 from fastload.settings import Settings
+from fastload.verdicts.libraries import vouching_for_nothing
+from fastload.verdicts.reach import Reach
 
 LINGER_SECONDS = 10.0
 """How long a worker may still read a sample after its loader is closed. Then it ends itself."""
@@ -201,7 +204,7 @@ class _Worker:
         self._memory = TicketMemory(
             job.worker, channels_last=settings.memory_format is torch.channels_last
         )
-        self._notices = Notices()
+        self._notices = Notices(Tripwire())
         self._fetcher = Fetcher(settings, self._memory, self._notices)
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
@@ -227,7 +230,12 @@ class _Worker:
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
-            own = replace(settings, copy_dataset="state").isolation().in_own_process()
+            own = replace(settings, copy_dataset="state").isolation().originals()
+            with vouching_for_nothing():
+                shared = Reach(
+                    {"dataset": own.dataset, "collate_fn": own.collate_fn}, whole=True
+                ).generators
+            own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait

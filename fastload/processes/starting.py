@@ -26,19 +26,9 @@ from fastload.processes.segments import Segments
 from fastload.random import torch_random
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+from fastload.verdicts.libraries import LIBRARIES
 
-_THREADED = {
-    "daft": "its runtime",
-    "deltalake": "its runtime",
-    "duckdb": "its threads",
-    "grpc": "its threads",
-    "jax": "its threads",
-    "lance": "its runtime",
-    "lancedb": "its runtime",
-    "obstore": "its runtime",
-    "polars": "its thread pool",
-    "tensorflow": "its threads",
-}
+_THREADED = {name: "its threads" for name, entry in LIBRARIES.items() if entry.fork == "no"}
 """Libraries that start threads when they are used, and whose children hang or fail after a fork."""
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
@@ -154,12 +144,33 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 
 
+def obstacle(settings: Settings) -> str:
+    """Return why a loader's worker processes cannot start, or "". It may pickle the dataset."""
+    try:
+        context, reason = _chosen(settings)
+    except RuntimeError as exc:
+        return str(exc)
+    method = context.get_start_method()
+    if method == "fork":
+        return ""
+    for name in ("dataset", "collate_fn", "worker_init_fn"):
+        if path := _path_of(getattr(settings, name), name, set()):
+            because = f", because {reason}" if reason else ""
+            return f"{path} cannot be pickled, and workers start by {method}{because}"
+    return ""
+
+
+def mpi_is_used() -> bool:
+    """Return whether MPI is initialised. Then forks may be unsafe."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized()
+
+
 def _hazard_of_fork() -> str:
     """Return why a fork of this process may hang or fail, or ""."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA is in use"
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized():
+    if mpi_is_used():
         return "MPI is in use"
     found = [name for name in _THREADED if name in sys.modules]
     return (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from fastload.reading.tripwire import Tripwire
+
 
 class Notices:
     """Collects warnings, which the loop issues. It needs no lock: appending to and popping from a deque are atomic.
@@ -12,11 +14,13 @@ class Notices:
         warnings: kinds and sentences. The loop warns once for each kind.
         noticed: pairs of a warning category and the end of a sentence "the dataset seems to ...": what samples do
             that depends on other threads. The loop warns once for each.
+        tripwire: finds faults, for which the loop raises.
         shared: a clause that names a state which the workers share; "" if there is none, None if no
             workers run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tripwire: Tripwire) -> None:
+        self.tripwire = tripwire
         self.warnings: deque[tuple[str, str]] = deque()
         self.noticed: deque[tuple[type[Warning], str]] = deque()
         self.shared: str | None = None

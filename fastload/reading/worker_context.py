@@ -11,8 +11,7 @@ import torch
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
-from fastload.errors import ModuleStateWarning, SharedStateWarning
-from fastload.isolation import Watch, WorkerCopies
+from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
@@ -51,19 +50,14 @@ class WorkerContext:
         self.worker = worker
         self.dataset = own.dataset
         self.collate_fn = own.collate_fn
+        self.watched = own.watched
         self.info = info
         self.lane = lane
         self.stream = stream
         self.wait = wait
         self.fetcher = fetcher
         self.filler = fetcher.source.filler_of(own.dataset)
-        # Warnings for the loop by category, as ends of "the dataset seems to ...".
-        self.noticed: dict[type[Warning], set[str]] = {
-            UserWarning: self.stream.noticed,
-            SharedStateWarning: set(),
-            ModuleStateWarning: set(),
-        }
-        self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
+        self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
         if worker == 0:  # one worker looks for all, because a look costs some 100 us
             for stage in self._blocks:
@@ -73,12 +67,6 @@ class WorkerContext:
                     self._looks[stage].append(
                         NewGenerators(own.generators, own.current_generators, stream.noticed)
                     )
-            for category, watched in (
-                (SharedStateWarning, own.watched),
-                (ModuleStateWarning, own.watched_modules),
-            ):
-                if watched:
-                    self._looks["sample"].append(Watch(watched, self.noticed[category]))
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:
@@ -152,9 +140,8 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
 
 
 def _tell(context: WorkerContext) -> None:
-    for category, sentences in context.noticed.items():
-        while sentences:
-            context.fetcher.notices.notice(category, sentences.pop())
+    while context.stream.noticed:
+        context.fetcher.notices.notice(UserWarning, context.stream.noticed.pop())
 
 
 def _read(
@@ -168,8 +155,11 @@ def _read(
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
+    trip = context.fetcher.notices.tripwire
+    first, indices = batch.position + start, batch.indices[start:stop]
+    around = trip.around(context.watched, first, indices, context.wait)
     try:
-        with recording(recorder), span("sample"), context.looking("sample"):
+        with recording(recorder), span("sample"), context.looking("sample"), around:
             samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.

@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -41,12 +40,13 @@ from fastload._kit.torch_private import (
 from fastload._kit.user_errors import annotate, contained
 from fastload.engine import threads, waiting
 from fastload.errors import SharedStateWarning, WorkerCrashError
-from fastload.isolation import Isolation, Watch, WorkerCopies
+from fastload.isolation import Isolation, WorkerCopies
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.reading.worker_context import neutral_modes
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
+from fastload.verdicts import verdict
 
 AHEAD = 2
 """The batches that the reader is ahead of the loop, at most. The messages in them are decoded side by side."""
@@ -111,9 +111,6 @@ class Batches(Iterator[Batch]):
         # None to collate the batch, or no batch at the end.
         self._changes = waiting.Changes(self._lock)
         self._jobs: SimpleQueue[tuple[Batch, int | None] | None] = SimpleQueue()
-        # Warnings, as ends of "decode seems to ...": from a worker, and those that the loop has given.
-        self._noticed: set[str] = set()
-        self._warned: set[str] = set()
 
     # ---- the loop ----
 
@@ -146,9 +143,13 @@ class Batches(Iterator[Batch]):
         isolation = Isolation(*roots, None, copy_dataset="state")
         for i in range(self._num_workers):
             with neutral_modes():  # inference mode would make inference tensors of copies
-                own = isolation.own(watching=i == 0)
+                own = isolation.own()
             if i == 0:
                 isolation.warn_of_shared(stacklevel=5)
+                for fault in verdict(*roots).findings[:1]:
+                    if fault.proven or fault.state:
+                        said = f"fastload: in threads, samples can be wrong: {fault.what}"
+                        warnings.warn(said, SharedStateWarning, stacklevel=5)
             yield own
 
     def _launch(self, name: str, run: Callable[[], None]) -> None:
@@ -158,10 +159,6 @@ class Batches(Iterator[Batch]):
         self.threads.append(thread)
 
     def __next__(self) -> Batch:
-        new = self._noticed - self._warned
-        self._warned |= new
-        for what in new:
-            warnings.warn(f"fastload: decode seems to {what}", SharedStateWarning, stacklevel=4)
         began = perf_counter()
         self._wait(lambda: bool(self._line) or self._read_all)
         self.idle_s += perf_counter() - began
@@ -257,26 +254,17 @@ class Batches(Iterator[Batch]):
         streams = Streams(routable(chosen_modules(None)), keyed=True, seeded=True)
         stream = streams.make(own.generators, initialised=False)
         info = make_worker_info(i, self._num_workers, i, own.dataset)
-        watch = Watch([*own.watched, *own.watched_modules], self._noticed)
         # With a recorder, a profiler sees the stages that decode names.
-        with own.entered(), entered(stream), recording(Recorder()):
-            for number in count(1):
-                if (job := self._jobs.get()) is None:
-                    break
+        with entered(stream), recording(Recorder()):
+            while (job := self._jobs.get()) is not None:
                 batch, k = job
                 if k is None:
                     stream.move(batch, None)
                     self._collate(batch, own.collate_fn)
                 elif not self._closed:
-                    # One worker watches, now and then, because a look costs some 100 us.
-                    watches = i == 0 and (number <= 4 or not number & (number - 1))
                     stream.move(batch, k)
                     set_worker_info(info)
-                    if watches:
-                        watch.begin()
                     self._decode_at(batch, k, own.dataset.decode, f"; worker {i}")
-                    if watches:
-                        watch.end()
                     set_worker_info(None)  # or torch's collate would use shared memory
                     with self._lock:
                         batch.left -= 1

@@ -105,6 +105,8 @@ class Snapshot:
     as Linux counts them in ticks of 10 ms; 0 on other systems."""
 
     workers_asked: int = 0
+    worker_method: str = ""
+    worker_reason: str = ""
     """The loader's `num_workers`. If `workers` is still 0, batches are so light that the loop itself copies them
     faster than a thread could hand them over."""
     ended: bool = False

@@ -86,7 +86,10 @@ def _figures(stats: Snapshot) -> list[str]:
 
 
 def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
+    kind = "threads" if stats.worker_method == "thread" else "processes"
+    chosen = [("workers are", kind, stats.worker_reason)] if stats.worker_reason else []
     return [
+        *chosen,
         (
             "workers waited",
             duration(stats.worker_wait_s),

@@ -245,8 +245,6 @@ class FilledRows:
             assert {*fills.taken()} >= {0, 1, 5}
             check_outcomes(found, outcomes(DataLoader(Keeps(dataset), **options, **how)))
 
-    # The list of failures is shared, and a worker that watches a sample while it changes says so.
-    @pytest.mark.filterwarnings("ignore::fastload.errors.ModuleStateWarning")
     def test_a_transient_error_is_tried_again(
         self, source: Source, fills: Fills, monkeypatch: pytest.MonkeyPatch
     ) -> None:

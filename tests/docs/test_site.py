@@ -23,7 +23,7 @@ import fastload.testing
 from tests.docs.pages import DOCS, FENCE, PAGES, ROOT
 
 PACKAGE = ROOT / "fastload"
-NOT_DOCUMENTED = {"fastload.isolation"}  # the loader's own, as its files are
+NOT_DOCUMENTED = {"fastload.isolation", "fastload.verdicts"}  # the loader's own, as its files are
 NO_OBJECTS = {"fastload.__version__", "fastload.errors"}
 DOCUMENTED = [
     name
@@ -33,7 +33,7 @@ DOCUMENTED = [
 INHERITED = """\
 INHERIT: {root}/mkdocs.yml
 docs_dir: docs
-nav: [index.md, threads.md]
+nav: [index.md, workers.md]
 hooks: [{root}/scripts/_docs.py]
 watch: [docs]
 """
@@ -77,7 +77,7 @@ def built(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     docs, config = folder / "docs", folder / "mkdocs.yml"
     docs.mkdir()
     (docs / "index.md").write_text(f"# Index\n\n{text}\n")
-    (docs / "threads.md").write_text("# Threads\n")
+    (docs / "workers.md").write_text("# Workers\n")
     (docs / "outside.md").write_text("# Outside\n")
     config.write_text(INHERITED.format(root=ROOT))
     return build(config, folder / "site")
@@ -86,7 +86,7 @@ def built(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_broken_on_a_page_fails_the_build(tmp_path: Path) -> None:
     done = built(
         tmp_path,
-        "[a](nowhere.md) [b](threads.md#no-heading) [c](#no-own-heading) [d][fastload.nothing] "
+        "[a](nowhere.md) [b](workers.md#no-heading) [c](#no-own-heading) [d][fastload.nothing] "
         "![e](nowhere.png) [f](../examples/nowhere.py)",
     )
     assert done.returncode != 0

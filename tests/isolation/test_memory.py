@@ -28,7 +28,6 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.check import check
-from fastload.errors import ModuleStateWarning
 from fastload.isolation import Isolation
 
 N = 8
@@ -415,22 +414,3 @@ def test_an_open_handle_of_a_class_that_copies_itself_is_not_refused() -> None:
     assert mine.connection is not reading.connection
     mine.connection.close()
     reading.connection.close()
-
-
-# ---- at the top of a module ----
-
-MASKED = np.ma.masked_array([1.0, 2.0])
-COUNTS = np.ctypeslib.as_array(KEPT[0])
-TENSOR = torch.from_numpy(COUNTS)
-
-
-class Using(Holder):
-    def __getitem__(self, index: int) -> float:
-        TENSOR[:] = float(index)
-        return float(MASKED[0])
-
-
-def test_memory_at_the_top_of_a_module_is_no_handle() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ModuleStateWarning)
-        assert list(fastload.DataLoader(Using(), None, num_workers=2)) == [1.0] * N

@@ -925,6 +925,7 @@ WHOLE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*is a threading.local, which is for one thread")
 @pytest.mark.parametrize("kind", WHOLE)
 def test_shared_whole(kind: str) -> None:
     datasets = copies(whole=WHOLE[kind](), thing=Thing(whole=[WHOLE[kind]()]))
@@ -1240,6 +1241,7 @@ def test_copying_data_too() -> None:
     assert all(torch.equal(one.inner.tensors[0], torch.arange(4)) for one in got)
 
 
+@pytest.mark.filterwarnings("ignore:.*all threads would share")
 def test_sharing_all() -> None:
     dataset = Holder(generator=(x for x in []))
     got = copies_of(dataset, collate_fn=lambda sample: (sample, dataset), copy_dataset=False)

@@ -159,7 +159,9 @@ def fine(ended: Ended) -> str:
 
 
 FORK = """
-loader = fastload.DataLoader(Reads(40), 4, num_workers=3, persistent_workers={persistent})
+loader = fastload.DataLoader(
+    Reads(40), 4, num_workers=3, persistent_workers={persistent}, worker_method="thread"
+)
 iterator = iter(loader)
 assert next(iterator).tolist() == [0, 1, 2, 3]
 fill(loader)
@@ -176,7 +178,7 @@ FORK_CHILD = {
     "goes on alone": """
     del iterator
     loader.close()
-    again = fastload.DataLoader(Reads(12), 4, num_workers=2)
+    again = fastload.DataLoader(Reads(12), 4, num_workers=2, worker_method="thread")
     assert [b.tolist() for b in again] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert len(list(loader)) == 10, "the loader itself begins a new epoch with new threads"
     loader.close()

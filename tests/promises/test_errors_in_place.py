@@ -115,7 +115,11 @@ def notes_of(dataset: Dataset[Any], **options: Any) -> list[str]:
     """The notes on the first error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fastload.errors.SharedStateWarning)
-        got = drain(DataLoader(dataset, 5, **{"copy_dataset": "state", **options}))
+        got = drain(
+            DataLoader(
+                dataset, 5, **{"copy_dataset": "state", "worker_method": "thread", **options}
+            )
+        )
     return next(batch for batch in got if isinstance(batch, Exception)).__notes__
 
 

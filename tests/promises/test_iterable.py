@@ -14,6 +14,7 @@ Each worker thread reads a copy of its own, and no thread is left.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import threading
 import time
@@ -320,9 +321,12 @@ def test_a_lock_of_a_dataset_is_one_for_all_its_copies(workers: int) -> None:
     assert given(fastload.DataLoader(dataset, 2, num_workers=workers)) == [[0, 1], [2]]
 
 
+threads = functools.partial(fastload.DataLoader, worker_method="thread")
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_has_no_copy_is_shared_and_named_in_a_warning(workers: int) -> None:
-    with fastload.DataLoader(Holding(k for k in range(3)), 2, num_workers=workers) as loader:
+    with threads(Holding(k for k in range(3)), 2, num_workers=workers) as loader:
         with pytest.warns(SharedStateWarning, match=r"share.* dataset\.held \(builtins\.generator"):
             iterator = iter(loader)
         assert given(iterator) == [[0, 1], [2]]
@@ -334,7 +338,7 @@ def test_what_can_be_neither_copied_nor_shared_is_refused_in_clear_words(workers
         dataset = Holding(connection)
         assert given(fastload.DataLoader(dataset, 2)) == [[0, 1], [2]], "inline nothing is copied"
         with pytest.raises(DatasetCopyError) as caught:
-            iter(fastload.DataLoader(dataset, 2, num_workers=workers))
+            iter(threads(dataset, 2, num_workers=workers))
     said = str(caught.value)
     assert said.startswith("dataset.held is an open sqlite3.Connection"), (
         "its place, and what it is"

@@ -640,7 +640,9 @@ def check_late_first(samples: list[Any]) -> None:
 def test_without_batches_samples_are_converted(name: str) -> None:
     samples = [ZOO[name](number) for number in range(4)]
     for workers in WORKERS:
-        for got, sample in zip(loaded(samples, None, workers), samples, strict=True):
+        for got, sample in zip(
+            loaded(samples, None, workers, worker_method="thread"), samples, strict=True
+        ):
             check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
@@ -656,7 +658,9 @@ def test_without_batches_rows_are_converted(name: str) -> None:
     """
     samples = [ROWS[name](number, SHAPES["small"]) for number in range(4)]
     for workers in WORKERS:
-        for got, sample in zip(loaded(samples, None, workers), samples, strict=True):
+        for got, sample in zip(
+            loaded(samples, None, workers, worker_method="thread"), samples, strict=True
+        ):
             if workers and name in WITH_A_PAST:
                 assert raw(got) == raw(sample)
             elif got is not sample:

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, ParamSpec
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,6 +48,13 @@ from tests.promises.reading import Reads, fill, wait_until
 PROMPT_SECONDS = 0.5
 CALL_SECONDS = 0.2
 P = ParamSpec("P")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Let loaders have threads, also those of scripts that signal themselves by `os.getpid()`."""
+    with mock.patch.dict("os.environ", FASTLOAD_WORKER_METHOD="thread"):
+        yield
 
 
 class Gated(Reads):

@@ -30,6 +30,7 @@ import fastload
 import fastload.telemetry.stages
 from fastload.errors import SharedStateWarning
 from fastload.stream import Answers, batch, batches
+from fastload.verdicts import libraries
 from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
 from tests.fakes import fastload_threads, hasty
@@ -284,7 +285,9 @@ def test_user_code_that_exits_in_a_worker_makes_its_message_poison() -> None:
     assert isinstance(error.__cause__, SystemExit)
 
 
-def test_the_loop_warns_of_what_all_workers_share() -> None:
+def test_the_loop_warns_of_what_all_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
+
     class Counts:
         def __init__(self) -> None:
             self.large = np.zeros(3 * 10**6)  # data, which workers share
@@ -294,7 +297,9 @@ def test_the_loop_warns_of_what_all_workers_share() -> None:
             return to_tensor(value)
 
     answers = fastload.predict(double, range(20), decode=Counts(), batch_size=1, num_workers=1)
-    with pytest.warns(SharedStateWarning, match=r"decode seems to write .* `dataset.decode.large`"):
+    with pytest.warns(
+        SharedStateWarning, match=r"wrong: `dataset.decode.large` \(ndarray\), which"
+    ):
         assert len(list(answers)) == 20
 
 

@@ -1,0 +1,350 @@
+"""Which changes that code makes reach an object that threads share."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.isolation.memory import IN_SHARED_MEMORY
+from fastload.isolation.plan import Plan
+from fastload.isolation.rules import own_dict
+from fastload.verdicts import objects, values
+from fastload.verdicts.libraries import library
+from fastload.verdicts.objects import Finding, Function, attribute, named
+from fastload.verdicts.reach import Reach
+from fastload.verdicts.values import ANY, CLASS, ELEMENT, SLICE, Path
+
+_FEW = 8
+"""The elements of a container that a path to an element is followed to."""
+
+
+@dataclass(frozen=True)
+class _Trail:
+    """An object that a path leads to. `why`: a clause that says why threads share it, or None if each has its own."""
+
+    x: Any
+    why: str | None
+    name: str
+
+    def to(self, x: Any, step: str, why: str | None = None) -> _Trail:
+        return _Trail(x, self.why or why, self.name + step)
+
+
+class Changes:
+    """Tells which changes that the functions make reach an object that threads share."""
+
+    def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
+        self._reach, self._plan, self._shares_all = reach, plan, shares_all
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding for each change of an object that threads share."""
+        for function in self._reach.functions:
+            for (path, how), line in function.effects.changes.items():
+                yield from self._of_change(function, path, how, line)
+
+    def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
+        if how in ("=", "=constant"):
+            if path[0] == "global" or function.stays:
+                name = (
+                    f"{function.function.__module__}.{path[1]}" if path[0] == "global" else path[1]
+                )
+                what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
+                yield Finding(
+                    what, how == "=", "keep it in an attribute of the dataset", state=True
+                )
+            return
+        passed = path[0] == values.PASSED
+        for trail in self._follow(function, path[passed:]):
+            if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
+                trail = ANY  # `n = image.size; n += 1`
+            if trail is ANY:
+                if any(_fits(x, how) and _has(x, how) for x in self._exposed):
+                    what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
+                    yield Finding(what, False, "change a copy of it", state=True)
+                return
+            if path[-1] == SLICE and issubclass(type(trail.x), _CONTAINERS):
+                continue  # a new container
+            if trail.why is not None and _fits(trail.x, how):
+                verb = "may be changed" if passed else "is changed"
+                what = f"`{trail.name}` ({kind_of(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
+                remedy = "change a copy, or keep it in an attribute of the dataset"
+                yield Finding(what, not passed, remedy, state=True)
+                return
+
+    @cached_property
+    def _exposed(self) -> list[Any]:
+        """One object of each kind of data that threads share, if samples could change it or what it holds."""
+        found: dict[Any, Any] = {}
+        shared = [self._plan.nodes[i].x for i in self._plan.shared if i in self._plan.nodes]
+        shared += [
+            found.x for many in self._reach.instances.values() for found in many if found.stays
+        ]
+        for x in shared:
+            for each in _below(x):
+                found.setdefault(type(each), each)
+        for x in self._escaped():
+            for each in (x, *_below(x)):
+                found.setdefault(type(each), each)
+        return list(found.values())
+
+    def _escaped(self) -> Iterator[Any]:
+        """Yield shared objects that code returns, stores, or passes to code of the user, as by `map` and `partial`."""
+        for found in self._reach.at_top:
+            if type(found.x) is partial:
+                yield from (*found.x.args, *found.x.keywords.values())
+        for function in self._reach.functions:
+            for called, paths in function.effects.escapes.items():
+                theirs: list[Any] = [*self._follow(function, called)] if called else [ANY]
+                trails = [trail for path in paths for trail in self._follow(function, path)]
+                if any(
+                    trail is ANY or not _is_foreign(trail.x) for trail in theirs or [ANY]
+                ) or any(
+                    trail is not ANY and type(trail.x) is FunctionType and not _is_foreign(trail.x)
+                    for trail in trails
+                ):
+                    yield from (t.x for t in trails if t is not ANY and t.why is not None)
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        """The attributes that samples fill with an object from elsewhere."""
+        return set().union(*(function.effects.kept for function in self._reach.functions))
+
+    # ---- following a path to objects ----
+
+    def _follow(self, function: Function, path: Path) -> Iterator[Any]:
+        """Yield the trails of a path. ANY: some object that cannot be known."""
+        if path[0] == values.CALL:
+            yield from self._returned(function, path)
+            return
+        trails, rest = self._heads(function, path)
+        for step in rest:
+            trails = [
+                after
+                for trail in trails
+                for after in ([ANY] if trail is ANY else self._step(trail, step))
+            ]
+        yield from trails
+
+    def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
+        head = path[0]
+        if path == ANY:
+            return [ANY], ()
+        if head == "self":
+            return self._instances(function), path[1:]
+        if head == "default":
+            stays = "an argument's default" if function.stays else None
+            value = _default(function.function, path[1])
+            return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
+        # The longest beginning of the path that leads through modules and classes.
+        values = list(named(function, path[:2]))
+        if not values or values[0] is objects.MISSING:
+            return [], ()
+        x, k = values[0], 2
+        while k < len(path) and type(x) is ModuleType:
+            x, k = attribute(x, path[k]), k + 1
+        module = "" if head == "import" else f"{function.function.__module__}."
+        place = module + ".".join(path[1:k])
+        held = head != "free" or function.stays  # by a module
+        return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
+
+    def _instances(self, function: Function) -> list[_Trail]:
+        owner = function.owner
+        found = self._reach.instances.get(owner, []) if owner is not None else []
+        trails = [
+            _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
+            for each in found
+        ]
+        return trails or [_Trail(_New(owner), None, getattr(owner, "__qualname__", "?"))]
+
+    def _why(self, x: Any) -> str | None:
+        """Return a clause that says why threads share an object of the graph."""
+        if self._shares_all:
+            return "which copy_dataset=False lets threads share"
+        shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
+        return None if shared == IN_SHARED_MEMORY else "which threads share"
+
+    def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
+        x = trail.x
+        if step == SLICE:
+            yield trail
+        elif step == values.COPY:
+            if not issubclass(type(x), _ARRAYS):
+                yield trail
+        elif step == CLASS:
+            cls = x.cls if type(x) is _New else type(x)
+            yield _Trail(cls, "a class", f"{cls.__module__}.{cls.__qualname__}")
+        elif step == ELEMENT:
+            yield from self._elements(trail)
+        elif issubclass(type(x), _ARRAYS):
+            yield trail  # `x.T` and `x.data` are views
+        elif type(x) is _New:
+            value = attribute(x.cls, step)
+            if value is None and step in self._kept:
+                yield ANY
+            elif value is not None and not hasattr(type(value), "__get__"):
+                yield trail.to(value, f".{step}", "an attribute of the class")
+        else:
+            value = attribute(x, step)
+            computed = step in self._kept or hasattr(type(x), "__getattr__")
+            if type(value) is property or (value is None and computed):
+                yield trail if library(type(x).__module__) is not None else ANY
+            elif value is not None:
+                own = (
+                    isinstance(x, type | ModuleType)
+                    or step in own_dict(x)
+                    or hasattr(type(value), "__get__")
+                )
+                yield trail.to(
+                    value, f".{step}", self._why(value) if own else "an attribute of the class"
+                )
+
+    def _elements(self, trail: _Trail) -> Iterator[Any]:
+        x = trail.x
+        if issubclass(type(x), _ARRAYS):
+            yield trail  # a view
+        elif issubclass(type(x), _CONTAINERS):
+            for value in _members(x):
+                if type(value) not in objects.LEAVES:
+                    yield trail.to(value, "[...]", self._why(value))
+        elif library(type(x).__module__) is None:
+            yield ANY
+
+    def _returned(self, function: Function, path: Path) -> Iterator[Any]:
+        """Yield what a call may return, apart from its arguments, which are paths of their own."""
+        called = path[1:]
+        for trail in self._follow(function, called):
+            if trail is ANY:
+                yield ANY
+                return
+            x = trail.x
+            if x is logging.getLogger:
+                yield _Trail(logging.root, "which all threads share", "logging.getLogger()")
+            if isinstance(x, FunctionType):
+                users = library(x.__globals__.get("__name__")) is None
+            elif isinstance(x, type) or x is None:
+                users = False
+            else:
+                users = type(x) is objects.CACHED or library(type(x).__module__) is None
+            if users:
+                yield ANY
+                return
+        if (
+            called[0] != values.CALL and len(called) > 2
+        ):  # a method: its result may be a part of its object
+            for trail in self._follow(function, called[:-1]):
+                if trail is not ANY and issubclass(type(trail.x), _ARRAYS):
+                    yield trail
+                elif trail is not ANY and issubclass(type(trail.x), _CONTAINERS):
+                    yield from self._elements(trail)
+
+
+class _New:
+    """Stands for the instances of a class that samples create."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+
+
+_ARRAYS: Any = np.ndarray | torch.Tensor
+_CONTAINERS: Any = list | dict | set | deque | tuple
+VALUES: Any = _ARRAYS | tuple | frozenset | FunctionType | MethodType
+
+
+_TABLES = {"pandas", "polars", "pyarrow", "datasets"}
+"""Packages whose setters return a new object."""
+
+
+def _members(x: Any) -> list[Any]:
+    base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
+    values = dict.values(x) if base is dict else base.__iter__(x)
+    some = list(itertools.islice(values, _FEW))
+    if base in (list, tuple) and base.__len__(x) > _FEW:
+        some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
+    return some
+
+
+def _below(x: Any) -> Iterator[Any]:
+    """Yield an array or an instance, or those and the containers that a container holds, two levels deep."""
+    if issubclass(type(x), _CONTAINERS):
+        for each in _members(x):
+            if issubclass(type(each), _CONTAINERS):
+                yield each
+                yield from _below(each) if issubclass(type(each), tuple) else ()
+            elif issubclass(type(each), _ARRAYS) or _is_users(each):
+                yield each
+    elif issubclass(type(x), _ARRAYS) or _is_users(x):
+        yield x
+
+
+def _is_foreign(x: Any) -> bool:
+    """Return whether what is called is code of a library."""
+    if type(x) is FunctionType:
+        return library(x.__globals__.get("__name__")) is not None
+    return library((x if isinstance(x, type) else type(x)).__module__) is not None
+
+
+def _is_users(x: Any) -> bool:
+    """Return whether an object is an instance of a class of the user, whose attributes can be assigned."""
+    kind = type(x)
+    return not issubclass(kind, ModuleType | type) and library(kind.__module__) is None
+
+
+def _has(x: Any, how: str) -> bool:
+    """Return whether an object has the attribute that the code assigns, if it assigns one."""
+    name = how[1:-1] if how.startswith(".") and how.endswith("=") else ""
+    return not name or name in own_dict(x) or any(name in vars(k) for k in type(x).__mro__)
+
+
+def _fits(x: Any, how: str) -> bool:
+    """Return whether what the code does can change an object."""
+    kind = type(x)
+    if how == "['']=":
+        how = "[]=" if issubclass(kind, dict) or not issubclass(kind, _ARRAYS | _CONTAINERS) else ""
+    in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
+    if kind is _New or kind in objects.LEAVES or issubclass(kind, threading.local):
+        return False
+    if kind.__module__.startswith("multiprocessing."):
+        return False
+    if how.startswith(".") and how.endswith("="):
+        return True  # an attribute is assigned
+    if values.SETTER.match(how) and how not in values.CHANGING:
+        owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), "")
+        return library(owner) is not None and owner.partition(".")[0] not in _TABLES
+    if issubclass(kind, torch.Tensor):
+        return in_place
+    if issubclass(type(x), np.ndarray):
+        return x.flags.writeable and (
+            in_place or how in ("fill", "sort", "put", "itemset", "partition", "shuffle")
+        )
+    if issubclass(type(x), tuple | frozenset | str):
+        return False
+    if issubclass(type(x), _CONTAINERS):
+        return not in_place or how in ("op=", "[]=")
+    if issubclass(type(x), ModuleType | type | FunctionType):
+        return False
+    return how in ("op=", "[]=", "inplace=", "out=") or hasattr(type(x), how)
+
+
+def _default(function: FunctionType, name: str) -> Any:
+    code = function.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    found = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    return {**found, **(function.__kwdefaults__ or {})}.get(name)
+
+
+def kind_of(x: Any) -> str:
+    """Return what an object is, for a message."""
+    if isinstance(x, type):
+        return "class"
+    return "module" if type(x) is ModuleType else type(x).__qualname__

@@ -1,0 +1,96 @@
+"""The verdict: whether threads are known to read a dataset rightly. Its code is read, and none of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastload.isolation.plan import Plan
+from fastload.verdicts.changes import VALUES, Changes, kind_of
+from fastload.verdicts.objects import Finding
+from fastload.verdicts.reach import Reach
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What reading the code found. `findings` has proven faults first. Without any, threads are known to be right."""
+
+    findings: tuple[Finding, ...] = ()
+    cuda: bool = False
+    """Whether the dataset holds CUDA tensors."""
+
+    @property
+    def kind(self) -> Literal["thread", "process"]:
+        """The kind of workers that is known to be right."""
+        return "process" if self.findings else "thread"
+
+    @property
+    def proven(self) -> bool:
+        """Whether threads would read wrong samples, or fail."""
+        return any(finding.proven for finding in self.findings)
+
+    @property
+    def reason(self) -> str:
+        """A clause that names what decides."""
+        if not self.findings:
+            return "all code that samples can reach is known to be right in threads"
+        return self.findings[0].what
+
+
+def verdict(
+    dataset: Any,
+    collate_fn: Callable[[Any], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    *,
+    copy_dataset: Any = "state",
+) -> Verdict:
+    """Return whether threads are known to read a dataset rightly.
+
+    It looks at the objects of the dataset's graph, and reads the source of the user's functions that samples can reach.
+    It reads no sample. The same program gets the same verdict in each process.
+
+    Args:
+        dataset, collate_fn, worker_init_fn: the loader's.
+        copy_dataset: the loader's: what each thread gets a copy of.
+    """
+    roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
+    reach = Reach(
+        {name: x for name, x in roots.items() if x is not None}, shared=copy_dataset is False
+    )
+    plan = Plan(roots, copy_data=copy_dataset is True)
+    changes = Changes(reach, plan, shares_all=copy_dataset is False)
+    found = [*reach.findings, *_refused(plan), *changes.findings()]
+    if copy_dataset is not False:
+        found += _two_identities(reach, plan)
+    found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
+    return Verdict(tuple(found), reach.cuda)
+
+
+def _refused(plan: Plan) -> Iterator[Finding]:
+    for named_ in plan.refused:
+        yield Finding(
+            f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
+            True,
+            "open it at the first sample",
+            refused=True,
+        )
+
+
+def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
+    """Yield what would be two objects in a thread: code names one, and the dataset has a copy of it.
+
+    `self.mode is TRAIN`, `PARTS.index(self.part)` and a dict with it as a key would find nothing.
+    """
+    asks = any(function.effects.asks for function in reach.functions)
+    for held, at_top in reach.held_twice():
+        x = held.x
+        if id(x) not in plan.nodes or id(x) in plan.shared or isinstance(x, VALUES):
+            continue
+        equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
+        if asks or equal is object.__eq__:
+            yield Finding(
+                f"samples use `{at_top.path}` ({kind_of(x)}), of which a thread has a copy as `{held.path}`, too",
+                False,
+                "use an enum or a string in its place",
+            )

@@ -1,0 +1,149 @@
+"""The allow list: libraries whose code is not read, because threads and forks are known to run it rightly.
+
+An entry says what was tested, at the lowest version named, by the tests in tests/compat. All that is not on the list is
+read as the user's code is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is known of a library.
+
+    Args:
+        tested: the lowest version tested; "" for the standard library.
+        threads: whether several threads may call it at a time.
+        fork: whether a forked child may use it: "yes", "no", or "child" if it opens what it uses itself.
+        unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
+            they set, or tell, what the process or the thread has one of.
+        single: dotted names of classes whose objects are for one thread at a time.
+        keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own,
+            and that are empty in a new thread.
+        holds_gil: why threads gain nothing, if that is known.
+    """
+
+    tested: str = ""
+    threads: bool = True
+    fork: Literal["yes", "no", "child"] = "yes"
+    unsafe: str = ""
+    single: str = ""
+    keeps: str = ""
+    settings: str = ""
+    holds_gil: str = ""
+
+
+_TABLE = Path(__file__).with_suffix(".toml").read_text()
+LIBRARIES = {name: Library(**entry) for name, entry in tomllib.loads(_TABLE).items()}
+_STANDARD_LIBRARY = LIBRARIES["the standard library"]
+_VOUCHED = Library()
+
+
+def threads_ok(*packages: str) -> None:
+    """Vouch for packages: threads may run their code, and a fork may, too. It is not read any more.
+
+    For a library that is not on the list, or for your own package if `worker_method="auto"` sees a fault where there is
+    none. It holds for this process and for loaders that have not begun. `threads_ok("__main__")` vouches for a script.
+
+    Args:
+        packages: names of top-level packages, as in `import name`.
+    """
+    for name in packages:
+        if not name.isidentifier():
+            raise ValueError(f"threads_ok takes names of top-level packages, got {name!r}")
+    _vouched.update(packages)
+
+
+_vouched: set[str] = set()
+
+
+@contextmanager
+def vouching_for_nothing() -> Iterator[None]:
+    """Let the packages of `threads_ok` be read in the block. Call it only in a process with one thread."""
+    before = _vouched.copy()
+    _vouched.clear()
+    yield
+    _vouched.update(before)
+
+
+def library(module: str | None) -> Library | None:
+    """Return the entry for a module's top-level package, or None if it is not on the list."""
+    top = (module or "").partition(".")[0]
+    if top in _vouched:
+        return _VOUCHED
+    for name in (top, top.lstrip("_")):
+        if name in LIBRARIES:
+            return LIBRARIES[name]
+    if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
+        return _STANDARD_LIBRARY
+    return None
+
+
+_SETTING = re.compile(
+    r"_?(un|re|de)?(set|reset|register|enable|disable|install)(_|[A-Z])(?!.*([Ss]eed|state|color|Identity))"
+    r"|(un)?(register|install)$"
+)
+
+
+def is_setting(function: Any) -> bool:
+    """Return whether a function of a listed library has the name of one that sets something for the process."""
+    bound = type(function) in (MethodType, staticmethod, classmethod)
+    function = function.__func__ if bound else function
+    if type(function) not in (FunctionType, BuiltinFunctionType):
+        return False
+    if "." in function.__qualname__ and not bound:
+        return False  # of an object
+    entry = library(function.__module__)
+    return entry is not None and entry.threads and bool(_SETTING.match(function.__name__))
+
+
+@cache
+def unsafe_names() -> dict[str, str]:
+    """Return the top-level package of each excepted name."""
+    unsafe = " ".join(entry.unsafe for entry in LIBRARIES.values())
+    return {name: name.partition(".")[0] for name in unsafe.split()}
+
+
+def unsafe_objects() -> dict[int, str]:
+    """Return the excepted names by the ids of what they stand for, as far as they are imported."""
+    return _objects(unsafe_names())
+
+
+def single_objects(column: str = "single") -> dict[int, str]:
+    """Return the names of classes for one thread by their ids, as far as they are imported."""
+    return _objects(" ".join(getattr(entry, column) for entry in LIBRARIES.values()).split())
+
+
+def differs_in_a_new_thread(name: str) -> bool:
+    """Return whether the calling thread has settings that a new thread will not have: there, they are empty."""
+    settings = _imported(name)
+    return settings is not None and bool(settings())
+
+
+def _objects(names: Iterable[str]) -> dict[int, str]:
+    return {id(value): name for name in names if (value := _imported(name)) is not None}
+
+
+def _imported(name: str) -> Any:
+    parts = name.split(".")
+    for k in range(len(parts), 0, -1):
+        value: Any = sys.modules.get(".".join(parts[:k]))
+        if value is None:
+            continue
+        for part in parts[k:]:
+            # No `getattr`: a lazy package would import.
+            value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        return value
+    return None

@@ -1,0 +1,316 @@
+"""Objects, functions and names, looked at without running any code of theirs."""
+
+from __future__ import annotations
+
+import builtins
+import copyreg
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import resolve_name
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.isolation.rules import (
+    HEAP,
+    PER_WORKER,
+    own_dict,
+    shared_class,
+)
+from fastload.verdicts import values
+from fastload.verdicts.effects import effects_of
+from fastload.verdicts.libraries import (
+    library,
+)
+from fastload.verdicts.values import CLASS, Effects, Path
+
+ELEMENTS = 64
+"""The search looks at no more elements of a container."""
+
+CACHED = type(functools.lru_cache(print))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something for which threads are not known to be right.
+
+    Args:
+        what: a clause that names it, and the code that decides.
+        proven: threads would read wrong samples, or fail. If not, nobody knows.
+        remedy: what would let threads read it.
+        state: it is an object that threads share, and that keeps something from one sample to another.
+        refused: the copies for threads will raise `DatasetCopyError` for it.
+    """
+
+    what: str
+    proven: bool
+    remedy: str
+    state: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """An object that the search found. `stays`: no worker gets a copy, for a module or a class holds it."""
+
+    x: Any
+    path: str
+    stays: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function that samples may call, as a method of `owner` if that is given."""
+
+    function: FunctionType
+    owner: type | None
+    first: str | None
+    stays: bool
+
+    def __str__(self) -> str:
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def at(self, line: int) -> str:
+        """Return the function's name and a line in its file."""
+        file = self.function.__code__.co_filename.rpartition("/")[2]
+        return f"`{self}` ({file}, line {line})"
+
+    @property
+    def effects(self) -> Effects:
+        """What the function does."""
+        return effects_of(self.function, self.first)
+
+
+def hides_state(kind: type) -> bool:
+    """Return whether objects of a listed library's class, in C, can neither be pickled nor be looked into."""
+    found, plain = ((of.__reduce_ex__, of.__reduce__) for of in (kind, object))
+    if found != plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
+        return False
+    known = kind in copyreg.dispatch_table or kind.__module__ in _NO_STATE
+    return not known and kind.__basicsize__ > 24 and library(kind.__module__) is not None
+
+
+_NO_STATE = {"_abc", "_hashlib", "_json", "_struct", "builtins", "functools", "torch", "weakref"}
+
+
+def is_opaque(kind: type) -> bool:
+    """Return whether what an object holds is no code of the user."""
+    return kind.__module__.partition(".")[0] in ("numba", "llvmlite") or bool(shared_class(kind))
+
+
+def is_empty(x: dict[str, Any]) -> bool:
+    """Return whether the values of a dict are plain and empty."""
+    return not any(type(v) not in LEAVES | {list, dict, set, tuple} or v for v in x.values())
+
+
+_PLAIN: Any = None, False, 0, 0.0, 0j, "", b"", range(0), slice(0), ..., np.dtype("u1"), torch.uint8
+LEAVES = {np.dtype, *map(type, _PLAIN)}
+
+NO_OBJECT: Any = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
+
+UNREADABLE = [eval, exec, compile, globals, __import__]
+UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
+
+OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
+"""Methods whose first argument is a class, without a decorator."""
+
+CREATING = values.words("""
+    __init__ __new__ __post_init__ __init_subclass__ __set_name__ __attrs_post_init__
+    __getstate__ __setstate__ __reduce__ __reduce_ex__ __deepcopy__ __copy__ __del__
+""")
+
+
+def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, with paths. No code of its class runs."""
+    kind = type(x)
+    if kind is FunctionType:
+        for value in (
+            *(x.__defaults__ or ()),
+            *(x.__kwdefaults__ or {}).values(),
+            *vars(x).values(),
+        ):
+            yield path, value
+        return
+    if issubclass(kind, type | ModuleType | torch.Tensor | np.ndarray):
+        return
+    declared = vars(kind).get(PER_WORKER)
+    if declared is not None:
+        yield from ((f"{path}.{k}", v) for k, v in list(own_dict(x).items()) if k in declared)
+        return
+    if issubclass(kind, dict):
+        items = list(dict.items(x))
+        for key, value in _sample(items, [type(value) for _, value in items]):
+            yield f"{path}[{key!r:.20}]" if type(key) in LEAVES else path, value
+            if type(key) not in LEAVES:
+                yield f"{path}[...]", key
+    else:
+        base = next((b for b in (list, tuple, set, frozenset, deque) if issubclass(kind, b)), None)
+        if base is not None:
+            items = list(base.__iter__(x))
+            yield from ((f"{path}[...]", value) for value in _sample(items, map(type, items)))
+    for name in _HELD.get(kind, ()):
+        yield path, getattr(x, name)
+    for name, value in list(own_dict(x).items()):
+        yield f"{path}.{name}", value
+    for cls in kind.__mro__[:-1]:
+        for name, member in vars(cls).items():
+            if type(member) is types.MemberDescriptorType and cls.__flags__ & HEAP:
+                try:
+                    yield f"{path}.{name}", member.__get__(x)
+                except AttributeError:
+                    continue
+
+
+_HELD: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__",),
+    types.BuiltinFunctionType: ("__self__",),
+    CACHED: ("__wrapped__",),
+}
+
+
+def _sample(items: list[Any], kinds: Iterable[type]) -> list[Any]:
+    """Return some elements, spread evenly, and one at least of each type. Of plain values, none."""
+    if len(items) <= ELEMENTS:
+        return items
+    first: dict[type, int] = {}
+    for k, kind in enumerate(kinds):
+        if kind not in first:
+            first[kind] = k
+    if LEAVES.issuperset(first):
+        return []
+    return [
+        items[k] for k in sorted({*first.values(), *range(0, len(items), len(items) // ELEMENTS)})
+    ]
+
+
+def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
+    """Yield the functions in a class's attribute, and what their first argument is."""
+    first: str | None = "self"
+    if type(member) in (staticmethod, classmethod):
+        first, member = (None if type(member) is staticmethod else CLASS), member.__func__
+    if type(member) is property:
+        yield from (
+            (f, "self") for f in (member.fget, member.fset, member.fdel) if type(f) is FunctionType
+        )
+        return
+    if type(member) in (functools.cached_property, functools.partialmethod):
+        member = member.func
+    if type(member) is not FunctionType:  # a decorator's object
+        member = own_dict(member).get("__wrapped__")
+    while type(member) is FunctionType:
+        yield member, first
+        member = vars(member).get("__wrapped__")
+
+
+def is_immutable(function: Any) -> bool:
+    """Return whether a function's annotation names a result that cannot change."""
+    result = getattr(function, "__annotations__", {}).get("return", "Any")
+    words = "".join(
+        c if c.isalnum() else " "
+        for c in getattr(result, "__name__", str(result)) + " " + str(result)
+    )
+    return _IMMUTABLE.issuperset(words.split())
+
+
+_IMMUTABLE = {"class", "int", "float", "str", "bool", "bytes", "complex", "None", "NoneType"}
+_IMMUTABLE |= {"tuple", "frozenset", "Tuple", "Optional"}
+
+
+def is_importable(function: Any) -> bool:
+    """Return whether a module holds a function under its name. Then no worker gets a copy of it."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for part in function.__qualname__.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    return getattr(found, "__func__", found) is function
+
+
+def is_in_c(kind: type) -> bool:
+    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
+    own = vars(kind).values()
+    return any(type(v) in _IN_C and v.__objclass__ is kind for v in own)
+
+
+_IN_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def is_compiled(module: str) -> bool:
+    """Return whether a module is an extension in machine code."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None) or ""
+    return (
+        file.endswith((".so", ".pyd"))
+        or type(getattr(loaded, "__loader__", None)).__name__ == "ExtensionFileLoader"
+    )
+
+
+# ---- names ----
+
+MISSING = object()
+"""What a name stands for whose module is not imported yet."""
+
+
+def named(found: Function, path: Path) -> Iterator[Any]:
+    """Yield what a global, closed-over or imported name stands for, if it can be known without running code."""
+    head, *names = path
+    function = found.function
+    value: Any
+    if head == "global":
+        space = function.__globals__
+        value = space.get(names[0], getattr(builtins, names[0], None))
+    elif head == "free":
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+        try:
+            value = cells[names[0]].cell_contents
+        except (KeyError, ValueError):  # of a function within; or not bound yet
+            return
+    elif not names:  # an argument, or the instance
+        return
+    else:
+        try:
+            name = (
+                resolve_name(names[0], function.__globals__.get("__package__"))
+                if names[0][:1] == "."
+                else names[0]
+            )
+        except ImportError:
+            return
+        value = sys.modules.get(name, MISSING)
+    for name in names[1:]:
+        above = value
+        if value is MISSING or (value := attribute(value, name)) is None:
+            if _loads_late(above, name):
+                value = MISSING
+            break
+    if value is not None:
+        yield value
+
+
+def _loads_late(module: Any, name: str) -> bool:
+    """Return whether a module finds what `name` stands for at its first use."""
+    kind = type(module)
+    if not issubclass(kind, ModuleType) or name in own_dict(module):
+        return False
+    own = kind.__getattribute__ is not ModuleType.__getattribute__ or hasattr(kind, "__getattr__")
+    return own or "__getattr__" in own_dict(module)
+
+
+def attribute(x: Any, name: str) -> Any:
+    """Return an attribute without running code, or None."""
+    if type(x) is ModuleType:
+        return vars(x).get(name, sys.modules.get(f"{x.__name__}.{name}"))
+    if isinstance(x, type):
+        return next((vars(k)[name] for k in x.__mro__ if name in vars(k)), None)
+    own = own_dict(x)
+    if name in own:
+        return own[name]
+    member = next((vars(k)[name] for k in type(x).__mro__ if name in vars(k)), None)
+    if type(member) is types.MemberDescriptorType:
+        return getattr(x, name, None)
+    return member

@@ -1,0 +1,399 @@
+"""What samples can reach: objects of the dataset's graph, functions, and module-level objects that their code names."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.isolation.rules import (
+    GENERATORS,
+    PER_WORKER,
+    is_global_generator,
+    own_dict,
+    refused_class,
+    shared_class,
+)
+from fastload.verdicts import objects
+from fastload.verdicts.libraries import (
+    Library,
+    differs_in_a_new_thread,
+    is_setting,
+    library,
+    single_objects,
+    unsafe_names,
+    unsafe_objects,
+)
+from fastload.verdicts.objects import Finding, Function, Instance, named
+from fastload.verdicts.values import CHANGING, CLASS, Path
+
+OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 600, 64, 16
+"""The search looks at no more objects and functions, and instances of a class."""
+
+AFTER_FINDING = 100
+"""The functions that it reads at most if something unknown was found: then only a proven fault would tell more."""
+
+
+class Reach:
+    """The search. `findings` has what decides by its mere presence; what the functions change, `judge` looks at.
+
+    `generators` are the random generators that modules and classes hold, each with a unique path.
+
+    Args:
+        roots: the dataset, `collate_fn` and `worker_init_fn`, by name.
+        whole: whether the search goes on after a fault.
+        shared: whether all threads share the roots.
+    """
+
+    def __init__(self, roots: dict[str, Any], *, whole: bool = False, shared: bool = False) -> None:
+        self.findings: list[Finding] = []
+        self.functions: list[Function] = []
+        self.generators: list[tuple[str, Any]] = []
+        self.cuda = False
+        self.instances: dict[type, list[Instance]] = {}
+        self._unsafe, self._single = unsafe_objects(), single_objects()
+        self._kept = single_objects("keeps")
+        # It keeps the objects alive, so that their ids stay valid.
+        self._seen: dict[tuple[int, bool], Instance] = {}
+        self._asked: set[str] = set()  # the libraries whose settings were looked at
+        self._classes: set[tuple[type, bool]] = set()
+        self._read: set[int] = set()
+        self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
+        self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
+        self._todo: deque[Instance | Function] = deque(
+            Instance(x, path, stays=shared) for path, x in roots.items()
+        )
+        while self._todo:
+            if not whole and any(finding.proven for finding in self.findings):
+                break
+            if not whole and self.findings and len(self._read) > AFTER_FINDING:
+                break
+            if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
+                self._find("the dataset reaches more code and objects than the search visits")
+                break
+            each = self._todo.popleft()
+            (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
+
+    def _find(
+        self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
+    ) -> None:
+        finding = Finding(what, proven, remedy, state)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    @property
+    def at_top(self) -> list[Instance]:
+        """The objects that modules, classes and functions hold."""
+        return [found for (_, stays), found in self._seen.items() if stays]
+
+    def held_twice(self) -> Iterator[tuple[Instance, Instance]]:
+        """Yield the objects that are in the dataset's graph and that code names, too, as found at both places."""
+        for found in self.at_top:
+            if held := self._seen.get((id(found.x), False)):
+                yield held, found
+
+    # ---- objects ----
+
+    def _object(self, found: Instance) -> None:
+        x, kind = found.x, type(found.x)
+        if kind in objects.LEAVES or (id(x), found.stays) in self._seen:
+            return
+        if issubclass(kind, GENERATORS) and is_global_generator(x):
+            return
+        self._seen[id(x), found.stays] = found
+        self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
+        if kind is FunctionType:
+            self._push_function(x, None, None, stays=found.stays)
+        elif issubclass(kind, type):
+            self._class(x, made=True)
+        elif kind is objects.CACHED:
+            self._cached(x, found.path)
+        elif kind is types.BuiltinFunctionType:
+            self._builtin(x, found.path, stays=found.stays)
+        elif kind is types.MethodType:
+            self._method(x, stays=found.stays)
+        elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
+            self._instance(found)
+        for path, part in () if objects.is_opaque(kind) else objects.parts_of(x, found.path):
+            self._todo.append(Instance(part, path, found.stays))
+
+    def _instance(self, found: Instance) -> None:
+        x, kind = found.x, type(found.x)
+        if found.stays:
+            self._of_a_module(found)
+        for base in kind.__mro__[:-1]:
+            one = self._single.get(id(base))
+            if base is threading.local and objects.is_empty(base.__getattribute__(x, "__dict__")):
+                one = None  # each thread begins with nothing in it, as a process does
+            if one is not None:
+                self._find(
+                    f"{found.path} is a {one}, which is for one thread",
+                    "create it for each sample",
+                    proven=True,
+                )
+            if library(base.__module__) is None:
+                self.instances.setdefault(base, [])
+                if len(self.instances[base]) < INSTANCES:
+                    self.instances[base].append(found)
+        if issubclass(kind, types.GeneratorType):
+            self._find(
+                f"{found.path} is a running generator, which cannot be copied",
+                "create it in `__iter__`",
+            )
+        self._class(kind)
+        module, compiled = (
+            kind.__module__,
+            library(kind.__module__) is None and objects.is_in_c(kind),
+        )
+        if compiled and type(getattr(x, "__module__", None)) is str:
+            module = x.__module__  # a function of Cython or Boost
+        self._entry(library(module), module, found.path, compiled=compiled)
+        if kind.__module__.startswith("numba."):
+            self._compiled_by_numba(own_dict(x), found)
+
+    def _compiled_by_numba(self, own: dict[str, Any], found: Instance) -> None:
+        if (own.get("targetoptions") or {}).get("parallel"):
+            self._find(
+                f"{found.path} is compiled by numba with parallel=True, which one thread at a time may call",
+                "compile it without parallel=True",
+                proven=True,
+            )
+        if "py_func" in own:
+            self._todo.append(Instance(own["py_func"], found.path, found.stays))
+
+    def _of_a_module(self, found: Instance) -> None:
+        """Look at an object that all threads would share, although a worker process has its own."""
+        x, kind = found.x, type(found.x)
+        what = None
+        if issubclass(kind, GENERATORS) and not shared_class(type(x)):
+            same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
+            path = f"{found.path} ({same + 1})" if same else found.path
+            self.generators.append((path, x))
+            what = "a random generator"
+        elif issubclass(kind, io.IOBase):
+            standard = x in (sys.stdin, sys.stdout, sys.stderr)
+            what = None if x.closed or standard else "an open file"
+        elif hasattr(kind, "__next__"):
+            what = "an iterator"
+        elif refused_class(kind):
+            what = f"an open {kind.__qualname__}"
+        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+            self._find(
+                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
+                "make it an attribute of the dataset, or create it for each sample",
+                state=True,
+            )
+        if what:
+            self._find(
+                f"`{found.path}` is {what} that all threads would share",
+                "make it an attribute of the dataset, of which each worker gets its own copy",
+                proven=True,
+                state=True,
+            )
+
+    def _entry(
+        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+    ) -> None:
+        top = module.partition(".")[0]
+        if entry is None:
+            if compiled or objects.is_compiled(module):
+                self._find(
+                    f"{path} is of the compiled library {top}, of which nothing is known",
+                    _VOUCH.format(top),
+                )
+        elif entry.holds_gil:
+            self._find(f"{path} is of {top}: {entry.holds_gil}")
+        elif not entry.threads:
+            self._find(
+                f"{path} is of {top}, which is not known to work in threads", _VOUCH.format(top)
+            )
+        elif top not in self._asked:
+            self._asked.add(top)
+            for name in filter(differs_in_a_new_thread, entry.settings.split()):
+                self._find(
+                    f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
+                    f"set them in samples, or leave {top} at its defaults",
+                    proven=True,
+                )
+
+    def _cached(self, x: Any, path: str) -> None:
+        wrapped = x.__wrapped__
+        if library(getattr(wrapped, "__module__", None)) is None and not objects.is_immutable(
+            wrapped
+        ):
+            self._find(
+                f"`{path}` caches what it returns, and all threads would share that",
+                "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
+                state=True,
+            )
+
+    def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
+        if x in objects.UNREADABLE:
+            self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
+        elif (
+            stays and x.__name__ in CHANGING and not issubclass(type(x.__self__), objects.NO_OBJECT)
+        ):
+            remedy = "keep it in an attribute of the dataset"
+            self._find(
+                f"`{path}` changes an object that all threads would share",
+                remedy,
+                proven=True,
+                state=True,
+            )
+        elif id(x) not in self._unsafe:
+            module = x.__module__ or getattr(type(x.__self__), "__module__", "")
+            self._entry(library(module), module, f"`{path}`", compiled=True)
+
+    def _method(self, x: types.MethodType, *, stays: bool) -> None:
+        of, function = x.__self__, x.__func__
+        if type(function) is FunctionType:
+            is_class = issubclass(type(of), type)
+            owner, first = (of, CLASS) if is_class else (type(of), "self")
+            self._push_function(function, owner, first, stays=stays)
+
+    # ---- code ----
+
+    def _class(self, cls: type, *, made: bool = False) -> None:
+        """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
+        entry = library(cls.__module__)
+        if entry is not None and made and id(cls) not in self._unsafe:
+            self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
+        if (cls, made) in self._classes or PER_WORKER in vars(
+            cls
+        ):  # the latter was written for threads
+            return
+        self._classes.add((cls, made))
+        libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
+        called = {
+            name for base in libraries for name in vars(base)
+        }  # a library may call what overrides its methods
+        overridden: set[str] = set()
+        for base in cls.__mro__[:-1]:
+            if base in libraries:
+                continue
+            in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
+            self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
+            for name, member in list(vars(base).items()):
+                self._member(
+                    base, name, member, made=made, called=name in called, hidden=name in overridden
+                )
+            overridden |= vars(base).keys()
+
+    def _member(
+        self, cls: type, name: str, member: Any, *, made: bool, called: bool, hidden: bool
+    ) -> None:
+        special = name.startswith("__") and name.endswith("__")
+        if name in objects.CREATING and not made:
+            return
+        key = f"super.{name}" if hidden else name
+        for function, first in objects.functions_of(member):
+            if name in objects.OF_A_CLASS:
+                first = CLASS
+            if function.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
+                continue  # of `dataclasses`
+            if (not hidden and (special or called)) or key in self._names:
+                self._push_function(function, cls, first, stays=True)
+            else:
+                method = Function(function, cls, first, stays=True)
+                self._pending.setdefault(key, []).append(method)
+        plain = not hasattr(type(member), "__get__") and not special
+        if plain or type(member) is objects.CACHED:
+            path = f"{cls.__module__}.{cls.__qualname__}.{name}"
+            self._todo.append(Instance(member, path, stays=True))
+
+    def _push_function(
+        self, function: FunctionType, owner: Any, first: str | None, *, stays: bool
+    ) -> None:
+        module = function.__globals__.get("__name__")
+        entry = library(module)
+        if entry is None:
+            self._todo.append(
+                Function(function, owner, first, stays or objects.is_importable(function))
+            )
+        elif f"{module}.{function.__qualname__}" in objects.UNREADABLE_NAMES:
+            self._find(
+                f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
+            )
+        elif id(function) not in self._unsafe:
+            self._entry(entry, str(module), f"`{function.__qualname__}`")
+
+    def _function(self, found: Function) -> None:
+        key = id(found.function)
+        if key in self._read:
+            return
+        self._read.add(key)
+        self.functions.append(found)
+        effects = found.effects
+        if effects.opaque:
+            self._find(
+                f"the source of `{found}` is not there to read, and it may change what threads share"
+            )
+        new = effects.names - self._names
+        self._names |= new
+        for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
+            for method in self._pending.pop(name):
+                self._push_function(method.function, method.owner, method.first, stays=True)
+        for path, line in effects.uses.items():
+            self._use(found, path, line)
+        for path, line in effects.computed.items():
+            if any(type(value) is ModuleType for value in named(found, path)):
+                self._find(
+                    f"{found.at(line)} calls getattr on `{'.'.join(path[1:])}` with a name that is not in the source"
+                )
+
+    def _use(self, found: Function, path: Path, line: int) -> None:
+        for value in named(found, path):
+            if value is objects.MISSING:
+                self._not_imported(found, path, line)
+            elif id(value) in self._unsafe:
+                self._find(
+                    f"{found.at(line)} uses {self._unsafe[id(value)]}, which a process, or a thread, has one of",
+                    "leave it out of samples",
+                    proven=True,
+                )
+            elif is_setting(value):
+                self._find(
+                    f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
+                    "leave it out of samples",
+                )
+            elif type(value) is ModuleType:
+                self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
+            else:
+                name = (
+                    ".".join(path[1:])
+                    if path[0] == "import"
+                    else f"{found.function.__module__}.{'.'.join(path[1:])}"
+                )
+                self._todo.append(Instance(value, name, stays=path[0] != "free" or found.stays))
+
+    def _not_imported(self, found: Function, path: Path, line: int) -> None:
+        name = ".".join(path[1:])
+        if name[0] == ".":
+            name = resolve_name(name, found.function.__globals__["__package__"])
+        if path[0] != "import":  # of a module that imports its parts at their first use
+            top = next(named(found, path[:2]))
+            name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
+        if library(name) is None:
+            self._find(
+                f"{found.at(line)} uses {name}, whose code is not loaded yet",
+                f"import {name} at the top, by its full name",
+            )
+        elif name in unsafe_names():
+            self._find(
+                f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
+                proven=True,
+            )
+        else:
+            self._entry(library(name), name, f"`{name}`")
+
+
+_VOUCH = 'fastload.threads_ok("{}") vouches for it'

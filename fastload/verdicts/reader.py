@@ -1,0 +1,337 @@
+"""Reads the statements and expressions of a syntax tree. Any branch may run, or none, in the order of the lines."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any
+
+from fastload.verdicts import values
+from fastload.verdicts.values import ANY, CLASS, ELEMENT, NEW, PASSED, SLICE, Effects, Path, Value
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
+
+
+class Reader:
+    """Reads statements in their order. `env` has what each local variable may be."""
+
+    def __init__(self, code: CodeType) -> None:
+        self.effects = Effects()
+        self.env: dict[str, Value] = {}
+        self._free = set(code.co_freevars)
+        self._globals: set[str] = set()
+        inner = {name for each in codes_of(code) for name in (*each.co_varnames, *each.co_cellvars)}
+        self._locals = (inner - set(code.co_names)) | {*code.co_varnames, *code.co_cellvars}
+
+    def block(self, statements: Iterable[ast.AST]) -> None:
+        """Read statements in their order."""
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, node: Any) -> None:
+        match node:
+            case ast.Assign():
+                value = self.value(node.value)
+                for target in node.targets:
+                    if (
+                        isinstance(node.value, ast.Constant)
+                        and getattr(target, "id", "") in self._globals
+                    ):
+                        self._change({("global", target.id)}, "=constant", target)  # type: ignore[attr-defined]
+                    else:
+                        self._assign(target, value)
+            case ast.Return() if node.value is not None:
+                self.escape(self.value(node.value))
+            case ast.AnnAssign() if node.value is not None:
+                self._assign(node.target, self.value(node.value))
+            case ast.AugAssign():
+                self.value(node.value)
+                old = self.value(node.target)
+                self._change(old.own, "op=", node)
+                self._assign(node.target, old)
+            case ast.Delete():
+                for target in node.targets:
+                    self._assign(target, NEW)
+            case ast.For() | ast.AsyncFor():
+                self._assign(node.target, self.value(node.iter).step(ELEMENT))
+                self._branches(node.body, node.body, node.orelse)
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    value = self.value(item.context_expr)
+                    if item.optional_vars is not None:
+                        self._assign(item.optional_vars, value)
+                self.block(node.body)
+            case ast.Global():
+                self._globals.update(node.names)
+            case ast.Nonlocal():
+                self._free.update(node.names)
+            case ast.Import() | ast.ImportFrom():
+                self._import(node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._inner_function(node.args, node.body)
+                self.block(node.decorator_list)
+                self.env[node.name] = NEW
+            case ast.ClassDef():
+                self.block([*node.body, *node.bases, *node.decorator_list])
+                self.env[node.name] = NEW
+            case ast.expr():
+                self.value(node)
+            case _:
+                parts = [part for _, part in ast.iter_fields(node)]
+                self.block([part for part in parts if isinstance(part, ast.AST)])
+                self._branches(*[part for part in parts if isinstance(part, list)])
+
+    def _branches(self, *blocks: list[Any]) -> None:
+        """Read blocks of which any may run, or none."""
+        for block in blocks:
+            before = dict(self.env)
+            self.block([part for part in block if isinstance(part, ast.AST)])
+            both = before.keys() | self.env.keys()
+            pairs = {k: (before.get(k, NEW), self.env.get(k, NEW)) for k in both}
+            self.env = {k: a if a is b else _joined([a, b]) for k, (a, b) in pairs.items()}
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for name in node.names:
+            if isinstance(node, ast.ImportFrom):
+                path: Path = ("import", "." * node.level + (node.module or ""), name.name)
+            else:
+                path = ("import", name.name)
+            self._use(path, node)
+            if name.asname is None and path == ("import", name.name):
+                path = ("import", name.name.partition(".")[0])
+            self.env[name.asname or path[-1]] = Value(frozenset({path}))
+
+    def _inner_function(self, arguments: ast.arguments, body: Iterable[ast.AST]) -> None:
+        outer = dict(self.env)
+        for argument in ast.walk(arguments):
+            if isinstance(argument, ast.arg):
+                self.env[argument.arg] = Value(frozenset({ANY}), frozenset({ANY}))
+            elif isinstance(argument, ast.expr):
+                self.value(argument)
+        self.block(body)
+        self.env = outer
+
+    def _assign(self, target: ast.AST, value: Value) -> None:
+        match target:
+            case ast.Name():
+                if target.id in self._globals:
+                    self._change({("global", target.id)}, "=", target)
+                elif target.id in self._free:
+                    self._change({("free", target.id)}, "=", target)
+                else:
+                    self.env[target.id] = value
+            case ast.Attribute():
+                self.escape(value)
+                self.effects.kept |= {target.attr} if value.own else set()
+                self._change(self.value(target.value).own, f".{target.attr}=", target)
+            case ast.Subscript():
+                self.escape(value)
+                self.value(target.slice)
+                named = isinstance(getattr(target.slice, "value", None), str)
+                self._change(self.value(target.value).own, "['']=" if named else "[]=", target)
+                if isinstance(target.value, ast.Name) and target.value.id in self.env:
+                    old = self.env[target.value.id]
+                    self.env[target.value.id] = Value(old.own, old.inner | value.all)
+            case ast.Starred():
+                self._assign(target.value, value)
+            case ast.Tuple() | ast.List():
+                for each in target.elts:
+                    self._assign(each, value.step(ELEMENT))
+
+    # ---- expressions ----
+
+    def value(self, node: ast.AST) -> Value:
+        """Read an expression. Return what its value may be."""
+        match node:
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                of = self.value(node.value)
+                if node.attr in values.CHANGING:  # a bound method, to be called later
+                    self._change(of.own, node.attr, node)
+                return self._attribute(node, of)
+            case ast.Subscript():
+                self.value(node.slice)
+                step = SLICE if isinstance(node.slice, ast.Slice) else ELEMENT
+                return self.value(node.value).step(step)
+            case ast.Call():
+                return self._call(node)
+            case ast.BoolOp():
+                return _joined(map(self.value, node.values))
+            case ast.IfExp():
+                self.value(node.test)
+                return _joined([self.value(node.body), self.value(node.orelse)])
+            case ast.NamedExpr():
+                value = self.value(node.value)
+                self._assign(node.target, value)
+                return value
+            case ast.List() | ast.Tuple() | ast.Set():
+                return Value(inner=_joined(map(self.value, node.elts)).all)
+            case ast.Dict():
+                held = [self.value(each) for each in (*node.keys, *node.values) if each is not None]
+                return Value(inner=_joined(held).all)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                return self._comprehension(node)
+            case ast.Lambda():
+                self._inner_function(node.args, [node.body])
+                return NEW
+            case ast.Yield() if node.value is not None:
+                self.escape(self.value(node.value))
+                return NEW
+            case ast.Starred() | ast.Await() | ast.YieldFrom():
+                return self.value(node.value)
+            case ast.Compare() if not isinstance(node.comparators[0], ast.Constant):
+                is_type = getattr(getattr(node.left, "func", None), "id", "") == "type"
+                self.effects.asks |= isinstance(node.ops[0], ast.Is | ast.IsNot) and not is_type
+                self.block([node.left, *node.comparators])
+                return NEW
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    self.value(child)
+                return NEW
+
+    def _name(self, node: ast.Name) -> Value:
+        if node.id in self._globals:
+            found = _at("global", node.id)
+        elif node.id in self.env:
+            return self.env[node.id]
+        elif node.id in self._free:
+            found = _at("free", node.id)
+        elif node.id in self._locals:
+            return NEW  # a later line assigns it
+        else:
+            found = _at("global", node.id)
+        self._use_all(found, node)
+        return found
+
+    def _attribute(self, node: ast.Attribute, of: Value) -> Value:
+        name = node.attr
+        above = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super"
+        self.effects.names |= {name, f"super.{name}"} if above else {name}
+        found = of.step(CLASS if name == "__class__" else name)
+        self._use_all(found, node)
+        return found
+
+    def _comprehension(self, node: Any) -> Value:
+        outer = dict(self.env)
+        for each in node.generators:
+            self._assign(each.target, self.value(each.iter).step(ELEMENT))
+            for condition in each.ifs:
+                self.value(condition)
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        held = _joined(map(self.value, parts)).all
+        self.env = outer
+        return Value(inner=held)
+
+    def _call(self, node: ast.Call) -> Value:
+        receiver = NEW
+        if isinstance(node.func, ast.Attribute):
+            name, receiver = node.func.attr, self.value(node.func.value)
+            called = self._attribute(node.func, receiver)
+        else:
+            name, called = getattr(node.func, "id", ""), self.value(node.func)
+        arguments = [self.value(argument) for argument in node.args]
+        keywords = {word.arg: self.value(word.value) for word in node.keywords}
+        first = arguments[0] if arguments else NEW
+        self._changed_by_call(node, name, receiver, first, keywords)
+        if name == "type" and len(arguments) == 1:
+            return first.step(CLASS)
+        if name == "getattr" and isinstance(node.args[1:2] and node.args[1], ast.Constant):
+            found = first.step(str(node.args[1].value))  # type: ignore[attr-defined]
+            self._use_all(found, node)
+            return found
+        if name == "super":
+            return self.env.get("self") or next(iter(self.env.values()), NEW)
+        if name in values.RETURN_NEW:
+            return NEW
+        held = _joined([*arguments, *keywords.values()])
+        for path in called.own or {()}:
+            self.escape(held, path)
+        if name in values.SHALLOW:
+            copied = _joined([held, receiver]).step(values.COPY)
+            return Value(inner=copied.step(ELEMENT).all)
+        if not _is_named(receiver):
+            held = _joined([held, receiver])
+        passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
+        returned = frozenset(p if p == ANY else (values.CALL, *p) for p in called.own) | passed
+        return Value(returned, returned)
+
+    def _changed_by_call(
+        self, node: ast.Call, name: str, receiver: Value, first: Value, keywords: dict[Any, Value]
+    ) -> None:
+        in_place = name.endswith("_") and not name.endswith("__")
+        if name in values.CHANGING or in_place or values.SETTER.match(name):
+            self._change(receiver.own, name, node)
+        if name in values.CHANGING and any(path[1:] in values.TYPES for path in receiver.own):
+            self._change(first.own, name, node)  # `list.append(x, 1)`
+        drawing = name in values.DRAWING and any(p[0] in ("global", "import") for p in receiver.own)
+        if (
+            drawing
+            or name in values.CHANGING_FIRST
+            or (in_place and receiver.own and _is_named(receiver))
+        ):
+            self._change(first.own, "[]=", node)
+        for each in node.args if name == "pack_into" else ():
+            self._change(self.value(each).own, "[]=", node)
+        if name == "next":
+            self._change(first.own, "__next__", node)
+        for word in ("out", "dst"):
+            self._change(keywords.get(word, NEW).own, "out=", node)
+        for given in node.keywords:
+            if given.arg == "inplace" and getattr(given.value, "value", True):
+                self._change(receiver.own | first.own, "inplace=", node)
+        if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
+            constants = {str(a.value) for a in node.args[:2] if isinstance(a, ast.Constant)}
+            self.effects.names |= constants
+            self.effects.dynamic |= not constants
+            if name == "setattr":
+                self._change(first.own, f".{''.join(constants)}=", node)
+            elif not constants:
+                self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
+
+    # ---- what was found ----
+
+    def escape(self, value: Value, called: Path = ()) -> None:
+        """Note that other code gets the objects, or what is called."""
+        named = ("global", "free", "import", "default", "self")
+        paths = {path for path in value.all if path[0] in named}
+        if paths:
+            self.effects.escapes.setdefault(called, set()).update(paths)
+
+    def _use_all(self, value: Value, node: ast.AST) -> None:
+        for path in value.own:
+            if path[0] in ("global", "free", "import"):
+                self._use(path, node)
+
+    def _use(self, path: Path, node: ast.AST) -> None:
+        self.effects.uses.setdefault(path, node.lineno)  # type: ignore[attr-defined]
+
+    def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
+        for path in paths:
+            self.effects.changes.setdefault((path, how), node.lineno)  # type: ignore[attr-defined]
+
+
+def _at(*path: str) -> Value:
+    return Value(frozenset({path}))
+
+
+def _joined(values: Iterable[Value]) -> Value:
+    found = list(values)
+    return Value(
+        frozenset().union(*(v.own for v in found)), frozenset().union(*(v.inner for v in found))
+    )
+
+
+def _is_named(value: Value) -> bool:
+    """Return whether a value is reached by names alone, as the module in `torch.stack` and the instance in `self.f`."""
+    return all(
+        path[0] in ("global", "import", "free", "self") and ELEMENT not in path
+        for path in value.own
+    )

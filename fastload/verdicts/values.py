@@ -1,0 +1,132 @@
+"""What a piece of code does, as `effects` reads it: the values, their origins, and names of methods that change them.
+
+A value in the code has origins: the paths to the objects that it may be. A path begins with
+
+- ("self",), the method's own instance, or ("default", name), an argument's default;
+- ("global", name), ("free", name), ("import", module): a global variable, a closure's variable, an imported module;
+- ("any",): an object from elsewhere, such as an argument;
+- ("call", ...): what the object at the rest of the path returns;
+- ("passed", ...): an object that was passed to a call, which may have returned it, or a part of it.
+
+Further steps are names of attributes, ELEMENT, SLICE, CLASS (its class) and COPY (a shallow copy of it). Any branch may
+run, or none, in the order of the lines. Loops are read twice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+Path = tuple[str, ...]
+
+ELEMENT, SLICE, CLASS, COPY = "[]", "[:]", "(class)", "(copy)"
+CALL, PASSED, ANY = "call", "passed", ("any",)
+
+LONGEST = 7
+"""A longer path ends here: what lies below counts as the object at its end."""
+
+
+def longer(path: Path, name: str) -> Path:
+    """Return a path with one step more, if it is not too long."""
+    return path if len(path) >= LONGEST or path == ANY else (*path, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a value may be, and what it may hold: for a new list, what its elements may be."""
+
+    own: frozenset[Path] = frozenset()
+    inner: frozenset[Path] = frozenset()
+
+    def step(self, name: str) -> Value:
+        """Return an attribute or element of the value."""
+        return Value(frozenset(longer(path, name) for path in self.own) | self.inner, self.inner)
+
+    @property
+    def all(self) -> frozenset[Path]:
+        """The objects that it may be or hold."""
+        return self.own | self.inner
+
+
+NEW = Value()
+
+
+@dataclass
+class Effects:
+    """What a piece of code does. Each is with its line, the first one.
+
+    Args:
+        uses: the paths of the global, closed-over and imported objects that it names.
+        changes: the paths of objects that it may change, and how: "=" (a global variable is assigned), ".name=", "[]=",
+            "op=" (an operator in place), or the name of a method or function.
+        escapes: the paths of objects that it passes to a call, by the path of what is called, and of those that it
+            returns or stores, by (). Other code may change them.
+        names: all names of attributes.
+        computed: the paths of objects of which it reads attributes by names that are not in the source.
+        kept: names of attributes to which it assigns an object that is not new.
+        asks: it asks, by `is`, whether two objects are one.
+        dynamic: it reads attributes whose names are not in the source.
+        opaque: its source is not there, and it may change something.
+    """
+
+    uses: dict[Path, int] = field(default_factory=dict)
+    changes: dict[tuple[Path, str], int] = field(default_factory=dict)
+    escapes: dict[Path, set[Path]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    computed: dict[Path, int] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    asks: bool = False
+    dynamic: bool = False
+    opaque: bool = False
+
+
+# ---- names ----
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+CHANGING = words("""
+    append extend insert pop popitem remove clear sort reverse update setdefault add discard fill itemset put partition
+    setflags resize appendleft popleft extendleft rotate move_to_end subtract symmetric_difference_update
+    difference_update intersection_update send __next__ __setitem__ __delitem__ __setattr__ __iadd__
+""")
+"""Methods that change their object."""
+
+SETTER = re.compile(
+    "(seek|set|add|put|reset|remove|register|enable|disable|feed|fit|partial_fit)(_.*|[A-Z].*)?$"
+    "|put[a-z]+$|paste$|thumbnail$|train$|zero_grad$"
+)
+"""Names of methods that change an object of a library, unless that is a table."""
+
+CHANGING_FIRST = words("""
+    readinto recv_into shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace
+    heappushpop insort setitem delitem at
+""")
+"""Functions that change their first argument."""
+
+DRAWING = words("""
+    Draw rectangle line circle ellipse polylines fillPoly fillConvexPoly putText drawContours arrowedLine drawMarker
+    floodFill set_color
+""")
+"""Functions of imaging modules that change their first argument. Methods of these names do not."""
+
+RETURN_NEW = words("""
+    clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
+    cumsum prod size dim numel tensor stack cat concatenate zeros ones empty full zeros_like ones_like empty_like
+    full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile
+    rand randn randint lower upper strip encode decode format join startswith endswith index exists basename dirname
+    hash id repr print divmod pow convert
+""")
+"""Functions and methods whose result shares no memory with their arguments."""
+
+SHALLOW = words("""
+    copy array list tuple dict set frozenset sorted enumerate zip reversed iter map filter items values keys deque
+    Counter defaultdict OrderedDict
+""")
+"""Functions and methods whose result is new, and holds elements of their arguments."""
+
+
+TYPES = {(name,) for name in ("dict", "list", "set", "bytearray", "object", "type")}

@@ -1,0 +1,101 @@
+"""Promises:
+- Programs that share what a process has one of are read as by torch's loader, for one, two and eight workers,
+  persistent or not, over three epochs. `worker_method="auto"` sees to it.
+- While a loader runs and after it, the main thread's stdout, directory, environment, filters of warnings, default dtype
+  and random states are as before. So are the types and identities of its objects.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.children import ROOT, run_python
+from tests.verdicts.table_cases import TABLE
+from tests.verdicts.table_run import EPOCHS, Program, ways
+
+LINES = set(range(1, 13))
+"""The lines of the issue's table."""
+
+
+def results(program: Program, folder: Path, given: list[str]) -> dict[str, Any]:
+    """Run the program in a process of its own, in which nothing vouches for the tests, and return what it printed."""
+    if program.needs and importlib.util.find_spec(program.needs) is None:
+        pytest.skip(f"{program.needs} is not installed")
+    arguments = ["-m", "tests.verdicts.table_run", program.name, folder, *given]
+    env = {**os.environ, **program.env, "PYTHONPATH": str(ROOT)}
+    done = run_python(*arguments, cwd=ROOT, env=env, timeout=200.0)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def compared(program: Program, folder: Path, given: list[str], *, kind: str) -> None:
+    """Compare both loaders."""
+    found = results(program, folder, given)
+    assert len(found["results"]) == len(given)
+    for way, pair in zip(given, found["results"], strict=True):
+        torchs, ours = pair["torch"], pair["fastload"]
+        workers, persistent, *_ = way.split()
+        assert bool(ours["error"]) == bool(torchs["error"]), (way, ours)
+        assert ours["during"] == ours["after"] == [], way
+        # torch draws its seed before it finds that the dataset cannot be pickled, and fastload after that.
+        assert torchs["error"] or ours["torch_random"] == torchs["torch_random"], way
+        assert ours["loop"] == torchs["loop"], way
+        if program.repeats and persistent == "True" and workers != "1":
+            # Which worker reads a sample again decides what it finds. torch gives a worker the same ones each time.
+            assert ours["epochs"][0] == torchs["epochs"][0], way
+            assert len(ours["epochs"]) == len(torchs["epochs"])
+        else:
+            assert ours["epochs"] == torchs["epochs"], way
+        assert torchs["error"] or [len(each) for each in ours["epochs"]] == (
+            [program.length // program.batch] * EPOCHS
+        )
+    said = found["reasons"]
+    if kind:
+        assert any(f"workers are {kind}" in each for each in said), said
+        assert any(re.search(program.culprit, each) for each in said), said
+
+
+QUICK = [
+    pytest.param(each, marks=pytest.mark.slow if each.rare else (), id=each.name) for each in TABLE
+]
+EACH = pytest.mark.parametrize("program", TABLE, ids=lambda program: program.name)
+
+
+@pytest.mark.parametrize("program", QUICK)
+def test_two_workers(program: Program, tmp_path: Path) -> None:
+    kind = "threads" if program.kind == "thread" else "processes"
+    compared(program, tmp_path, ways((2,)), kind=kind)
+
+
+@EACH
+@pytest.mark.slow
+def test_one_worker_and_eight(program: Program, tmp_path: Path) -> None:
+    compared(program, tmp_path, ways((1, 8)), kind="")
+
+
+@EACH
+@pytest.mark.slow
+def test_workers_of_a_fork_server(program: Program, tmp_path: Path) -> None:
+    compared(program, tmp_path, ["2 False forkserver", "2 True forkserver"], kind="")
+
+
+@pytest.mark.slow
+def test_torch_repeats_what_the_table_says(tmp_path: Path) -> None:
+    for program in TABLE:
+        if program.repeats and "shared memory" not in program.name:
+            (pair,) = results(program, tmp_path, ["1 True"])["results"]
+            first, *later = pair["torch"]["epochs"]
+            assert all(epoch != first for epoch in later), program.name
+
+
+def test_each_line_of_the_table_is_here() -> None:
+    assert {program.line for program in TABLE} == LINES
+    assert len({program.name for program in TABLE}) == len(TABLE)
