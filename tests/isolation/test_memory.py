@@ -36,7 +36,7 @@ LARGE = 16 * MIB + 16  # more than a worker gets its own copy of
 
 # Made here, because multiprocessing keeps the file that it takes them from. ctypes keeps their classes, which belong to
 # the module that needed them first.
-KEPT = multiprocessing.RawArray(ctypes.c_float, N), multiprocessing.RawValue("i")
+_ = multiprocessing.RawArray(ctypes.c_float, N), multiprocessing.RawValue("i")
 
 
 class OwnTensor(torch.Tensor):

@@ -7,8 +7,6 @@ from tests.verdicts.programs import Case
 from tests.verdicts.way_cases import HELPERS, TRANSFORM, way, with_method
 
 DICTS = "self.rows = [dict(a=k) for k in range(2_000)]"
-ROW, ROWS = "class Row: n = 0\n", "self.rows = [Row() for k in range(2_000)]"
-IMPORT = "from importlib import import_module\n"
 C, L = "C = {}\n", "L = []\n"
 NUM = TRANSFORM + "class Num:\n    def {method}: return {value}\n"
 
