@@ -41,7 +41,7 @@ class Tripwire:
     changes itself is no fault. Each worker compares the elements of shared data that belong to its samples.
 
     Attributes:
-        armed: whether this epoch is looked at.
+        armed: whether the tripwire compares in this epoch.
         whole: whether an epoch was read to its end.
     """
 

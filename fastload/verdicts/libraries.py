@@ -52,10 +52,10 @@ _VOUCHED = Library()
 
 
 def threads_ok(*packages: str) -> None:
-    """Vouch for packages: threads may run their code, and a fork may, too. It is not read any more.
+    """Vouch for packages: their code is right in threads and in forks, so `worker_method="auto"` does not read it.
 
-    For a library that is not on the list, or for your own package if `worker_method="auto"` sees a fault where there is
-    none. It holds for this process and for loaders that have not begun. `threads_ok("__main__")` vouches for a script.
+    Use it for a library that the allow list lacks, or for your own package if auto reports a fault that is none. It
+    affects this process, and loaders that have not begun yet. `threads_ok("__main__")` vouches for a script.
 
     Args:
         packages: names of top-level packages, as in `import name`.

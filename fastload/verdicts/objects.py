@@ -42,7 +42,7 @@ class Finding:
 
     Args:
         what: a clause that names it, and the code that decides.
-        proven: threads would read wrong samples, or fail. If not, nobody knows.
+        proven: whether threads would read wrong samples, or fail. False if reading the code cannot tell.
         remedy: what would let threads read it.
         state: it is an object that threads share, and that keeps something from one sample to another.
         refused: the copies for threads will raise `DatasetCopyError` for it.
