@@ -137,7 +137,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
-        self._choice: dict[str, Any] | None = None  # of "auto": what `Settings` then has
+        self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
         self._warned: set[str] = set()  # the warnings that were given, each once
         self._tripwire = Tripwire()
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
@@ -222,11 +222,9 @@ class DataLoader(TorchDataLoader[T]):
         if self._choice is None:
             settings.check_loadable()
             chosen = choose(settings, stacklevel=7)
-            self._choice = {
-                "worker_method": chosen.worker_method,
-                "worker_reason": chosen.worker_reason,
-            }
-        return replace(settings, **self._choice)
+            self._choice = chosen.worker_method, chosen.worker_reason
+        method, reason = self._choice
+        return replace(settings, worker_method=method, worker_reason=reason)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy: without workers, iterators and counts."""
@@ -252,7 +250,7 @@ class DataLoader(TorchDataLoader[T]):
         if self.worker_method != "auto":
             given += f', worker_method="{self.worker_method}"'
         elif self._choice is not None:
-            given += f', worker_method="auto" ({self._choice["worker_method"]})'
+            given += f', worker_method="auto" ({self._choice[0]})'
         return (
             f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
             f"seed={self.seed})"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_658,
+    "the way of an index": 3_656,
     "loaded beside the way": 2_442,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
@@ -43,7 +43,7 @@ BUDGETS = {
     "benchmarks": 3_845,
     # parts of their own, and parts to come
     "process workers": 1_529,
-    "verdicts and allow list": 1_675,
+    "verdicts and allow list": 1_680,
 }
 
 LISTED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import warnings
@@ -30,7 +31,15 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
     known to be wrong and processes cannot start.
     """
     read = settings.dataset, settings.collate_fn, settings.worker_init_fn
-    found = verdict(*read, copy_dataset=settings.copy_dataset)
+    # Syntax trees are many objects without cycles. The collector would count them, and look at all objects of torch:
+    # 180 ms, within the first samples.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        found = verdict(*read, copy_dataset=settings.copy_dataset)
+    finally:
+        if collects:
+            gc.enable()
     if settings.worker_method == "thread":
         _warn_of_faults(settings, found, stacklevel + 1)
         return settings

@@ -110,7 +110,8 @@ class Isolation:
     def _watched(self) -> list[tuple[str, Any]]:
         """Return the objects in the graph that samples may change although no worker has its own copy."""
         plan = self.plan
-        shared = [node.x for i, node in plan.nodes.items() if i in plan.shared]
+        # What lies in shared memory, processes share as well.
+        shared = [plan.nodes[i].x for i, why in plan.shared.items() if why != IN_SHARED_MEMORY]
         return [(plan.path(x), x) for x in shared if issubclass(type(x), _DATA)]
 
     def shared_state(self) -> str:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from fastload.errors import SharedStateError, SharedStateWarning
-from fastload.isolation.memory import ProcessMemory, extent
 from fastload.isolation.rules import own_dict
 from fastload.memory.batch import Batch
 from fastload.settings import Settings
@@ -147,12 +146,11 @@ class Tripwire:
         # that takes some microseconds. A program that begins an epoch ahead of its use waits for 50 ms, once.
         wait(lambda: self._asked, FIRST_SECONDS)
         self._asked = True
-        process = ProcessMemory()
         elements = [
             (path, index, look, look())
             for path, x in watched
             for index in indices
-            if (look := _element(x, index, process)) is not None
+            if (look := _element(x, index)) is not None
         ]
         yield
         for path, index, look, before in elements:
@@ -183,7 +181,7 @@ def _process_state() -> dict[Any, Any]:
 _SIGNALS = {f"the handler of {number.name}": number.value for number in signal.Signals}
 
 
-def _element(x: Any, index: Any, process: ProcessMemory) -> Callable[[], Any] | None:
+def _element(x: Any, index: Any) -> Callable[[], Any] | None:
     """Return what looks at the element of a shared array or container at an index, or None if it has none.
 
     No code of the user runs.
@@ -192,7 +190,7 @@ def _element(x: Any, index: Any, process: ProcessMemory) -> Callable[[], Any] | 
         return None
     kind = type(x)
     if issubclass(kind, np.ndarray | torch.Tensor):
-        if x.ndim == 0 or not -len(x) <= index < len(x) or process.is_shared(extent(x)[0]):
+        if x.ndim == 0 or not -len(x) <= index < len(x):
             return None
         return lambda: _content(x[index])
     found: Any = None

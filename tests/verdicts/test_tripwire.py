@@ -124,10 +124,11 @@ def test_an_element_that_changes_twice_in_an_epoch_raises() -> None:
     loader = fastload.DataLoader(
         Samples(ELEMENTS["records"]), sampler=[3, 5, 3], batch_size=1, num_workers=1
     )
-    batches = iter(loader)
-    assert [next(batches).item() for _ in range(2)] == [3, 5]
+    got = []
     with pytest.raises(SharedStateError, match=r"dataset.records\[3\]"):
-        next(batches)
+        for batch in loader:
+            got.append(batch.item())
+    assert got in ([], [3], [3, 5]), "a worker may read ahead of the loop"
 
 
 def test_a_program_that_goes_on_gets_the_error_again() -> None:
