@@ -55,9 +55,7 @@ class Changes:
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
         if how in ("=", "=constant"):
             if path[0] == "global" or function.stays:
-                name = (
-                    f"{function.function.__module__}.{path[1]}" if path[0] == "global" else path[1]
-                )
+                name = function.dotted(path[1:2], path[0])
                 what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
                 yield Finding(
                     what, how == "=", "keep it in an attribute of the dataset", state=True
@@ -85,7 +83,7 @@ class Changes:
     def _exposed(self) -> list[Any]:
         """One object of each kind of data that threads share, if samples could change it or what it holds."""
         found: dict[Any, Any] = {}
-        shared = [self._plan.nodes[i].x for i in self._plan.shared if i in self._plan.nodes]
+        shared = [self._plan.nodes[i].x for i in self._plan.shared]
         shared += [
             found.x for many in self._reach.instances.values() for found in many if found.stays
         ]
@@ -146,15 +144,12 @@ class Changes:
             value = _default(function.function, path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
-        values = list(named(function, path[:2]))
-        if not values or values[0] is objects.MISSING:
+        x, k = next(named(function, path[:2]), objects.MISSING), 2
+        if x is objects.MISSING:
             return [], ()
-        x, k = values[0], 2
         while k < len(path) and type(x) is ModuleType:
             x, k = attribute(x, path[k]), k + 1
-        module = "" if head == "import" else f"{function.function.__module__}."
-        place = module + ".".join(path[1:k])
-        held = head != "free" or function.stays  # by a module
+        held, place = head != "free" or function.stays, function.dotted(path[1:k], head)
         return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
 
     def _instances(self, function: Function) -> list[_Trail]:
@@ -229,18 +224,12 @@ class Changes:
             x = trail.x
             if x is logging.getLogger:
                 yield _Trail(logging.root, "which all threads share", "logging.getLogger()")
-            if isinstance(x, FunctionType):
-                users = library(x.__globals__.get("__name__")) is None
-            elif isinstance(x, type) or x is None:
-                users = False
-            else:
-                users = type(x) is objects.CACHED or library(type(x).__module__) is None
-            if users:
+            # A class returns a new object.
+            if type(x) is objects.CACHED or not (_is_foreign(x) or issubclass(type(x), type)):
                 yield ANY
                 return
-        if (
-            called[0] != values.CALL and len(called) > 2
-        ):  # a method: its result may be a part of its object
+        if called[0] != values.CALL and len(called) > 2:
+            # A method: its result may be a part of its object.
             for trail in self._follow(function, called[:-1]):
                 if trail is not ANY and issubclass(type(trail.x), _ARRAYS):
                     yield trail
@@ -266,8 +255,8 @@ _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
 
 def _members(x: Any) -> list[Any]:
     base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
-    values = dict.values(x) if base is dict else base.__iter__(x)
-    some = list(itertools.islice(values, _FEW))
+    held = dict.values(x) if base is dict else base.__iter__(x)
+    some = list(itertools.islice(held, _FEW))
     if base in (list, tuple) and base.__len__(x) > _FEW:
         some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
     return some
@@ -322,17 +311,15 @@ def _fits(x: Any, how: str) -> bool:
         return library(owner) is not None and owner.partition(".")[0] not in _TABLES
     if issubclass(kind, torch.Tensor):
         return in_place
-    if issubclass(type(x), np.ndarray):
+    if issubclass(kind, np.ndarray):
         return x.flags.writeable and (
             in_place or how in ("fill", "sort", "put", "itemset", "partition", "shuffle")
         )
-    if issubclass(type(x), tuple | frozenset | str):
+    if issubclass(kind, tuple | frozenset | str | ModuleType | type | FunctionType):
         return False
-    if issubclass(type(x), _CONTAINERS):
+    if issubclass(kind, _CONTAINERS):
         return not in_place or how in ("op=", "[]=")
-    if issubclass(type(x), ModuleType | type | FunctionType):
-        return False
-    return how in ("op=", "[]=", "inplace=", "out=") or hasattr(type(x), how)
+    return how in ("op=", "[]=", "inplace=", "out=") or hasattr(kind, how)
 
 
 def _default(function: FunctionType, name: str) -> Any:

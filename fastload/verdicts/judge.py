@@ -85,7 +85,7 @@ def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
     asks = any(function.effects.asks for function in reach.functions)
     for held, at_top in reach.held_twice():
         x = held.x
-        if id(x) not in plan.nodes or id(x) in plan.shared or isinstance(x, VALUES):
+        if id(x) not in plan.nodes or id(x) in plan.shared or issubclass(type(x), VALUES):
             continue
         equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
         if asks or equal is object.__eq__:

@@ -81,6 +81,11 @@ class Function:
         file = self.function.__code__.co_filename.rpartition("/")[2]
         return f"`{self}` ({file}, line {line})"
 
+    def dotted(self, names: Path, head: str) -> str:
+        """Return the full name of what a path of this function leads to."""
+        module = "" if head == "import" else f"{self.function.__module__}."
+        return module + ".".join(names)
+
     @property
     def effects(self) -> Effects:
         """What the function does."""

@@ -150,10 +150,8 @@ class Reach:
                 "create it in `__iter__`",
             )
         self._class(kind)
-        module, compiled = (
-            kind.__module__,
-            library(kind.__module__) is None and objects.is_in_c(kind),
-        )
+        module = kind.__module__
+        compiled = library(module) is None and objects.is_in_c(kind)
         if compiled and type(getattr(x, "__module__", None)) is str:
             module = x.__module__  # a function of Cython or Boost
         self._entry(library(module), module, found.path, compiled=compiled)
@@ -267,15 +265,12 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made and id(cls) not in self._unsafe:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes or PER_WORKER in vars(
-            cls
-        ):  # the latter was written for threads
-            return
+        if (cls, made) in self._classes or PER_WORKER in vars(cls):
+            return  # it was read, or written for threads
         self._classes.add((cls, made))
         libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
-        called = {
-            name for base in libraries for name in vars(base)
-        }  # a library may call what overrides its methods
+        # A library may call what overrides its methods.
+        called = {name for base in libraries for name in vars(base)}
         overridden: set[str] = set()
         for base in cls.__mro__[:-1]:
             if base in libraries:
@@ -368,12 +363,8 @@ class Reach:
             elif type(value) is ModuleType:
                 self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
             else:
-                name = (
-                    ".".join(path[1:])
-                    if path[0] == "import"
-                    else f"{found.function.__module__}.{'.'.join(path[1:])}"
-                )
-                self._todo.append(Instance(value, name, stays=path[0] != "free" or found.stays))
+                name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
+                self._todo.append(Instance(value, name, stays))
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
