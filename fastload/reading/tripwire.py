@@ -15,7 +15,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -189,7 +188,7 @@ def _element(x: Any, index: Any) -> Callable[[], Any] | None:
     if type(index) is not int:
         return None
     kind = type(x)
-    if issubclass(kind, np.ndarray | torch.Tensor):
+    if kind in _ARRAYS:
         if x.ndim == 0 or not -len(x) <= index < len(x):
             return None
         return lambda: _content(x[index])
@@ -202,14 +201,15 @@ def _element(x: Any, index: Any) -> Callable[[], Any] | None:
     return None if found is None else lambda: _content(found)
 
 
+_ARRAYS = {np.ndarray, torch.Tensor}  # of a subclass, methods could be the user's
 _SCALARS = {str, bytes, int, bool, float, complex, types.NoneType}
 
 
 def _content(x: Any, depth: int = 4) -> Any:
     """Return something that differs if what an element holds has changed."""
-    if issubclass(type(x), np.ndarray | torch.Tensor):
+    if type(x) in _ARRAYS:
         try:
-            array = np.asarray(x.detach() if issubclass(type(x), torch.Tensor) else x)
+            array = np.asarray(x.detach() if type(x) is torch.Tensor else x)
             return array.shape, zlib.crc32(np.ascontiguousarray(array).view(np.uint8))  # type: ignore[arg-type]
         except (RuntimeError, TypeError, ValueError):  # a layout or type that NumPy does not know
             return None
@@ -218,11 +218,12 @@ def _content(x: Any, depth: int = 4) -> Any:
     if depth == 0:
         return id(x)
     kind = type(x)
-    held: Any = own_dict(x).items()
+    # Lists at once: another worker may change what is iterated over.
+    held: list[Any] = [*own_dict(x).items()]
     if base := next((b for b in (dict, list, tuple, deque, set) if issubclass(kind, b)), None):
-        held = chain(base.items(x) if base is dict else enumerate(base.__iter__(x)), held)
+        held += [*(base.items(x) if base is dict else enumerate(base.__iter__(x)))]
     below = [
         (key if type(key) in _SCALARS else id(key), _content(value, depth - 1))
-        for key, value in islice(held, 256)
+        for key, value in held[:256]
     ]
     return kind, below

@@ -186,6 +186,20 @@ def test_an_epoch_that_begins_ahead_of_its_use_waits_no_longer_than_for_its_firs
     assert next(batches).tolist() == [0, 1, 2, 3]
 
 
+class Guarded(np.ndarray):  # type: ignore[type-arg]
+    """An array whose elements only its own dataset may take."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("user code ran")
+
+
+def test_no_code_of_the_user_runs() -> None:
+    dataset = Samples(lambda *_: None)
+    dataset.rows = dataset.rows.view(Guarded)
+    for _ in range(2):
+        assert len(list(fastload.DataLoader(dataset, 64, num_workers=2))) == N // 64 + 1
+
+
 def test_samples_after_the_first_are_not_looked_at() -> None:
     def late(samples: Samples, i: int) -> None:
         if i >= SAMPLES:
