@@ -22,7 +22,7 @@ BUDGETS = {
     "loaded beside the way": 2_442,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_513,
+    "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
     "fastload/check": 666,
@@ -43,7 +43,7 @@ BUDGETS = {
     "benchmarks": 3_845,
     # parts of their own, and parts to come
     "process workers": 1_529,
-    "verdicts and allow list": 1_658,
+    "verdicts and allow list": 1_666,
 }
 
 LISTED = {

@@ -107,5 +107,5 @@ class _Copier:
                 return copy.deepcopy(x, self.memo)
             except NotImplementedError:  # torch's `__deepcopy__` of CSR, nested and oneDNN tensors
                 return x.detach().clone().requires_grad_(x.requires_grad)
-        self.memo.update(copy_block(block))
+        self.memo.update(copy_block(block, self._plan.weights))
         return self.memo[id(x)]

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import mmap
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -174,8 +174,13 @@ def blocks_of(members: Iterable[Any]) -> list[Block]:
     return blocks
 
 
-def copy_block(block: Block) -> dict[int, Any]:
-    """Copy the memory once. Return the members as views of the copy, by the id of the original."""
+def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
+    """Copy the memory once. Return the members as views of the copy, by the id of the original.
+
+    The parameters with the ids `weights` get their own `grad` over the same memory.
+    """
+    if all(id(member) in weights for member in block.members):
+        return {id(member): _over(member.untyped_storage(), member) for member in block.members}
     (first, *others) = block.members
     if not others and not (isinstance(first, np.ndarray) and first.base is not None):
         return {id(first): _alone(first)}

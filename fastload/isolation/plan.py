@@ -7,7 +7,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import torch
 
 from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
@@ -134,6 +137,16 @@ class Plan:
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
         # Views in another root may lie in memory that an earlier root holds.
         self._settle(self._memory[before:] if made else self._memory)
+
+    @cached_property
+    def weights(self) -> set[int]:
+        """The ids of parameters whose memory workers share: those of models, unless an optimizer may write to them."""
+        found = [node.x for node in self.nodes.values()]
+        if self._copy_data or any(issubclass(type(x), torch.optim.Optimizer) for x in found):
+            return set()
+        models = [rules.own_dict(x) for x in found if issubclass(type(x), torch.nn.Module)]
+        found = [p for own in models for p in own.get("_parameters", {}).values()]
+        return {id(p) for p in found} & self.nodes.keys()
 
     def keep_lists(self) -> None:
         """Let workers share copies of long lists as they are now. So the loop can shuffle its own in place."""

@@ -165,6 +165,8 @@ class Changes:
         """Return a clause that says why threads share an object of the graph."""
         if self._shares_all:
             return "which copy_dataset=False lets threads share"
+        if id(x) in self._plan.weights:
+            return "whose memory threads share"
         shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
         return None if shared == IN_SHARED_MEMORY else "which threads share"
 
@@ -231,7 +233,10 @@ class Changes:
         if called[0] != values.CALL and len(called) > 2:
             # A method: its result may be a part of its object.
             for trail in self._follow(function, called[:-1]):
-                if trail is not ANY and issubclass(type(trail.x), _ARRAYS):
+                if trail is not ANY and called[-1] in _OF_WEIGHTS:
+                    weights = [self._plan.nodes[i].x for i in self._plan.weights]
+                    yield from (trail.to(x, f".{called[-1]}()", self._why(x)) for x in weights)
+                elif trail is not ANY and issubclass(type(trail.x), _ARRAYS):
                     yield trail
                 elif trail is not ANY and issubclass(type(trail.x), _CONTAINERS):
                     yield from self._elements(trail)
@@ -248,6 +253,9 @@ _ARRAYS: Any = np.ndarray | torch.Tensor
 _CONTAINERS: Any = list | dict | set | deque | tuple
 VALUES: Any = _ARRAYS | tuple | frozenset | FunctionType | MethodType
 
+
+_OF_WEIGHTS = {"parameters", "named_parameters", "get_parameter", "state_dict"}
+"""Methods of a model that return its weights."""
 
 _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
 """Packages whose setters return a new object."""

@@ -313,8 +313,10 @@ def attribute(x: Any, name: str) -> Any:
     if isinstance(x, type):
         return next((vars(k)[name] for k in x.__mro__ if name in vars(k)), None)
     own = own_dict(x)
-    if name in own:
-        return own[name]
+    held = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
+    for each in (own, *(own.get(kind, {}) for kind in held)):
+        if name in each:
+            return each[name]
     member = next((vars(k)[name] for k in type(x).__mro__ if name in vars(k)), None)
     if type(member) is types.MemberDescriptorType:
         return getattr(x, name, None)

@@ -414,3 +414,45 @@ def test_an_open_handle_of_a_class_that_copies_itself_is_not_refused() -> None:
     assert mine.connection is not reading.connection
     mine.connection.close()
     reading.connection.close()
+
+
+# ---- weights ----
+
+
+def tied() -> torch.nn.Module:
+    """A model two of whose layers share their weights."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False), torch.nn.BatchNorm1d(3)
+    )
+    model[1].weight = model[0].weight
+    return model
+
+
+def test_a_model_costs_no_copy_of_its_weights_and_has_gradients_of_its_own() -> None:
+    model = tied()
+    copied = own(model=model).model
+    assert copied is not model
+    assert copied[1].weight is copied[0].weight
+    for mine, weight in zip(copied.parameters(), model.parameters(), strict=True):
+        assert type(mine) is torch.nn.Parameter
+        assert mine is not weight
+        assert mine.data_ptr() == weight.data_ptr()
+        assert mine.requires_grad
+    copied(torch.ones(2, 3)).sum().backward()
+    assert copied[0].weight.grad is not None
+    assert model[0].weight.grad is None
+    assert int(copied[2].num_batches_tracked) == 1
+    assert int(model[2].num_batches_tracked) == 0, "buffers are state"
+
+
+@pytest.mark.parametrize("why", ["an optimizer", "copy_dataset=True", "an array"])
+def test_weights_are_copied_if_samples_may_write_them(why: str) -> None:
+    model = tied()
+    more = {
+        "an optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "copy_dataset=True": None,
+        "an array": model[0].weight.detach().numpy(),
+    }[why]
+    copies: Any = True if why == "copy_dataset=True" else "state"
+    copied = own(copies, model=model, more=more)
+    assert copied.model[0].weight.data_ptr() != model[0].weight.data_ptr()

@@ -235,7 +235,14 @@ SHARED_DATA = [
     ),
 ]
 
+WEIGHTS = (
+    "import torch\n",
+    "self.net = torch.nn.Linear(2, 2); self.more = torch.nn.ReLU(), torch.nn.Linear(1, 1, bias=False)",
+)
 KEPT_STATE = [
+    Case("weights", "weight", "self.net.weight.data.mul_(0.5); return i", *WEIGHTS, proven=True),
+    Case("weight by weight", "", "for p in self.net.parameters(): p.data.mul_(0.5)", *WEIGHTS),
+    Case("weights by name", "", "self.net.state_dict()['bias'].zero_(); return i", *WEIGHTS),
     Case("module dict", "CACHE", "CACHE[i] = i; return CACHE[i]", "CACHE = {}\n", proven=True),
     Case("module list", "LOG", "LOG.append(i); return len(LOG)", "LOG = []\n", proven=True),
     Case(

@@ -341,6 +341,13 @@ FRESH = [
 ]
 
 SHARED_ALIKE = [
+    Case(
+        "a model",
+        "",
+        "return self.net(torch.ones(2)).mul_(2).tolist()",
+        "import torch\n",
+        "self.net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()",
+    ),
     # A thread inherits the context of the loop, and processes share such memory as well.
     Case(
         "context",
