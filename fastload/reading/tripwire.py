@@ -92,7 +92,7 @@ class Tripwire:
         self._left -= 0 if batch is None else batch.size
         if (fault := self._found()) is None:
             return
-        self.armed, self._left, self._epochs = False, 0, 0
+        self.armed, self._left, self._epochs, self._asked = False, 0, 0, False
         self._faults.clear()
         if not settings.worker_reason:
             warn(SharedStateWarning, fault)
