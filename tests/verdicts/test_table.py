@@ -81,7 +81,7 @@ def test_one_worker_and_eight(program: Program, tmp_path: Path) -> None:
     compared(program, tmp_path, ways((1, 8)), kind="")
 
 
-# Threads have no start method, and share such memory. A fork server pickles it: torch's workers get copies, or an error.
+# Threads have no start method, and share such memory. A fork server pickles it, so torch's workers get copies, or fail.
 PICKLED = [program for program in TABLE if "shared memory" not in program.name]
 
 
