@@ -18,14 +18,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_656,
+    "the way of an index": 3_652,
     "loaded beside the way": 2_442,
     "the core's other files": 617,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/bench": 1_242,
-    "fastload/check": 666,
+    "fastload/check": 668,
     "fastload/cli": 2_241,
     "fastload/compat": 441,
     "fastload/datasets": 1_671,

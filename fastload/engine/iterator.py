@@ -63,11 +63,7 @@ class LoaderIterator(Iterator[Any]):
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
         self._begin(settings)
-        if (
-            settings.worker_init_fn is None
-            and not self._readers.in_processes
-            and not tripwire.armed
-        ):
+        if settings.worker_init_fn is None and not self._readers.in_processes:
             self._issue()  # before the threads start: each finds work at once
         self.team = self._readers.start(self._window, self._order.base_seed)
         self.counts.children = self.team.children
