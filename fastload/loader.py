@@ -258,14 +258,12 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Warn. Only Accelerate reads this, just before it builds torch's loader from this one."""
-        if self._is_ours:
-            warnings.warn(
-                f"fastload: Accelerate's prepare() replaces {self!r} with torch's loader, without fastload's workers, "
-                "seed and state. Leave the loader out of prepare(), and give it a RankSampler.",
-                stacklevel=2,
-            )
-        return False
+        """Prepare this loader for the Accelerator that asks. Only its `prepare` reads this, and takes True as done."""
+        if not self._is_ours:
+            return False
+        from fastload.integrations.accelerate import prepare
+
+        return prepare(self, asked_by=sys._getframe(1))
 
     # ---- beyond torch's interface ----
 

@@ -21,7 +21,7 @@ CORE = {
     "reading": "errors _kit telemetry random isolation rows settings memory order",
     "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
-    "loader": "_kit telemetry isolation settings order reading engine",
+    "loader": "_kit telemetry isolation settings order reading engine (integrations)",
     "testing": "",
     "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
@@ -35,6 +35,7 @@ PLUG_INS = {
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
     "image": "errors _kit telemetry random",
+    "integrations": "errors order loader",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T", int, NDArray[np.int64])
 
 BOOLS = {bool, np.bool_}
 """Integers for Python and NumPy, but not for torch, to which a bool is no index of a sample."""
@@ -19,6 +21,16 @@ def integer(name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def global_position(k: T, rank: int, world_size: int, block: int = 1) -> T:
+    """Return where local position `k` of a rank lies in the order of all, if blocks of neighbours go to ranks in turn.
+
+    `k` is an int or an array of them.
+    """
+    if block == 1:
+        return k * world_size + rank
+    return (k // block * world_size + rank) * block + k % block
 
 
 def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:

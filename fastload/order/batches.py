@@ -159,7 +159,11 @@ class SampledOrder(Order):
         super().begin(seed, recorders)
         self._placed_keys = StreamKeys(seed, self.epoch)
         self._keys = StreamKeys(
-            seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
+            seed,
+            self.epoch,
+            rank=self._rank,
+            world_size=self.initial.world_size,
+            block=getattr(single_sampler(self._sampler), "block", 1),
         )
         if self._unasked:
             self._keep_draws()
@@ -304,7 +308,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         epoch=epoch,
         sampler_epoch=sampler_epoch,
         samples=known_length(settings.dataset),
-        sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
+        sampler=type(single if _batches_plainly(sampler) else sampler).__name__,
         sampler_length=single.length if ours else length,
         generators=len(generators(sampler)),
         sampler_seed=as_int(single.seed) if by_rank else None,
@@ -333,7 +337,12 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
 def _is_plain(sampler: Any, *kinds: type) -> bool:
     """Return whether `sampler`, or the sampler in torch's BatchSampler, is exactly of one of these classes."""
     single = single_sampler(sampler)
-    return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
+    return type(single) in kinds and (sampler is single or _batches_plainly(sampler))
+
+
+def _batches_plainly(sampler: Any) -> bool:
+    """Return whether `sampler` makes batches as torch's BatchSampler does."""
+    return getattr(type(sampler), "__iter__", None) is BatchSampler.__iter__
 
 
 def has_pure_order(sampler: Any) -> bool:
@@ -371,7 +380,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
 def _drawn(sampler: Any) -> Iterator[Any]:
     """Return an epoch's indices, if the sampler draws."""
     single = single_sampler(sampler)
-    if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
+    if _is_plain(sampler, RandomSampler) and sampler is not single and not single.replacement:
         return random_batches(sampler)
     return iter(sampler)
 

@@ -73,7 +73,7 @@ class Epochs:
 
     def _begin(self) -> None:
         """Advance to the next epoch. Drop a loaded state of another epoch."""
-        self.number = self._to_come()
+        self.number = self.coming()
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
                 sampler.begin_epoch()
@@ -159,7 +159,7 @@ class Epochs:
         if (resume := self.resume) is not None:  # read once: another thread may call this
             return copy.deepcopy(resume.to_json())
         if self._order is None:
-            return fresh_state(settings(), self._to_come(), self._own_of_sampler()).to_json()
+            return fresh_state(settings(), self.coming(), self._own_of_sampler()).to_json()
         return self._order.state()
 
     def load(self, state: State) -> None:
@@ -175,7 +175,7 @@ class Epochs:
         self.resume = state
         self._order = None
 
-    def _to_come(self) -> int:
+    def coming(self) -> int:
         """Return the epoch of the next `iter()`.
 
         A RankSampler counts epochs itself. For another sampler, return its own epoch if that has

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, Sampler
 
 from fastload._kit.hashing import MASK, finalized, mix64, mix64s
-from fastload._kit.integers import integer
+from fastload._kit.integers import global_position, integer
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
@@ -110,7 +110,7 @@ def permuted_by_window(
 class RankSampler(Sampler[int]):
     """One rank's part of a global order of samples, by strides.
 
-    Local position k of rank r is global position `k * world_size + r`. So local batch k of all
+    Local position k of rank r is global position `k * world_size + r` (see `block`). So local batch k of all
     ranks together is one contiguous global batch, for any world size that divides the global batch,
     and the sampler need not know the batch size. The global order is the same on all ranks: a pure
     function of (seed, epoch), or 0, 1, 2, ... without shuffle.
@@ -131,6 +131,9 @@ class RankSampler(Sampler[int]):
             piece of `window` samples. So the samples of a window lie in about `window / run` stretches of the
             dataset. If `window` is at least the dataset's length, the order is as random as without windows.
             This window is not the loader's: it has nothing to do with batches in flight.
+        block: deal blocks of this many neighbours to the ranks in turn, rather than single samples. If it is the batch
+            size, the batches of all ranks, one after another, are in the global order, as Accelerate wants them. "pad"
+            and "drop" then make the length a multiple of `block * world_size`.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` advances to the next epoch by itself
     each time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
@@ -148,6 +151,7 @@ class RankSampler(Sampler[int]):
         ends: Literal["pad", "drop", "uneven"] = "pad",
         window: int | None = None,
         run: int | None = None,
+        block: int = 1,
     ) -> None:
         if isinstance(length_or_dataset, Sized):
             length = len(length_or_dataset)
@@ -188,6 +192,8 @@ class RankSampler(Sampler[int]):
             if not 1 <= run <= window:
                 raise ValueError(f"expected 1 <= run <= window, got {run=}, {window=}")
             window, run = min(window, _LARGEST), min(run, _LARGEST)
+        if integer("block", block) < 1:
+            raise ValueError(f"block must be 1 or more, got {block}")
         self.length = length
         self.rank = rank
         self.world_size = world_size
@@ -196,22 +202,23 @@ class RankSampler(Sampler[int]):
         self.ends = ends
         self.window = window
         self.run = run
+        self.block = integer("block", block)
         self.epoch = 0
         self.is_set = True
         """Whether no fastload loader has begun `epoch` since it was set."""
 
     def __repr__(self) -> str:
         by = "" if self.window is None else f"window={self.window}, run={self.run}, "
+        by += "" if self.block == 1 else f"block={self.block}, "
         return (
             f"RankSampler(length={self.length}, rank={self.rank}, world_size={self.world_size}, "
             f"shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, {by}epoch={self.epoch})"
         )
 
     def __len__(self) -> int:
-        if self.ends == "drop":
-            return self.length // self.world_size
-        missing = 0 if self.ends == "pad" else self.rank
-        return max(0, -(-(self.length - missing) // self.world_size))
+        rounds, rest = divmod(self.length, self.world_size * self.block)
+        last = {"drop": 0, "pad": self.block if rest else 0, "uneven": rest - self.rank * self.block}
+        return rounds * self.block + min(max(last[self.ends], 0), self.block)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next `iter()` gives."""
@@ -237,7 +244,8 @@ class RankSampler(Sampler[int]):
 
     def indices_of(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return `indices` of an epoch: int64[stop - start]."""
-        positions = np.arange(start, stop, dtype=np.int64) * self.world_size + self.rank
+        local = np.arange(start, stop, dtype=np.int64)
+        positions = global_position(local, self.rank, self.world_size, self.block)
         positions %= max(1, self.length)
         if not self.shuffle:
             return positions

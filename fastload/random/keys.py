@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload._kit.hashing import hash64, mix64, mix64s
-from fastload._kit.integers import as_indices
+from fastload._kit.integers import as_indices, global_position
 
 _BATCH = 0x6261_7463_6800_0000  # separates the stream of a batch from that of its first sample
 
@@ -20,21 +20,22 @@ class StreamKeys:
 
     Args:
         seed, epoch: integers.
-        rank, world_size: local position k is global position `k * world_size + rank`, as in
-            `RankSampler`, so that a sample draws the same in a world of another size.
+        rank, world_size, block: where local positions lie among all, as in `RankSampler`, so that a sample draws the
+            same in a world of another size.
     """
 
-    __slots__ = ("_rank", "_seeded", "_unseeded", "_world_size")
+    __slots__ = ("_place", "_seeded", "_unseeded")
 
-    def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1, block: int = 1
+    ) -> None:
         self._seeded = mix64(mix64(seed) ^ epoch)
         self._unseeded = mix64(mix64(0) ^ epoch)
-        self._rank = rank
-        self._world_size = world_size
+        self._place = rank, world_size, block
 
     def sample(self, position: int, index: Any, *, seeded: bool = True) -> int:
         """Return 64 bits for the sample `index` at a local position. With `seeded=False` they ignore the seed."""
-        place = position * self._world_size + self._rank
+        place = global_position(position, *self._place)
         key = self._seeded if seeded else self._unseeded
         return mix64(mix64(key ^ place) ^ _index_bits(index))
 
@@ -44,8 +45,7 @@ class StreamKeys:
         if numbers is None:
             keys = [self.sample(position + k, index) for k, index in enumerate(indices)]
             return np.array(keys, np.uint64)
-        first = position * self._world_size + self._rank
-        places = first + self._world_size * np.arange(len(numbers), dtype=np.uint64)
+        places = global_position(position + np.arange(len(numbers)), *self._place)
         mixed = mix64s(np.uint64(self._seeded) ^ places.astype(np.uint64))
         return mix64s(mixed ^ numbers.astype(np.uint64))
 
