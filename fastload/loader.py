@@ -24,7 +24,7 @@ from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.order.batches import draws_nothing, fits_any_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
-from fastload.order.partition import partition, refuse_two_partitions
+from fastload.order.partition import divided_once, partition, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
@@ -140,6 +140,7 @@ class DataLoader(TorchDataLoader[T]):
         self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
         self._warned: set[str] = set()  # the warnings that were given, each once
         self._tripwire = Tripwire()
+        sampler = divided_once(sampler)
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
@@ -261,7 +262,7 @@ class DataLoader(TorchDataLoader[T]):
         """Prepare this loader for the Accelerator that asks. Only its `prepare` reads this, and takes True as done."""
         if not self._is_ours:
             return False
-        from fastload.integrations.accelerate import prepare
+        from fastload.accelerated import prepare
 
         return prepare(self, asked_by=sys._getframe(1))
 

@@ -21,12 +21,13 @@ CORE = {
     "reading": "errors _kit telemetry random isolation rows settings memory order",
     "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
-    "loader": "_kit telemetry isolation settings order reading engine (integrations)",
+    "loader": "_kit telemetry isolation settings order reading engine (accelerated)",
     "testing": "",
     "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 
 PLUG_INS = {
+    "accelerated": "errors _kit settings order",
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random isolation verdicts reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
@@ -35,7 +36,7 @@ PLUG_INS = {
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
     "image": "errors _kit telemetry random",
-    "integrations": "errors order loader",
+    "integrations": "accelerated loader",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",

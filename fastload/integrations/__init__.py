@@ -1,7 +1,4 @@
-"""fastload inside the frameworks that people train with.
+"""fastload inside frameworks that have no hook for a loader. Each file imports its framework.
 
-accelerate     what `accelerator.prepare(loader)` makes of a fastload loader
-transformers   a mixin for Hugging Face's Trainer
-
-Each imports its framework, so nothing here is imported before it is asked for.
+transformers   Hugging Face's Trainer
 """

@@ -2,8 +2,8 @@
 
 from fastload.integrations.transformers import Trainer
 
-Or put `TrainerMixin` before another Trainer: `class Mine(TrainerMixin, Seq2SeqTrainer): ...`. All `dataloader_*` arguments
-keep their meaning, and so do those of `accelerator_config` (see `fastload.integrations.accelerate`).
+Or put `TrainerMixin` before another Trainer: `class Mine(TrainerMixin, Seq2SeqTrainer): ...`. All `dataloader_*`
+arguments keep their meaning, and so do those of `accelerator_config` (see `fastload.accelerated`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 
-from fastload.integrations.accelerate import skip_first_batches
+from fastload.accelerated import skip_first_batches
 from fastload.loader import DataLoader
 
 
@@ -54,5 +54,5 @@ def _with_ours(method: FunctionType) -> FunctionType:
     return copy
 
 
-class Trainer(TrainerMixin, transformers.Trainer):
+class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]  # mypy does not see it everywhere
     """`transformers.Trainer` with fastload's loaders."""

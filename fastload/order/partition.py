@@ -41,6 +41,14 @@ def _part_of_rank(dataset: Any) -> Any:
     return next((part for part in map(_part_of_rank, held) if part is not None), None)
 
 
+def divided_once(sampler: Any) -> Any:
+    """Return the RankSampler that Lightning's wrapper would divide among the same ranks again, or else `sampler`."""
+    inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+    same = isinstance(inner, RankSampler) and (inner.rank, inner.world_size) == ranks
+    return inner if same else sampler
+
+
 def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
     """Raise ValueError if a sampler would divide among ranks what is already one rank's part."""
     part = _part_of_rank(dataset)

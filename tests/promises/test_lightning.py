@@ -1,7 +1,8 @@
 """Promises:
 - A loader that Lightning rebuilds keeps every argument.
 - The batches of Lightning's Trainer come from fastload's threads.
-- If Lightning would divide the samples of a `RankSampler` among the ranks once more, the loader raises.
+- The samples of a `RankSampler` are divided once, by it, if Lightning wraps it for the same ranks. For other ranks the
+  loader raises.
 
 Lightning builds a loader again from its attributes, to put a sampler of its own in: for distributed runs, for
 prediction, for overfitting.
@@ -293,11 +294,17 @@ def test_a_rank_sampler_is_not_divided_again() -> None:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 
     dataset = Threads()
-    sampler = RankSampler(dataset, rank=0, world_size=2, seed=0)
-    again = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    sampler = RankSampler(dataset, rank=1, world_size=2, seed=0)
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        sampler=DistributedSamplerWrapper(sampler, num_replicas=2, rank=1),
+    )
+    assert loader.sampler is sampler
+    others = DistributedSamplerWrapper(sampler, num_replicas=4, rank=1)
     with pytest.raises(
         ValueError, match="RankSampler gives only the samples of its rank.* use_distributed_sampler"
     ):
-        DataLoader(dataset, batch_size=4, sampler=again)
+        DataLoader(dataset, batch_size=4, sampler=others)
     whole = DistributedSamplerWrapper(SequentialSampler(dataset), num_replicas=2, rank=0)
     assert len(list(DataLoader(dataset, batch_size=4, sampler=whole))) == 3

@@ -1,0 +1,176 @@
+"""Which samples a rank of an Accelerator reads: of the batches of one order, each rank takes every n-th."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from accelerate.state import DistributedType
+from accelerate.utils import broadcast_object_list, synchronize_rng_states
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from fastload.order.sampler import RankSampler
+from fastload.order.sampler_state import generators, single_sampler
+from fastload.order.state import known_length
+
+
+def check(loader: Any, accelerator: Accelerator) -> None:
+    """Raise ValueError if the accelerator asks for what a fastload loader cannot do."""
+    sampler = single_sampler(loader._index_sampler)
+    ranks = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
+    problem = None
+    if accelerator.dispatch_batches:
+        problem = (
+            "dispatch_batches=True lets the first rank read for all, and sends its batches to the others. A fastload "
+            "loader reads each rank's own part. Leave dispatch_batches out"
+        )
+    elif accelerator.distributed_type in (DistributedType.XLA, DistributedType.MEGATRON_LM):
+        problem = (
+            f"{accelerator.distributed_type} wraps torch's own loaders. Prepare torch's DataLoader"
+        )
+    elif isinstance(sampler, RankSampler | DistributedSampler) and ranks > 1:
+        problem = (
+            f"{type(sampler).__name__} gives only the samples of its rank, and Accelerate would divide them again. "
+            "Give the loader shuffle=True and a seed, or leave it out of prepare()"
+        )
+    elif loader._epochs.resume is not None and accelerator.num_processes > 1:
+        problem = "load the loader's state after prepare(), which divides it among the ranks"
+    if problem is not None:
+        raise ValueError(f"{loader!r} and Accelerate: {problem}")
+
+
+def data_rank(accelerator: Accelerator) -> tuple[int, int]:
+    """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
+    prepare_mesh = getattr(accelerator, "_prepare_device_mesh", lambda: None)  # since 1.8
+    mesh = prepare_mesh()
+    if not mesh:
+        return accelerator.process_index, accelerator.num_processes
+    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
+    same = sizes.get("tp", 1) * sizes.get("cp", 1)
+    parts = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
+    return accelerator.process_index // same, parts
+
+
+def agreed_seed(
+    loader: Any, index_sampler: Any, accelerator: Accelerator, world_size: int
+) -> int | None:
+    """Return a seed for an order that is drawn, the same on all ranks. Return None if the order needs none."""
+    if getattr(single_sampler(index_sampler), "generator", loader) is not None:
+        # It draws nothing, or from a generator of the user's.
+        if world_size > 1 and (found := generators(index_sampler)):
+            synchronize_rng_states(["generator"], found[0])
+        return None
+    seed: int | None = loader.seed
+    if seed is None and accelerator.use_seedable_sampler:
+        seed = accelerator.dataloader_config.data_seed
+        seed = torch.initial_seed() if seed is None else seed
+    if world_size > 1:
+        drawn = seed if seed is not None else torch.empty((), dtype=torch.int64).random_().item()
+        return int(broadcast_object_list([drawn])[0])
+    return seed
+
+
+def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> dict[str, Any]:
+    """Return the attributes with which a loader reads the part of a rank."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"dataset": _part_of_stream(loader, accelerator, rank, world_size)}
+    key = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    batches = getattr(loader, key)
+    if key == "sampler" and not isinstance(batches, BatchSampler):
+        raise ValueError(
+            f"{loader!r} and Accelerate: without batches there is nothing to divide. Give batch_size"
+        )
+    order = _order(single_sampler(batches), loader)
+    if order is None or type(batches) is not BatchSampler:
+        if loader.seed is not None and hasattr(single_sampler(batches), "generator"):
+            single_sampler(batches).generator = torch.Generator()  # seeded before each epoch
+        if world_size == 1:
+            return {}
+        own: Any = ShardedBatches(
+            batches, world_size, rank, accelerator.split_batches, accelerator.even_batches
+        )
+        return {key: own, "sampler": own if key == "sampler" else own.sampler}
+    size = batches.batch_size // (world_size if accelerator.split_batches else 1)
+    ends: Any = "pad" if accelerator.even_batches else "uneven"
+    if world_size == 1 or batches.drop_last:
+        ends = "drop" if world_size > 1 else "uneven"
+    sampler = RankSampler(
+        len(loader.dataset), rank=rank, world_size=world_size, ends=ends, block=size, **order
+    )
+    own = EvenBatches(sampler, size, batches.drop_last)
+    if key == "sampler":
+        return {key: own}
+    return {key: own, "sampler": sampler, "batch_size": size}
+
+
+def _order(sampler: Any, loader: Any) -> dict[str, Any] | None:
+    """Return the arguments of a RankSampler with the order of `sampler` or one like it, or None."""
+    if type(sampler) is RankSampler:
+        names = ("shuffle", "seed", "window", "run")
+        return {name: getattr(sampler, name) for name in names}
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    whole = getattr(sampler, "num_samples", None) == known_length(loader.dataset)
+    if (
+        loader.seed is None
+        or type(sampler) is not RandomSampler
+        or sampler.replacement
+        or not whole
+    ):
+        return None
+    return {"shuffle": True, "seed": loader.seed}
+
+
+def _part_of_stream(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> Any:
+    """Return the part of an iterable dataset: whole shards if it has them for all ranks, or every n-th batch."""
+    dataset: Any = loader.dataset
+    if world_size == 1 or getattr(dataset, "partitioned_by_rank", False):
+        return dataset
+    if hasattr(dataset, "shard") and getattr(dataset, "num_shards", 0) >= world_size:
+        return dataset.shard(num_shards=world_size, index=rank)
+    if loader.batch_size is None:
+        raise ValueError(
+            f"{loader!r} and Accelerate: an iterable dataset is divided by batches. Give batch_size, or a dataset of "
+            f"{world_size} shards or more"
+        )
+    return IterableDatasetShard(
+        dataset,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        num_processes=world_size,
+        process_index=rank,
+        split_batches=accelerator.split_batches,
+    )
+
+
+class EvenBatches(BatchSampler):
+    """Batches of a `RankSampler`. `Accelerator.join_uneven_inputs` asks and sets whether the ranks get equally many."""
+
+    sampler: RankSampler
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last batches are filled up with samples of the beginning."""
+        return self.sampler.ends == "pad"
+
+    @even_batches.setter
+    def even_batches(self, even: bool) -> None:
+        if self.sampler.ends != "drop":
+            self.sampler.ends = "pad" if even else "uneven"
+
+
+class ShardedBatches(BatchSamplerShard):  # type: ignore[misc]  # it has no annotations
+    """Accelerate's part of the batches that another sampler makes."""
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of single indices under the batches, as in torch's BatchSampler."""
+        return single_sampler(self.batch_sampler)

@@ -1,0 +1,206 @@
+"""A prepared loader, and its iterator. The batches are those of Accelerate's own loaders for the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from accelerate import Accelerator
+from accelerate.state import GradientState
+from accelerate.utils import send_to_device, synchronize_rng_states
+from torch.utils.data import IterableDataset
+
+from fastload._kit.hashing import mix64
+from fastload.accelerated.division import agreed_seed, data_rank, divided
+from fastload.errors import LoaderTimeoutError
+from fastload.order.batches import draws_nothing, position_after
+from fastload.order.epochs import Epochs, fresh_state
+from fastload.order.sampler import RankSampler
+from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
+from fastload.order.state import known_length
+from fastload.settings import Settings
+
+T = TypeVar("T")
+
+
+class Prepared(Generic[T]):
+    """What a loader is after `accelerator.prepare(loader)`: the same object, of this class beside its own.
+
+    It is generic as torch's DataLoader is. Otherwise an object could not change its class.
+    """
+
+    dataset: Any
+    batch_sampler: Any
+    batch_size: int | None
+    drop_last: bool
+    seed: int | None
+    generator: Any
+    _index_sampler: Any
+    _epochs: Epochs
+
+    _is_accelerate_prepared = True
+    end_of_dataloader = False
+    remainder = -1
+    """As in Accelerate: how many samples of the last batches of all ranks are new, 0 for all, -1 if unknown."""
+
+    def adopt(self, accelerator: Accelerator) -> None:
+        """Take the rank's part of the samples, and the accelerator's device."""
+        rank, world_size = data_rank(accelerator)
+        ranks = 1 if accelerator.split_batches else world_size
+        size = getattr(self._index_sampler, "batch_size", None) or self.batch_size
+        self.total_dataset_length = known_length(self.dataset)
+        self.total_batch_size = size and size * ranks
+        self.device = accelerator.device if accelerator.device_placement else None
+        self.non_blocking = accelerator.non_blocking
+        self.gradient_state = GradientState()
+        self._rng_types = [t for t in accelerator.rng_types or () if str(t) != "generator"]
+        self._skipped = 0
+        self._state_before: dict[str, Any] | None = None  # of the batch that is read ahead
+        self._agreed = agreed_seed(self, self._index_sampler, accelerator, world_size)
+        if world_size == 1 and self._agreed is None:
+            return
+        coming = self._epochs.coming()
+        if self._agreed is not None and self.seed is None:
+            self.seed, self.generator = self._agreed, None
+        vars(self).update(divided(self, accelerator, rank, world_size))
+        self._epochs = Epochs(self._samplers())  # type: ignore[attr-defined]
+        self._epochs.set(coming)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch. It says to Accelerate which batch is the last, and how many samples of it are new."""
+        if self._rng_types:
+            synchronize_rng_states(self._rng_types)
+        epoch = self._epochs.coming()
+        for part in (self.dataset, self.batch_sampler):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        if self._agreed is not None:
+            for generator in generators(self._index_sampler):
+                generator.manual_seed(mix64(mix64(self._agreed) ^ epoch) >> 1)
+        read = self._skip(epoch)
+        self._state_before = None
+        batches = super().__iter__()  # type: ignore[misc]
+        for _ in range(read):
+            next(batches, None)
+        return _Batches(self, batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `fastload.DataLoader.state_dict`."""
+        return self._state_before or self.delivered()
+
+    def delivered(self) -> dict[str, Any]:
+        """Return the state after all batches that came out of the loader, also the one that is read ahead."""
+        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
+        if self._agreed is not None and isinstance(state.get("seed"), int):
+            self._agreed = self.seed = state["seed"]
+            sampler, seed = single_sampler(self._index_sampler), state.get("sampler_seed")
+            if isinstance(sampler, RankSampler) and isinstance(seed, int):
+                sampler.seed = seed
+        super().load_state_dict(state)  # type: ignore[misc]
+        self._state_before = None
+
+    def begin(self) -> None:
+        """Tell Accelerate that an epoch of this loader runs."""
+        length, total = self.total_dataset_length, self.total_batch_size
+        self.end_of_dataloader = False
+        self.remainder = -1 if self.drop_last or not (length and total) else length % total
+        self.gradient_state._add_dataloader(self)
+
+    def end(self) -> None:
+        """Tell Accelerate that no epoch of this loader runs."""
+        self._state_before = None
+        self.gradient_state._remove_dataloader(self)
+
+    def skip(self, batches: int) -> None:
+        """Let the next `iter()` begin after the first `batches` batches of its epoch."""
+        self._skipped = batches
+
+    def keep_state(self) -> None:
+        """Keep the state of now for `state_dict()`, because one more batch is read."""
+        self._state_before = self.delivered()
+
+    def _skip(self, epoch: int) -> int:
+        """Move the beginning of the coming epoch. Return how many batches must be read and dropped for it."""
+        count, self._skipped = self._skipped, 0
+        sampler = self._index_sampler
+        size = getattr(sampler, "batch_size", None)
+        if not count or not size or isinstance(self.dataset, IterableDataset):
+            return count
+        state: Any = self._epochs.resume
+        if state is None or state.ended:
+            state = fresh_state(Settings.of(self), epoch, None)
+            if not draws_nothing(sampler):
+                state = replace(
+                    state, draws=[random_states(sampler)], sampler_state=own_state(sampler)
+                )
+        if state.batches != count:
+            position = position_after(sampler, state.world_size, count)
+            state = replace(
+                state,
+                batches=count,
+                position=count * size * state.world_size if position is None else position,
+                ahead=[],
+                checksum=None,
+            )
+            super().load_state_dict(state.to_json())  # type: ignore[misc]
+        return 0
+
+
+class _Batches(Iterator[Any]):
+    """The batches of an epoch, on the device. If the loader does not know their number, one is read ahead."""
+
+    def __init__(self, loader: Any, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._left: int | None = None
+        if not isinstance(loader.dataset, IterableDataset):
+            with suppress(TypeError):  # a batch sampler without length
+                self._left = len(loader) - loader.delivered()["batches"]
+        self._ahead: list[Any] = []
+        self._began = False
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if not self._began:
+            self._began = True
+            loader.begin()
+        try:
+            batch = self._known() if self._left is not None else self._looked_ahead()
+        except StopIteration:
+            loader.end()
+            raise
+        if loader.device is None:
+            return batch
+        return send_to_device(batch, loader.device, non_blocking=loader.non_blocking)
+
+    def _known(self) -> Any:
+        assert self._left is not None
+        try:
+            batch = next(self._batches)
+        except (StopIteration, LoaderTimeoutError):
+            raise
+        except Exception:
+            self._left -= 1  # an error counts as the batch
+            raise
+        self._left -= 1
+        self._loader.end_of_dataloader = not self._left
+        return batch
+
+    def _looked_ahead(self) -> Any:
+        batch = self._ahead.pop() if self._ahead else next(self._batches)
+        if isinstance(batch, Exception):
+            raise batch
+        self._loader.keep_state()
+        try:
+            self._ahead.append(next(self._batches))
+        except StopIteration:
+            self._loader.end_of_dataloader = True
+        except Exception as error:
+            self._ahead.append(error)  # for the next `next()`
+        return batch
