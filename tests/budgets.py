@@ -61,7 +61,7 @@ LISTED = {
         __init__ errors order/__init__ engine/__init__ reading/__init__ memory/__init__
         order/lanes engine/epoch_counts reading/iterable reading/notices
         random/__init__ random/streams random/keys random/global_draws random/held random/numpy_memory
-        random/numpy_random random/python_random random/torch_random
+        random/numpy_random random/python_random random/torch_random random/worker_rng
         _kit/__init__ _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private _kit/user_errors
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,

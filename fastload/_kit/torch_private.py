@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
@@ -167,18 +166,23 @@ def is_faking() -> bool:
 
 
 def make_worker_info(
-    worker_id: int, num_workers: int, seed: int, dataset: Any, method: str = "thread"
+    worker_id: int,
+    num_workers: int,
+    seed: int,
+    dataset: Any,
+    method: str = "thread",
+    rng: Any = None,
 ) -> WorkerInfo:
-    """Return a WorkerInfo, with the `worker_method` if torch has that (>= 2.13)."""
+    """Return a WorkerInfo, with `worker_method` and `rng` if torch has them (>= 2.13)."""
     fields: dict[str, Any] = {
         "id": worker_id,
         "num_workers": num_workers,
         "seed": seed,
         "dataset": dataset,
     }
-    if dataclasses.is_dataclass(WorkerInfo):
-        fields["worker_method"] = method
-    return WorkerInfo(**fields)
+    new = {"worker_method": method, "rng": rng}
+    known = vars(WorkerInfo).get("__dataclass_fields__", {})
+    return WorkerInfo(**fields, **{name: new[name] for name in new if name in known})
 
 
 numpy_seed: Callable[[int, int], list[int]] = torch_worker._generate_state

@@ -23,6 +23,7 @@ from fastload.isolation import Isolation, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.processes.pausing import busy
 from fastload.random.streams import Streams, entered
+from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.worker_context import WorkerContext, finish, neutral_modes, read_run
 
@@ -61,7 +62,7 @@ def start(
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=7)
                     fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
-                info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
+                info = make_worker_info(i, num_workers, base_seed + i, own.dataset, rng=WorkerRng())
                 worker = window, fetcher, own, info, streams, device, torch_threads
                 team.launch(f"fastload-worker-{i}", _work, *worker)
                 if isolation.initialises:

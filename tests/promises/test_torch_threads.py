@@ -1,0 +1,135 @@
+"""Promises:
+- In threads, `torch.random.thread_safe_generator()` and `get_worker_info().rng` draw the sample's numbers, the same for
+  any number and kind of workers.
+- As soon as torch's DataLoader has thread workers, the same programs run through both loaders, and give the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import fastload
+
+ITS_OWN = "worker_method" in inspect.signature(TorchLoader).parameters
+"""Whether torch's loader has thread workers (pytorch#161044). 2.15 has not."""
+
+generator = getattr(torch.random, "thread_safe_generator", None)
+needs_generator = pytest.mark.skipif(generator is None, reason="this torch has no such function")
+
+
+class Draws(Dataset[Any]):
+    """An index, and two numbers drawn as torchvision is going to draw them."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        assert generator is not None
+        first = torch.rand(2, generator=generator())
+        return index, first, torch.rand(2, generator=generator())
+
+
+class Rng(Draws):
+    """What the three generators of a worker draw, beside what the global functions and fastload's own draw."""
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        rng = info.rng
+        assert rng.torch_generator is fastload.sample_generator()
+        assert rng.numpy_generator is fastload.sample_rng()
+        state = random.getstate()
+        drawn = random.random()
+        random.setstate(state)
+        assert rng.random_generator.random() == drawn
+        return index
+
+
+def batches(dataset: Any, workers: int, **options: Any) -> list[Any]:
+    loader = fastload.DataLoader(dataset, batch_size=4, num_workers=workers, seed=3, **options)
+    with loader:
+        return [[torch.as_tensor(part).tolist() for part in batch] for batch in loader]
+
+
+@needs_generator
+def test_the_generator_of_a_thread_worker_is_the_sample_s() -> None:
+    expected = batches(Draws(), 0)
+    numbers = [number for batch in expected for pair in batch[1:] for row in pair for number in row]
+    assert len(set(numbers)) == len(numbers) == 80
+    for workers in (1, 3):
+        assert batches(Draws(), workers, worker_method="thread") == expected
+    assert batches(Draws(), 2, worker_method="process") == expected
+
+
+@needs_generator
+def test_the_three_generators_of_a_worker_are_the_sample_s() -> None:
+    assert len(batches(Rng(), 2, worker_method="thread")) == 5
+
+
+@needs_generator
+def test_outside_of_a_worker_there_is_none() -> None:
+    assert generator is not None
+    assert generator() is None
+
+
+# ---- torch's own thread workers ----
+
+
+class Shares(IterableDataset[int]):
+    """Each worker yields its part."""
+
+    def __iter__(self) -> Any:
+        info: Any = get_worker_info()
+        return iter(range(info.id, 23, info.num_workers))
+
+
+class Indices(Dataset[Any]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        assert info.worker_method == "thread"
+        return {"index": index, "row": torch.full((3,), float(index))}
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": lambda: {"dataset": Indices(), "batch_size": 4},
+    "shuffled": lambda: {
+        "dataset": Indices(),
+        "batch_size": 4,
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(1),
+    },
+    "dropping the last": lambda: {"dataset": Indices(), "batch_size": 4, "drop_last": True},
+    "without batches": lambda: {"dataset": Indices(), "batch_size": None},
+    "iterable": lambda: {"dataset": Shares(), "batch_size": 3},
+}
+
+
+def _plain(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _plain(value) for key, value in batch.items()}
+    return torch.as_tensor(batch).tolist()
+
+
+def two_epochs(loader: Any) -> list[Any]:
+    return [[_plain(batch) for batch in loader] for _ in range(2)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_the_cases_for_torch_s_threads_run_in_ours(case: str, persistent: bool) -> None:
+    options = {"num_workers": 2, "persistent_workers": persistent, "worker_method": "thread"}
+    with fastload.DataLoader(**CASES[case](), **options) as loader:
+        ours = two_epochs(loader)
+    assert len(ours[0]) > 4
+    if ITS_OWN:
+        assert two_epochs(TorchLoader(**CASES[case](), **options)) == ours
