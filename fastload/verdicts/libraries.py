@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,8 +31,8 @@ class Library:
             they set, or tell, what the process or the thread has one of.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
-        settings: dotted names of functions without arguments that return settings which each thread has of its own,
-            and that are empty in a new thread.
+        constant: dotted names of classes whose objects stay as they are when they are used, whatever they hold.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -41,6 +42,7 @@ class Library:
     unsafe: str = ""
     single: str = ""
     keeps: str = ""
+    constant: str = ""
     settings: str = ""
     holds_gil: str = ""
 
@@ -127,9 +129,12 @@ def single_objects(column: str = "single") -> dict[int, str]:
 
 
 def differs_in_a_new_thread(name: str) -> bool:
-    """Return whether the calling thread has settings that a new thread will not have: there, they are empty."""
+    """Return whether the calling thread has settings that a new thread will not have: it asks one for its own."""
     settings = _imported(name)
-    return settings is not None and bool(settings())
+    if settings is None or not (here := settings()):
+        return False
+    with ThreadPoolExecutor(1) as new:
+        return bool(new.submit(settings).result() != here)
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:

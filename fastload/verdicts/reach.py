@@ -61,7 +61,7 @@ class Reach:
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
         self._unsafe, self._single = unsafe_objects(), single_objects()
-        self._kept = single_objects("keeps")
+        self._kept, self._constant = single_objects("keeps"), single_objects("constant")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -123,7 +123,8 @@ class Reach:
             self._method(x, stays=found.stays)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        for path, part in () if objects.is_opaque(kind) else objects.parts_of(x, found.path):
+        opaque = id(kind) in self._constant or objects.is_opaque(kind)
+        for path, part in () if opaque else objects.parts_of(x, found.path):
             self._todo.append(Instance(part, path, found.stays))
 
     def _instance(self, found: Instance) -> None:

@@ -142,6 +142,24 @@ OBJECTS_OF_LIBRARIES = [
         NP + "import cv2\nOUT = np.zeros((8, 8))\n",
         needs="cv2",
     ),
+    Case(
+        "variation of a font",
+        "FONT",
+        "FONT.set_variation_by_axes([i]); return i",
+        "from PIL import ImageFont\nFONT = ImageFont.load_default()\n",
+    ),
+    Case(
+        "image that was not loaded",
+        "open file",
+        "return list(IMAGE.getdata())",
+        """
+        import io
+        from PIL import Image
+        BYTES = io.BytesIO()
+        Image.new('L', (8, 8)).save(BYTES, 'PNG')
+        IMAGE = Image.open(io.BytesIO(BYTES.getvalue()))
+        """,
+    ),
     Case("train mode", "NET", "NET.train(); return i", TORCH + "NET = torch.nn.Dropout()\n"),
     Case(
         "hook",

@@ -66,6 +66,19 @@ def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: P
     assert "other settings in a new thread" in found.reason
 
 
+def test_settings_of_scikit_learn_count_if_they_were_changed(tmp_path: Path) -> None:
+    sklearn = pytest.importorskip("sklearn")
+    case = Case(
+        "binned", body="return binarize([[i]])", top="from sklearn.preprocessing import *\n"
+    )
+    with made(case, tmp_path) as (dataset,):
+        assert verdict(dataset).kind == "thread"
+        with sklearn.config_context(transform_output="pandas"):
+            found = verdict(dataset)
+    assert found.proven
+    assert "`sklearn.get_config()` returns other settings in a new thread" in found.reason
+
+
 def test_an_event_loop_of_the_dataset(tmp_path: Path) -> None:
     case = Case(
         "loop",
