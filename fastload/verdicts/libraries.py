@@ -10,7 +10,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +32,7 @@ class Library:
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
         constant: dotted names of classes whose objects stay as they are when they are used, whatever they hold.
         settings: dotted names of functions without arguments that return settings which each thread has of its own.
+            `name=defaults` names those that a new thread begins with, too. Without them, it begins with none.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -128,13 +128,11 @@ def single_objects(column: str = "single") -> dict[int, str]:
     return _objects(" ".join(getattr(entry, column) for entry in LIBRARIES.values()).split())
 
 
-def differs_in_a_new_thread(name: str) -> bool:
-    """Return whether the calling thread has settings that a new thread will not have: it asks one for its own."""
-    settings = _imported(name)
-    if settings is None or not (here := settings()):
-        return False
-    with ThreadPoolExecutor(1) as new:
-        return bool(new.submit(settings).result() != here)
+def differs_in_a_new_thread(settings: str) -> bool:
+    """Return whether the calling thread has settings that a new thread will not have. See `Library.settings`."""
+    name, _, defaults = settings.partition("=")
+    here = _imported(name)
+    return here is not None and bool(found := here()) and found != _imported(defaults)
 
 
 def _objects(names: Iterable[str]) -> dict[int, str]:

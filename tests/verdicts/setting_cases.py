@@ -53,6 +53,21 @@ OF_LIBRARIES = [
         "ImageFile.LOAD_TRUNCATED_IMAGES = True",
         "from PIL import ImageFile\n",
     ),
+    sets(
+        "filters within rasterio",
+        "rasterize",
+        "rasterize([], out_shape=(8, 8))",
+        "from rasterio.features import rasterize\n",
+        "rasterio",
+    ),
+    sets("netCDF4", "Dataset", "Nc('x.nc')", "from netCDF4 import Dataset as Nc\n", "netCDF4"),
+    sets(
+        "ITK's threads",
+        "DefaultNumberOfThreads",
+        "sitk.ProcessObject.SetGlobalDefaultNumberOfThreads(1)",
+        "import SimpleITK as sitk\n",
+        "SimpleITK",
+    ),
 ]
 
 OBJECTS_OF_LIBRARIES = [

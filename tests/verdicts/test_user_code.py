@@ -66,17 +66,25 @@ def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: P
     assert "other settings in a new thread" in found.reason
 
 
-def test_settings_of_scikit_learn_count_if_they_were_changed(tmp_path: Path) -> None:
-    sklearn = pytest.importorskip("sklearn")
-    case = Case(
-        "binned", body="return binarize([[i]])", top="from sklearn.preprocessing import *\n"
-    )
+@pytest.mark.parametrize(
+    ("name", "settings", "top", "body"),
+    [
+        ("sklearn", "config_context", "sklearn.preprocessing", "return binarize([[i]])"),
+        ("rasterio", "Env", "rasterio", "return open('x.tif')"),
+    ],
+)
+def test_settings_of_a_library_count_if_they_were_changed(
+    tmp_path: Path, name: str, settings: str, top: str, body: str
+) -> None:
+    module = pytest.importorskip(name)
+    given = {"transform_output": "pandas"} if name == "sklearn" else {"GDAL_CACHEMAX": 16}
+    case = Case(name, body=body, top=f"from {top} import *\n")
     with made(case, tmp_path) as (dataset,):
         assert verdict(dataset).kind == "thread"
-        with sklearn.config_context(transform_output="pandas"):
+        with getattr(module, settings)(**given):
             found = verdict(dataset)
     assert found.proven
-    assert "`sklearn.get_config()` returns other settings in a new thread" in found.reason
+    assert "returns other settings in a new thread" in found.reason
 
 
 def test_an_event_loop_of_the_dataset(tmp_path: Path) -> None:
