@@ -17,17 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import (
-    HEAP,
-    PER_WORKER,
-    own_dict,
-    shared_class,
-)
+from fastload.isolation.rules import HEAP, PER_WORKER, own_dict, shared_class
 from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
-from fastload.verdicts.libraries import (
-    library,
-)
+from fastload.verdicts.libraries import library
 from fastload.verdicts.values import CLASS, Effects, Path
 
 ELEMENTS = 64
