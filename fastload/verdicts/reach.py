@@ -29,9 +29,7 @@ from fastload.verdicts.libraries import (
     differs_in_a_new_thread,
     is_setting,
     library,
-    single_objects,
-    unsafe_names,
-    unsafe_objects,
+    objects_in,
 )
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
@@ -60,8 +58,8 @@ class Reach:
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe, self._single = unsafe_objects(), single_objects()
-        self._kept = single_objects("keeps")
+        self._unsafe, self._unreadable = objects_in("unsafe"), objects_in("unreadable")
+        self._single, self._keeps = objects_in("single"), objects_in("keeps")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -110,6 +108,8 @@ class Reach:
         if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
         self._seen[id(x), found.stays] = found
+        if self._excepted(x, found.path):
+            return
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
@@ -125,6 +125,18 @@ class Reach:
             self._instance(found)
         for path, part in () if objects.is_opaque(kind) else objects.parts_of(x, found.path):
             self._todo.append(Instance(part, path, found.stays))
+
+    def _excepted(self, x: Any, user: str) -> bool:
+        """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
+        if name := self._unsafe.get(id(x)):
+            self._find(
+                f"{user} uses {name}, which a process, or a thread, has one of",
+                "leave it out of samples",
+                proven=True,
+            )
+        elif name := self._unreadable.get(id(x)):
+            self._find(f"{user} calls `{name}`, and what it runs cannot be read")
+        return name is not None
 
     def _instance(self, found: Instance) -> None:
         x, kind = found.x, type(found.x)
@@ -184,7 +196,7 @@ class Reach:
             what = "an iterator"
         elif refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
             self._find(
                 f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
                 "make it an attribute of the dataset, or create it for each sample",
@@ -235,19 +247,15 @@ class Reach:
             )
 
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
-        if x in objects.UNREADABLE:
-            self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif (
-            stays and x.__name__ in CHANGING and not issubclass(type(x.__self__), objects.NO_OBJECT)
-        ):
-            remedy = "keep it in an attribute of the dataset"
+        of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
+        if stays and x.__name__ in CHANGING and of_object:
             self._find(
                 f"`{path}` changes an object that all threads would share",
-                remedy,
+                "keep it in an attribute of the dataset",
                 proven=True,
                 state=True,
             )
-        elif id(x) not in self._unsafe:
+        else:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`", compiled=True)
 
@@ -263,7 +271,7 @@ class Reach:
     def _class(self, cls: type, *, made: bool = False) -> None:
         """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
         entry = library(cls.__module__)
-        if entry is not None and made and id(cls) not in self._unsafe:
+        if entry is not None and made:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
         if (cls, made) in self._classes or PER_WORKER in vars(cls):
             return  # it was read, or written for threads
@@ -314,11 +322,7 @@ class Reach:
             self._todo.append(
                 Function(function, owner, first, stays or objects.is_importable(function))
             )
-        elif f"{module}.{function.__qualname__}" in objects.UNREADABLE_NAMES:
-            self._find(
-                f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
-            )
-        elif id(function) not in self._unsafe:
+        else:
             self._entry(entry, str(module), f"`{function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
@@ -349,12 +353,8 @@ class Reach:
         for value in named(found, path):
             if value is objects.MISSING:
                 self._not_imported(found, path, line)
-            elif id(value) in self._unsafe:
-                self._find(
-                    f"{found.at(line)} uses {self._unsafe[id(value)]}, which a process, or a thread, has one of",
-                    "leave it out of samples",
-                    proven=True,
-                )
+            elif self._excepted(value, found.at(line)):
+                continue
             elif is_setting(value):
                 self._find(
                     f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
@@ -373,18 +373,19 @@ class Reach:
         if path[0] != "import":  # of a module that imports its parts at their first use
             top = next(named(found, path[:2]))
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
-        if library(name) is None:
+        entry = library(name)
+        if entry is None:
             self._find(
                 f"{found.at(line)} uses {name}, whose code is not loaded yet",
                 f"import {name} at the top, by its full name",
             )
-        elif name in unsafe_names():
+        elif name in entry.unsafe.split():
             self._find(
                 f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
                 proven=True,
             )
         else:
-            self._entry(library(name), name, f"`{name}`")
+            self._entry(entry, name, f"`{name}`")
 
 
 _VOUCH = 'fastload.threads_ok("{}") vouches for it'
