@@ -45,6 +45,7 @@ class Changes:
 
     def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
         self._reach, self._plan, self._shares_all = reach, plan, shares_all
+        self._trails: dict[tuple[Function, Path], list[Any]] = {}
 
     def findings(self) -> Iterator[Finding]:
         """Yield a finding for each change of an object that threads share."""
@@ -119,11 +120,16 @@ class Changes:
 
     # ---- following a path to objects ----
 
-    def _follow(self, function: Function, path: Path) -> Iterator[Any]:
-        """Yield the trails of a path. ANY: some object that cannot be known."""
-        if path[0] == values.CALL:
-            yield from self._returned(function, path)
-            return
+    def _follow(self, function: Function, path: Path) -> list[Any]:
+        """Return the trails of a path. ANY: some object that cannot be known."""
+        key = function, path
+        if key not in self._trails:
+            called = path[0] == values.CALL
+            found = self._returned(function, path) if called else self._stepped(function, path)
+            self._trails[key] = [*found]
+        return self._trails[key]
+
+    def _stepped(self, function: Function, path: Path) -> list[Any]:
         trails, rest = self._heads(function, path)
         for step in rest:
             trails = [
@@ -131,7 +137,7 @@ class Changes:
                 for trail in trails
                 for after in ([ANY] if trail is ANY else self._step(trail, step))
             ]
-        yield from trails
+        return trails
 
     def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
         head = path[0]

@@ -252,8 +252,7 @@ class Reader:
         if name in values.RETURN_NEW:
             return NEW
         held = _joined([*arguments, *keywords.values()])
-        for path in called.own or {()}:
-            self.escape(held, path)
+        self.escape(held, *called.own or {()})
         if name in values.SHALLOW:
             copied = _joined([held, receiver]).step(values.COPY)
             return Value(inner=copied.step(ELEMENT).all)
@@ -298,12 +297,11 @@ class Reader:
 
     # ---- what was found ----
 
-    def escape(self, value: Value, called: Path = ()) -> None:
+    def escape(self, value: Value, *called: Path) -> None:
         """Note that other code gets the objects, or what is called."""
-        named = ("global", "free", "import", "default", "self")
-        paths = {path for path in value.all if path[0] in named}
-        if paths:
-            self.effects.escapes.setdefault(called, set()).update(paths)
+        if paths := {path for path in value.all if path[0] in _NAMED}:
+            for each in called or ((),):
+                self.effects.escapes.setdefault(each, set()).update(paths)
 
     def _use_all(self, value: Value, node: ast.AST) -> None:
         for path in value.own:
@@ -316,6 +314,9 @@ class Reader:
     def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
         for path in paths:
             self.effects.changes.setdefault((path, how), node.lineno)  # type: ignore[attr-defined]
+
+
+_NAMED = {"global", "free", "import", "default", "self"}
 
 
 def _at(*path: str) -> Value:
