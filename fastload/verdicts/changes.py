@@ -19,6 +19,7 @@ from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import objects, values
+from fastload.verdicts.effects import defaults_of
 from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, attribute, named
 from fastload.verdicts.reach import Reach
@@ -91,7 +92,7 @@ class Changes:
         for x in shared:
             for each in _below(x):
                 found.setdefault(type(each), each)
-        for x in self._escaped():
+        for x in {id(x): x for x in self._escaped()}.values():
             for each in (x, *_below(x)):
                 found.setdefault(type(each), each)
         return list(found.values())
@@ -147,7 +148,7 @@ class Changes:
             return self._instances(function), path[1:]
         if head == "default":
             stays = "an argument's default" if function.stays else None
-            value = _default(function.function, path[1])
+            value = defaults_of(function.function).get(path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
         x, k = next(named(function, path[:2]), objects.MISSING), 2
@@ -334,14 +335,6 @@ def _fits(x: Any, how: str) -> bool:
     if issubclass(kind, _CONTAINERS):
         return not in_place or how in ("op=", "[]=")
     return how in ("op=", "[]=", "inplace=", "out=") or hasattr(kind, how)
-
-
-def _default(function: FunctionType, name: str) -> Any:
-    code = function.__code__
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    found = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-    return {**found, **(function.__kwdefaults__ or {})}.get(name)
 
 
 def kind_of(x: Any) -> str:

@@ -20,10 +20,14 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 class Reader:
-    """Reads statements in their order. `env` has what each local variable may be."""
+    """Reads statements in their order. `env` has what each local variable may be.
+
+    The second line of the syntax trees is the first one of `code`.
+    """
 
     def __init__(self, code: CodeType) -> None:
         self.effects = Effects()
+        self._above = code.co_firstlineno - 2
         self.env: dict[str, Value] = {}
         self._free = set(code.co_freevars)
         self._globals: set[str] = set()
@@ -259,7 +263,10 @@ class Reader:
         if not _is_named(receiver):
             held = _joined([held, receiver])
         passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
-        returned = frozenset(p if p == ANY else (values.CALL, *p) for p in called.own) | passed
+        # What a method of a passed object returns is a part of it: `passed` has that already.
+        returned = passed | {
+            p if p == ANY else (values.CALL, *p) for p in called.own if p[0] != PASSED
+        }
         return Value(returned, returned)
 
     def _changed_by_call(
@@ -293,7 +300,7 @@ class Reader:
             if name == "setattr":
                 self._change(first.own, f".{''.join(constants)}=", node)
             elif not constants:
-                self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
+                self.effects.computed.update(dict.fromkeys(first.own, self._line(node)))
 
     # ---- what was found ----
 
@@ -309,11 +316,14 @@ class Reader:
                 self._use(path, node)
 
     def _use(self, path: Path, node: ast.AST) -> None:
-        self.effects.uses.setdefault(path, node.lineno)  # type: ignore[attr-defined]
+        self.effects.uses.setdefault(path, self._line(node))
 
     def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
         for path in paths:
-            self.effects.changes.setdefault((path, how), node.lineno)  # type: ignore[attr-defined]
+            self.effects.changes.setdefault((path, how), self._line(node))
+
+    def _line(self, node: Any) -> int:
+        return self._above + int(node.lineno)
 
 
 _NAMED = {"global", "free", "import", "default", "self"}
