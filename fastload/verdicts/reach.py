@@ -34,10 +34,10 @@ from fastload.verdicts.libraries import (
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
-CODE, AFTER_FINDING, OF_WHOLE = 8_000, 3_000, 100_000
+CODE, AFTER_FINDING, OF_WHOLE = 6_000, 3_000, 100_000
 """The search reads no more bytes of bytecode: if nothing was found yet; if something unknown was, since only a proven
-fault would tell more; and if it goes on after a fault. 8,000 bytes are some 250 lines, and
-take 15 ms."""
+fault would tell more; and if it goes on after a fault. 6,000 bytes are some 200 lines, and
+take 10 to 20 ms."""
 
 OBJECTS, INSTANCES = 10_000, 16
 """The search looks at no more objects, and instances of a class."""
@@ -67,24 +67,29 @@ class Reach:
         self._asked: set[str] = set()  # the libraries whose settings were looked at
         self._classes: set[tuple[type, bool]] = set()
         self._read: set[int] = set()
-        self._code = 0  # the bytes of bytecode that were read
+        self._whole = whole
+        self._code = 0  # the bytes of bytecode that were read, or would have gone over the limit
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
         self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
         self._todo: deque[Instance | Function] = deque(
             Instance(x, path, stays=shared) for path, x in roots.items()
         )
-        while self._todo and not self._ends(whole=whole):
+        while not self._ends() and self._todo:
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
 
-    def _ends(self, *, whole: bool) -> bool:
-        """Return whether the search ends, although it has not visited all."""
-        if not whole and self.findings:
-            proven = any(finding.proven for finding in self.findings)
-            return proven or self._code > AFTER_FINDING
-        if over := self._code > (OF_WHOLE if whole else CODE) or len(self._seen) > OBJECTS:
+    @property
+    def _limit(self) -> int:
+        if self._whole:
+            return OF_WHOLE
+        return AFTER_FINDING if self.findings else CODE
+
+    def _ends(self) -> bool:
+        """Return whether the search ends, although there may be more to visit."""
+        over = self._code > self._limit or len(self._seen) > OBJECTS
+        if over and not self.findings:
             self._find("the dataset reaches more code and objects than the search visits")
-        return over
+        return over or (not self._whole and any(finding.proven for finding in self.findings))
 
     def _find(
         self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
@@ -337,6 +342,8 @@ class Reach:
             return
         self._read.add(key)
         self._code += len(found.function.__code__.co_code)
+        if self._code > self._limit:
+            return
         self.functions.append(found)
         effects = found.effects
         if effects.opaque:
