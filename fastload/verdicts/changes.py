@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
@@ -84,18 +84,12 @@ class Changes:
     @cached_property
     def _exposed(self) -> list[Any]:
         """One object of each kind of data that threads share, if samples could change it or what it holds."""
-        found: dict[Any, Any] = {}
         shared = [self._plan.nodes[i].x for i in self._plan.shared]
-        shared += [
-            found.x for many in self._reach.instances.values() for found in many if found.stays
-        ]
-        for x in shared:
-            for each in _below(x):
-                found.setdefault(type(each), each)
+        shared += [x.x for many in self._reach.instances.values() for x in many if x.stays]
+        found = [each for x in shared for each in _below(x)]
         for x in {id(x): x for x in self._escaped()}.values():
-            for each in (x, *_below(x)):
-                found.setdefault(type(each), each)
-        return list(found.values())
+            found += [x, *_below(x)]
+        return [*{type(each): each for each in reversed(found)}.values()]
 
     def _escaped(self) -> Iterator[Any]:
         """Yield shared objects that code returns, stores, or passes to code of the user, as by `map` and `partial`."""
@@ -125,14 +119,15 @@ class Changes:
         """Return the trails of a path. ANY: some object that cannot be known."""
         key = function, path
         if key not in self._trails:
-            called = path[0] == values.CALL
-            found = self._returned(function, path) if called else self._stepped(function, path)
+            if path[0] == values.CALL:
+                found: Iterable[Any] = self._returned(function, path)
+            else:
+                found = self._steps(*self._heads(function, path))
             self._trails[key] = [*found]
         return self._trails[key]
 
-    def _stepped(self, function: Function, path: Path) -> list[Any]:
-        trails, rest = self._heads(function, path)
-        for step in rest:
+    def _steps(self, trails: list[Any], steps: Path) -> list[Any]:
+        for step in steps:
             trails = [
                 after
                 for trail in trails
@@ -226,6 +221,15 @@ class Changes:
     def _returned(self, function: Function, path: Path) -> Iterator[Any]:
         """Yield what a call may return, apart from its arguments, which are paths of their own."""
         called = path[1:]
+        for k in range(2, len(called) if called[0] != values.CALL else 0):
+            for trail in self._follow(function, called[:k]):
+                # An attribute of a new instance may be one of its class.
+                if (
+                    trail is not ANY
+                    and issubclass(type(trail.x), type)
+                    and not _is_foreign(trail.x)
+                ):
+                    yield from self._steps([_Trail(_New(trail.x), None, trail.name)], called[k:])
         for trail in self._follow(function, called):
             if trail is ANY:
                 yield ANY
@@ -315,9 +319,8 @@ def _fits(x: Any, how: str) -> bool:
     if how == "['']=":
         how = "[]=" if issubclass(kind, dict) or not issubclass(kind, _ARRAYS | _CONTAINERS) else ""
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if kind is _New or kind in objects.LEAVES or issubclass(kind, threading.local):
-        return False
-    if kind.__module__.startswith("multiprocessing."):
+    of_one = issubclass(kind, threading.local) or kind.__module__.startswith("multiprocessing.")
+    if of_one or kind is _New or kind in objects.LEAVES:
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned

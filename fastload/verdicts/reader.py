@@ -43,14 +43,9 @@ class Reader:
         match node:
             case ast.Assign():
                 value = self.value(node.value)
+                how = "=constant" if isinstance(node.value, ast.Constant) else "="
                 for target in node.targets:
-                    if (
-                        isinstance(node.value, ast.Constant)
-                        and getattr(target, "id", "") in self._globals
-                    ):
-                        self._change({("global", target.id)}, "=constant", target)  # type: ignore[attr-defined]
-                    else:
-                        self._assign(target, value)
+                    self._assign(target, value, how)
             case ast.Return() if node.value is not None:
                 self.escape(self.value(node.value))
             case ast.AnnAssign() if node.value is not None:
@@ -122,11 +117,11 @@ class Reader:
         self.block(body)
         self.env = outer
 
-    def _assign(self, target: ast.AST, value: Value) -> None:
+    def _assign(self, target: ast.AST, value: Value, how: str = "=") -> None:
         match target:
             case ast.Name():
                 if target.id in self._globals:
-                    self._change({("global", target.id)}, "=", target)
+                    self._change({("global", target.id)}, how, target)
                 elif target.id in self._free:
                     self._change({("free", target.id)}, "=", target)
                 else:
@@ -144,7 +139,7 @@ class Reader:
                     old = self.env[target.value.id]
                     self.env[target.value.id] = Value(old.own, old.inner | value.all)
             case ast.Starred():
-                self._assign(target.value, value)
+                self._assign(target.value, Value(inner=value.all))  # a new list
             case ast.Tuple() | ast.List():
                 for each in target.elts:
                     self._assign(each, value.step(ELEMENT))
