@@ -88,7 +88,10 @@ class Reach:
         """Return whether the search ends, although there may be more to visit."""
         over = self._code > self._limit or len(self._seen) > OBJECTS
         if over and not self.findings:
-            self._find("the dataset reaches more code and objects than the search visits")
+            self._find(
+                "the dataset reaches more code and objects than the search visits",
+                "vouch for a package that it uses, by fastload.threads_ok",
+            )
         return over or (not self._whole and any(finding.proven for finding in self.findings))
 
     def _find(
@@ -194,7 +197,7 @@ class Reach:
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
-        what = None
+        what = hidden = None
         if issubclass(kind, GENERATORS) and not shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
@@ -208,16 +211,12 @@ class Reach:
         elif refused_class(kind):
             what = f"an open {kind.__qualname__}"
         elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+            hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
+        if what or hidden:
             self._find(
-                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
-                "make it an attribute of the dataset, or create it for each sample",
-                state=True,
-            )
-        if what:
-            self._find(
-                f"`{found.path}` is {what} that all threads would share",
+                f"`{found.path}` is {what or hidden} that all threads would share",
                 "make it an attribute of the dataset, of which each worker gets its own copy",
-                proven=True,
+                proven=bool(what),
                 state=True,
             )
 
@@ -225,18 +224,15 @@ class Reach:
         self, entry: Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
+        vouch = f'fastload.threads_ok("{top}") vouches for it'
         if entry is None:
             if compiled or objects.is_compiled(module):
-                self._find(
-                    f"{path} is of the compiled library {top}, of which nothing is known",
-                    _VOUCH.format(top),
-                )
+                what = "is of the compiled library"
+                self._find(f"{path} {what} {top}, of which nothing is known", vouch)
         elif entry.holds_gil:
             self._find(f"{path} is of {top}: {entry.holds_gil}")
         elif not entry.threads:
-            self._find(
-                f"{path} is of {top}, which is not known to work in threads", _VOUCH.format(top)
-            )
+            self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
         elif top not in self._asked:
             self._asked.add(top)
             for name in filter(differs_in_a_new_thread, entry.settings.split()):
@@ -248,9 +244,8 @@ class Reach:
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
-        if library(getattr(wrapped, "__module__", None)) is None and not objects.is_immutable(
-            wrapped
-        ):
+        known = library(getattr(wrapped, "__module__", None)) is not None
+        if not known and not objects.is_immutable(wrapped):
             self._find(
                 f"`{path}` caches what it returns, and all threads would share that",
                 "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
@@ -400,6 +395,3 @@ class Reach:
             )
         else:
             self._entry(entry, name, f"`{name}`")
-
-
-_VOUCH = 'fastload.threads_ok("{}") vouches for it'
