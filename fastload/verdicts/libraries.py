@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
 
@@ -32,6 +31,7 @@ class Library:
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
         settings: dotted names of functions without arguments that return settings which each thread has of its own.
+            After a colon, the name of those of a new thread. Without it, they are an empty list.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -113,15 +113,11 @@ def objects_in(column: str) -> dict[int, str]:
     return {id(value): name for name in names if (value := _imported(name)) is not None}
 
 
-def differs_in_a_new_thread(name: str) -> bool:
+def differs_in_a_new_thread(setting: str) -> bool:
     """Return whether the calling thread has settings that a new thread does not have."""
-    if (settings := _imported(name)) is None:
-        return False
-    there: list[Any] = []
-    thread = Thread(target=lambda: there.append(settings()))
-    thread.start()
-    thread.join()
-    return there != [settings()]
+    name, _, new = setting.partition(":")
+    settings = _imported(name)
+    return settings is not None and settings() != (_imported(new) if new else [])
 
 
 def _imported(name: str) -> Any:

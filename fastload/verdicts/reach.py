@@ -78,15 +78,10 @@ class Reach:
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
 
-    @property
-    def _limit(self) -> int:
-        if self._whole:
-            return OF_WHOLE
-        return AFTER_FINDING if self.findings else CODE
-
     def _ends(self) -> bool:
         """Return whether the search ends, although there may be more to visit."""
-        over = self._code > self._limit or len(self._seen) > OBJECTS
+        limit = OF_WHOLE if self._whole else AFTER_FINDING if self.findings else CODE
+        over = self._code > limit or len(self._seen) > OBJECTS
         if over and not self.findings:
             self._find(
                 "the dataset reaches more code and objects than the search visits",
@@ -236,6 +231,7 @@ class Reach:
         elif top not in self._asked:
             self._asked.add(top)
             for name in filter(differs_in_a_new_thread, entry.settings.split()):
+                name = name.partition(":")[0]
                 self._find(
                     f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
                     f"set them in samples, or leave {top} at its defaults",
@@ -337,7 +333,7 @@ class Reach:
             return
         self._read.add(key)
         self._code += len(found.function.__code__.co_code)
-        if self._code > self._limit:
+        if self._ends():
             return
         self.functions.append(found)
         effects = found.effects
