@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
@@ -19,6 +19,7 @@ from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import objects, values
+from fastload.verdicts.effects import defaults_of
 from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, attribute, named
 from fastload.verdicts.reach import Reach
@@ -45,6 +46,7 @@ class Changes:
 
     def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
         self._reach, self._plan, self._shares_all = reach, plan, shares_all
+        self._trails: dict[tuple[Function, Path], list[Any]] = {}
 
     def findings(self) -> Iterator[Finding]:
         """Yield a finding for each change of an object that threads share."""
@@ -82,18 +84,12 @@ class Changes:
     @cached_property
     def _exposed(self) -> list[Any]:
         """One object of each kind of data that threads share, if samples could change it or what it holds."""
-        found: dict[Any, Any] = {}
         shared = [self._plan.nodes[i].x for i in self._plan.shared]
-        shared += [
-            found.x for many in self._reach.instances.values() for found in many if found.stays
-        ]
-        for x in shared:
-            for each in _below(x):
-                found.setdefault(type(each), each)
-        for x in self._escaped():
-            for each in (x, *_below(x)):
-                found.setdefault(type(each), each)
-        return list(found.values())
+        shared += [x.x for many in self._reach.instances.values() for x in many if x.stays]
+        found = [each for x in shared for each in _below(x)]
+        for x in {id(x): x for x in self._escaped()}.values():
+            found += [x, *_below(x)]
+        return [*{type(each): each for each in reversed(found)}.values()]
 
     def _escaped(self) -> Iterator[Any]:
         """Yield shared objects that code returns, stores, or passes to code of the user, as by `map` and `partial`."""
@@ -119,19 +115,25 @@ class Changes:
 
     # ---- following a path to objects ----
 
-    def _follow(self, function: Function, path: Path) -> Iterator[Any]:
-        """Yield the trails of a path. ANY: some object that cannot be known."""
-        if path[0] == values.CALL:
-            yield from self._returned(function, path)
-            return
-        trails, rest = self._heads(function, path)
-        for step in rest:
+    def _follow(self, function: Function, path: Path) -> list[Any]:
+        """Return the trails of a path. ANY: some object that cannot be known."""
+        key = function, path
+        if key not in self._trails:
+            if path[0] == values.CALL:
+                found: Iterable[Any] = self._returned(function, path)
+            else:
+                found = self._steps(*self._heads(function, path))
+            self._trails[key] = [*found]
+        return self._trails[key]
+
+    def _steps(self, trails: list[Any], steps: Path) -> list[Any]:
+        for step in steps:
             trails = [
                 after
                 for trail in trails
                 for after in ([ANY] if trail is ANY else self._step(trail, step))
             ]
-        yield from trails
+        return trails
 
     def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
         head = path[0]
@@ -141,7 +143,7 @@ class Changes:
             return self._instances(function), path[1:]
         if head == "default":
             stays = "an argument's default" if function.stays else None
-            value = _default(function.function, path[1])
+            value = defaults_of(function.function).get(path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
         x, k = next(named(function, path[:2]), objects.MISSING), 2
@@ -219,6 +221,15 @@ class Changes:
     def _returned(self, function: Function, path: Path) -> Iterator[Any]:
         """Yield what a call may return, apart from its arguments, which are paths of their own."""
         called = path[1:]
+        for k in range(2, len(called) if called[0] != values.CALL else 0):
+            for trail in self._follow(function, called[:k]):
+                # An attribute of a new instance may be one of its class.
+                if (
+                    trail is not ANY
+                    and issubclass(type(trail.x), type)
+                    and not _is_foreign(trail.x)
+                ):
+                    yield from self._steps([_Trail(_New(trail.x), None, trail.name)], called[k:])
         for trail in self._follow(function, called):
             if trail is ANY:
                 yield ANY
@@ -308,9 +319,8 @@ def _fits(x: Any, how: str) -> bool:
     if how == "['']=":
         how = "[]=" if issubclass(kind, dict) or not issubclass(kind, _ARRAYS | _CONTAINERS) else ""
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if kind is _New or kind in objects.LEAVES or issubclass(kind, threading.local):
-        return False
-    if kind.__module__.startswith("multiprocessing."):
+    of_one = issubclass(kind, threading.local) or kind.__module__.startswith("multiprocessing.")
+    if of_one or kind is _New or kind in objects.LEAVES:
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
@@ -328,14 +338,6 @@ def _fits(x: Any, how: str) -> bool:
     if issubclass(kind, _CONTAINERS):
         return not in_place or how in ("op=", "[]=")
     return how in ("op=", "[]=", "inplace=", "out=") or hasattr(kind, how)
-
-
-def _default(function: FunctionType, name: str) -> Any:
-    code = function.__code__
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    found = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-    return {**found, **(function.__kwdefaults__ or {})}.get(name)
 
 
 def kind_of(x: Any) -> str:

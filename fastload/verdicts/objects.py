@@ -112,9 +112,6 @@ LEAVES = {np.dtype, *map(type, _PLAIN)}
 
 NO_OBJECT: Any = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
 
-UNREADABLE = [eval, exec, compile, globals, __import__]
-UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
-
 OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 

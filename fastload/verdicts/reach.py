@@ -29,18 +29,18 @@ from fastload.verdicts.libraries import (
     differs_in_a_new_thread,
     is_setting,
     library,
-    single_objects,
-    unsafe_names,
-    unsafe_objects,
+    objects_in,
 )
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
-OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 600, 64, 16
-"""The search looks at no more objects and functions, and instances of a class."""
+CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 100_000
+"""The search reads no more bytes of bytecode: if nothing was found yet; if something unknown was, since only a proven
+fault would tell more; and if it goes on after a fault. 10,000 bytes are some 300 lines, and
+take 15 to 40 ms."""
 
-AFTER_FINDING = 100
-"""The functions that it reads at most if something unknown was found: then only a proven fault would tell more."""
+OBJECTS, INSTANCES = 10_000, 16
+"""The search looks at no more objects, and instances of a class."""
 
 
 class Reach:
@@ -60,28 +60,35 @@ class Reach:
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe, self._single = unsafe_objects(), single_objects()
-        self._kept, self._constant = single_objects("keeps"), single_objects("constant")
+        self._unsafe, self._unreadable = objects_in("unsafe"), objects_in("unreadable")
+        self._single, self._keeps = objects_in("single"), objects_in("keeps")
+        self._constant = objects_in("constant")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
         self._classes: set[tuple[type, bool]] = set()
         self._read: set[int] = set()
+        self._whole = whole
+        self._code = 0  # the bytes of bytecode that were read, or would have gone over the limit
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
         self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
         self._todo: deque[Instance | Function] = deque(
             Instance(x, path, stays=shared) for path, x in roots.items()
         )
-        while self._todo:
-            if not whole and any(finding.proven for finding in self.findings):
-                break
-            if not whole and self.findings and len(self._read) > AFTER_FINDING:
-                break
-            if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
-                self._find("the dataset reaches more code and objects than the search visits")
-                break
+        while not self._ends() and self._todo:
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
+
+    def _ends(self) -> bool:
+        """Return whether the search ends, although there may be more to visit."""
+        limit = OF_WHOLE if self._whole else AFTER_FINDING if self.findings else CODE
+        over = self._code > limit or len(self._seen) > OBJECTS
+        if over and not self.findings:
+            self._find(
+                "the dataset reaches more code and objects than the search visits",
+                "vouch for a package that it uses, by fastload.threads_ok",
+            )
+        return over or (not self._whole and any(finding.proven for finding in self.findings))
 
     def _find(
         self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
@@ -110,6 +117,8 @@ class Reach:
         if issubclass(kind, GENERATORS) and is_global_generator(x):
             return
         self._seen[id(x), found.stays] = found
+        if self._excepted(x, found.path):
+            return
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
@@ -125,7 +134,20 @@ class Reach:
             self._instance(found)
         opaque = id(kind) in self._constant or objects.is_opaque(kind)
         for path, part in () if opaque else objects.parts_of(x, found.path):
-            self._todo.append(Instance(part, path, found.stays))
+            if type(part) not in objects.LEAVES:
+                self._todo.append(Instance(part, path, found.stays))
+
+    def _excepted(self, x: Any, user: str) -> bool:
+        """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
+        if name := self._unsafe.get(id(x)):
+            self._find(
+                f"{user} uses {name}, which a process, or a thread, has one of",
+                "leave it out of samples",
+                proven=True,
+            )
+        elif name := self._unreadable.get(id(x)):
+            self._find(f"{user} calls `{name}`, and what it runs cannot be read")
+        return name is not None
 
     def _instance(self, found: Instance) -> None:
         x, kind = found.x, type(found.x)
@@ -172,7 +194,7 @@ class Reach:
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
-        what = None
+        what = hidden = None
         if issubclass(kind, GENERATORS) and not shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
@@ -185,17 +207,13 @@ class Reach:
             what = "an iterator"
         elif refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+            hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
+        if what or hidden:
             self._find(
-                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
-                "make it an attribute of the dataset, or create it for each sample",
-                state=True,
-            )
-        if what:
-            self._find(
-                f"`{found.path}` is {what} that all threads would share",
+                f"`{found.path}` is {what or hidden} that all threads would share",
                 "make it an attribute of the dataset, of which each worker gets its own copy",
-                proven=True,
+                proven=bool(what),
                 state=True,
             )
 
@@ -203,32 +221,29 @@ class Reach:
         self, entry: Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
+        vouch = f'fastload.threads_ok("{top}") vouches for it'
         if entry is None:
             if compiled or objects.is_compiled(module):
-                self._find(
-                    f"{path} is of the compiled library {top}, of which nothing is known",
-                    _VOUCH.format(top),
-                )
+                what = "is of the compiled library"
+                self._find(f"{path} {what} {top}, of which nothing is known", vouch)
         elif entry.holds_gil:
             self._find(f"{path} is of {top}: {entry.holds_gil}")
         elif not entry.threads:
-            self._find(
-                f"{path} is of {top}, which is not known to work in threads", _VOUCH.format(top)
-            )
+            self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
         elif top not in self._asked:
             self._asked.add(top)
             for name in filter(differs_in_a_new_thread, entry.settings.split()):
+                name = name.partition(":")[0]
                 self._find(
-                    f"{path} is of {top}, and `{name.partition('=')[0]}()` returns other settings in a new thread",
+                    f"{path} is of {top}, and `{name.partition(':')[0]}()` returns other settings in a new thread",
                     f"set them in samples, or leave {top} at its defaults",
                     proven=True,
                 )
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
-        if library(getattr(wrapped, "__module__", None)) is None and not objects.is_immutable(
-            wrapped
-        ):
+        known = library(getattr(wrapped, "__module__", None)) is not None
+        if not known and not objects.is_immutable(wrapped):
             self._find(
                 f"`{path}` caches what it returns, and all threads would share that",
                 "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
@@ -236,19 +251,15 @@ class Reach:
             )
 
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
-        if x in objects.UNREADABLE:
-            self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif (
-            stays and x.__name__ in CHANGING and not issubclass(type(x.__self__), objects.NO_OBJECT)
-        ):
-            remedy = "keep it in an attribute of the dataset"
+        of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
+        if stays and x.__name__ in CHANGING and of_object:
             self._find(
                 f"`{path}` changes an object that all threads would share",
-                remedy,
+                "keep it in an attribute of the dataset",
                 proven=True,
                 state=True,
             )
-        elif id(x) not in self._unsafe:
+        else:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`", compiled=True)
 
@@ -264,7 +275,7 @@ class Reach:
     def _class(self, cls: type, *, made: bool = False) -> None:
         """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
         entry = library(cls.__module__)
-        if entry is not None and made and id(cls) not in self._unsafe:
+        if entry is not None and made:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
         if (cls, made) in self._classes or PER_WORKER in vars(cls):
             return  # it was read, or written for threads
@@ -315,11 +326,7 @@ class Reach:
             self._todo.append(
                 Function(function, owner, first, stays or objects.is_importable(function))
             )
-        elif f"{module}.{function.__qualname__}" in objects.UNREADABLE_NAMES:
-            self._find(
-                f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
-            )
-        elif id(function) not in self._unsafe:
+        else:
             self._entry(entry, str(module), f"`{function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
@@ -327,6 +334,9 @@ class Reach:
         if key in self._read:
             return
         self._read.add(key)
+        self._code += len(found.function.__code__.co_code)
+        if self._ends():
+            return
         self.functions.append(found)
         effects = found.effects
         if effects.opaque:
@@ -350,12 +360,8 @@ class Reach:
         for value in named(found, path):
             if value is objects.MISSING:
                 self._not_imported(found, path, line)
-            elif id(value) in self._unsafe:
-                self._find(
-                    f"{found.at(line)} uses {self._unsafe[id(value)]}, which a process, or a thread, has one of",
-                    "leave it out of samples",
-                    proven=True,
-                )
+            elif self._excepted(value, found.at(line)):
+                continue
             elif is_setting(value):
                 self._find(
                     f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
@@ -374,18 +380,16 @@ class Reach:
         if path[0] != "import":  # of a module that imports its parts at their first use
             top = next(named(found, path[:2]))
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
-        if library(name) is None:
+        entry = library(name)
+        if entry is None:
             self._find(
                 f"{found.at(line)} uses {name}, whose code is not loaded yet",
                 f"import {name} at the top, by its full name",
             )
-        elif name in unsafe_names():
+        elif name in entry.unsafe.split():
             self._find(
                 f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
                 proven=True,
             )
         else:
-            self._entry(library(name), name, f"`{name}`")
-
-
-_VOUCH = 'fastload.threads_ok("{}") vouches for it'
+            self._entry(entry, name, f"`{name}`")

@@ -20,10 +20,14 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 class Reader:
-    """Reads statements in their order. `env` has what each local variable may be."""
+    """Reads statements in their order. `env` has what each local variable may be.
+
+    The second line of the syntax trees is the first one of `code`.
+    """
 
     def __init__(self, code: CodeType) -> None:
         self.effects = Effects()
+        self._above = code.co_firstlineno - 2
         self.env: dict[str, Value] = {}
         self._free = set(code.co_freevars)
         self._globals: set[str] = set()
@@ -39,14 +43,9 @@ class Reader:
         match node:
             case ast.Assign():
                 value = self.value(node.value)
+                how = "=constant" if isinstance(node.value, ast.Constant) else "="
                 for target in node.targets:
-                    if (
-                        isinstance(node.value, ast.Constant)
-                        and getattr(target, "id", "") in self._globals
-                    ):
-                        self._change({("global", target.id)}, "=constant", target)  # type: ignore[attr-defined]
-                    else:
-                        self._assign(target, value)
+                    self._assign(target, value, how)
             case ast.Return() if node.value is not None:
                 self.escape(self.value(node.value))
             case ast.AnnAssign() if node.value is not None:
@@ -118,11 +117,11 @@ class Reader:
         self.block(body)
         self.env = outer
 
-    def _assign(self, target: ast.AST, value: Value) -> None:
+    def _assign(self, target: ast.AST, value: Value, how: str = "=") -> None:
         match target:
             case ast.Name():
                 if target.id in self._globals:
-                    self._change({("global", target.id)}, "=", target)
+                    self._change({("global", target.id)}, how, target)
                 elif target.id in self._free:
                     self._change({("free", target.id)}, "=", target)
                 else:
@@ -140,7 +139,7 @@ class Reader:
                     old = self.env[target.value.id]
                     self.env[target.value.id] = Value(old.own, old.inner | value.all)
             case ast.Starred():
-                self._assign(target.value, value)
+                self._assign(target.value, Value(inner=value.all))  # a new list
             case ast.Tuple() | ast.List():
                 for each in target.elts:
                     self._assign(each, value.step(ELEMENT))
@@ -252,15 +251,17 @@ class Reader:
         if name in values.RETURN_NEW:
             return NEW
         held = _joined([*arguments, *keywords.values()])
-        for path in called.own or {()}:
-            self.escape(held, path)
+        self.escape(held, *called.own or {()})
         if name in values.SHALLOW:
             copied = _joined([held, receiver]).step(values.COPY)
             return Value(inner=copied.step(ELEMENT).all)
         if not _is_named(receiver):
             held = _joined([held, receiver])
         passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
-        returned = frozenset(p if p == ANY else (values.CALL, *p) for p in called.own) | passed
+        # What a method of a passed object returns is a part of it: `passed` has that already.
+        returned = passed | {
+            p if p == ANY else (values.CALL, *p) for p in called.own if p[0] != PASSED
+        }
         return Value(returned, returned)
 
     def _changed_by_call(
@@ -294,16 +295,15 @@ class Reader:
             if name == "setattr":
                 self._change(first.own, f".{''.join(constants)}=", node)
             elif not constants:
-                self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
+                self.effects.computed.update(dict.fromkeys(first.own, self._line(node)))
 
     # ---- what was found ----
 
-    def escape(self, value: Value, called: Path = ()) -> None:
+    def escape(self, value: Value, *called: Path) -> None:
         """Note that other code gets the objects, or what is called."""
-        named = ("global", "free", "import", "default", "self")
-        paths = {path for path in value.all if path[0] in named}
-        if paths:
-            self.effects.escapes.setdefault(called, set()).update(paths)
+        if paths := {path for path in value.all if path[0] in _NAMED}:
+            for each in called or ((),):
+                self.effects.escapes.setdefault(each, set()).update(paths)
 
     def _use_all(self, value: Value, node: ast.AST) -> None:
         for path in value.own:
@@ -311,11 +311,17 @@ class Reader:
                 self._use(path, node)
 
     def _use(self, path: Path, node: ast.AST) -> None:
-        self.effects.uses.setdefault(path, node.lineno)  # type: ignore[attr-defined]
+        self.effects.uses.setdefault(path, self._line(node))
 
     def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
         for path in paths:
-            self.effects.changes.setdefault((path, how), node.lineno)  # type: ignore[attr-defined]
+            self.effects.changes.setdefault((path, how), self._line(node))
+
+    def _line(self, node: Any) -> int:
+        return self._above + int(node.lineno)
+
+
+_NAMED = {"global", "free", "import", "default", "self"}
 
 
 def _at(*path: str) -> Value:

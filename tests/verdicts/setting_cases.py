@@ -29,6 +29,11 @@ OF_LIBRARIES = [
         "import xml.etree.ElementTree as ET\n",
     ),
     sets("codec", "register_error", "codecs.register_error('x', print)", "import codecs\n"),
+    sets(
+        "identity by an attribute", "getpid", "self.f()", "import os\n", init="self.f = os.getpid"
+    ),
+    sets("identity by a table", "getpid", "T['a']()", "import os\nT = {'a': os.getpid}\n"),
+    sets("code by an attribute", "eval", "self.f('1')", "", init="self.f = eval"),
     sets("exit", "register", "atexit.register(print)", "import atexit\n"),
     sets("thresholds", "set_threshold", "gc.set_threshold(900)", "import gc\n"),
     sets("traces", "tracemalloc", "tracemalloc.start()", "import tracemalloc\n"),

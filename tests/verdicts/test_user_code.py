@@ -26,13 +26,14 @@ from tests.verdicts.hidden_cases import HIDDEN
 from tests.verdicts.process_cases import PROCESS
 from tests.verdicts.programs import Case, made, verdict_of
 from tests.verdicts.setting_cases import SETTINGS
+from tests.verdicts.syntax_cases import SYNTAX
 from tests.verdicts.thread_cases import THREAD
 from tests.verdicts.way_cases import NOT_READ, WAYS
 
 
 @pytest.mark.parametrize(
     "case",
-    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE],
+    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE, *SYNTAX],
     ids=lambda case: case.name,
 )
 def test_processes(case: Case, tmp_path: Path) -> None:
