@@ -235,7 +235,7 @@ class Reach:
             for name in filter(differs_in_a_new_thread, entry.settings.split()):
                 name = name.partition(":")[0]
                 self._find(
-                    f"{path} is of {top}, and `{name.partition(':')[0]}()` returns other settings in a new thread",
+                    f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
                     f"set them in samples, or leave {top} at its defaults",
                     proven=True,
                 )
