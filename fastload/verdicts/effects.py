@@ -46,10 +46,14 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     if first is not None and arguments:
         path: Path = ("self",) if first == "self" else ("self", CLASS)
         reader.env[arguments[0]] = Value(frozenset({path}))
+        if code.co_name in ("__get__", "__set__"):  # a descriptor: the instance is as new
+            reader.env[arguments[1]] = Value()
     if isinstance(node, ast.expr):
         reader.escape(reader.value(node))
     else:
         reader.block(node.body)
+        if code.co_cellvars:  # a function within may name what a later line assigns
+            reader.block(node.body)
     return reader.effects
 
 

@@ -15,24 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import (
-    GENERATORS,
-    PER_WORKER,
-    is_global_generator,
-    own_dict,
-    refused_class,
-    shared_class,
-)
-from fastload.verdicts import objects
-from fastload.verdicts.libraries import (
-    Library,
-    differs_in_a_new_thread,
-    is_setting,
-    library,
-    single_objects,
-    unsafe_names,
-    unsafe_objects,
-)
+from fastload.isolation import rules
+from fastload.isolation.rules import own_dict
+from fastload.verdicts import libraries, objects
+from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
@@ -59,9 +45,10 @@ class Reach:
         self.functions: list[Function] = []
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
+        self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe, self._single = unsafe_objects(), single_objects()
-        self._kept = single_objects("keeps")
+        self._unsafe, self._single = libraries.unsafe_objects(), libraries.single_objects()
+        self._kept = libraries.single_objects("keeps")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -107,7 +94,7 @@ class Reach:
         x, kind = found.x, type(found.x)
         if kind in objects.LEAVES or (id(x), found.stays) in self._seen:
             return
-        if issubclass(kind, GENERATORS) and is_global_generator(x):
+        if issubclass(kind, rules.GENERATORS) and rules.is_global_generator(x):
             return
         self._seen[id(x), found.stays] = found
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
@@ -144,6 +131,8 @@ class Reach:
                 self.instances.setdefault(base, [])
                 if len(self.instances[base]) < INSTANCES:
                     self.instances[base].append(found)
+        if own_dict(x).get("inplace") is True and library(kind.__module__):
+            self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
             self._find(
                 f"{found.path} is a running generator, which cannot be copied",
@@ -172,7 +161,7 @@ class Reach:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
         what = None
-        if issubclass(kind, GENERATORS) and not shared_class(type(x)):
+        if issubclass(kind, rules.GENERATORS) and not rules.shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
             self.generators.append((path, x))
@@ -182,9 +171,9 @@ class Reach:
             what = None if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
-        elif refused_class(kind):
+        elif rules.refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
             self._find(
                 f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
                 "make it an attribute of the dataset, or create it for each sample",
@@ -199,7 +188,7 @@ class Reach:
             )
 
     def _entry(
-        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+        self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
         if entry is None:
@@ -216,7 +205,7 @@ class Reach:
             )
         elif top not in self._asked:
             self._asked.add(top)
-            for name in filter(differs_in_a_new_thread, entry.settings.split()):
+            for name in filter(libraries.differs_in_a_new_thread, entry.settings.split()):
                 self._find(
                     f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
                     f"set them in samples, or leave {top} at its defaults",
@@ -225,9 +214,8 @@ class Reach:
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
-        if library(getattr(wrapped, "__module__", None)) is None and not objects.is_immutable(
-            wrapped
-        ):
+        module = getattr(wrapped, "__module__", None)
+        if library(module) is None and not objects.is_immutable(wrapped):
             self._find(
                 f"`{path}` caches what it returns, and all threads would share that",
                 "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
@@ -265,15 +253,18 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made and id(cls) not in self._unsafe:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes or PER_WORKER in vars(cls):
+        if (cls, made) in self._classes or rules.PER_WORKER in vars(cls):
             return  # it was read, or written for threads
         self._classes.add((cls, made))
-        libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
+        module = vars(type(cls)).get("__module__")
+        if type(module) is str and library(module) is None:  # a metaclass of the user
+            self._instance(Instance(cls, f"{cls.__module__}.{cls.__qualname__}", stays=True))
+        listed = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
         # A library may call what overrides its methods.
-        called = {name for base in libraries for name in vars(base)}
+        called = {name for base in listed for name in vars(base)}
         overridden: set[str] = set()
         for base in cls.__mro__[:-1]:
-            if base in libraries:
+            if base in listed:
                 continue
             in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
             self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
@@ -287,7 +278,7 @@ class Reach:
         self, cls: type, name: str, member: Any, *, made: bool, called: bool, hidden: bool
     ) -> None:
         special = name.startswith("__") and name.endswith("__")
-        if name in objects.CREATING and not made:
+        if name in objects.AT_IMPORT or (name in objects.CREATING and not made):
             return
         key = f"super.{name}" if hidden else name
         for function, first in objects.functions_of(member):
@@ -300,7 +291,8 @@ class Reach:
             else:
                 method = Function(function, cls, first, stays=True)
                 self._pending.setdefault(key, []).append(method)
-        plain = not hasattr(type(member), "__get__") and not special
+        holds = bool(own_dict(member)) and type(member) not in objects.METHODS
+        plain = (holds or not hasattr(type(member), "__get__")) and not special
         if plain or type(member) is objects.CACHED:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             self._todo.append(Instance(member, path, stays=True))
@@ -355,7 +347,7 @@ class Reach:
                     "leave it out of samples",
                     proven=True,
                 )
-            elif is_setting(value):
+            elif libraries.is_setting(value):
                 self._find(
                     f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
                     "leave it out of samples",
@@ -378,7 +370,7 @@ class Reach:
                 f"{found.at(line)} uses {name}, whose code is not loaded yet",
                 f"import {name} at the top, by its full name",
             )
-        elif name in unsafe_names():
+        elif name in libraries.unsafe_names():
             self._find(
                 f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
                 proven=True,
