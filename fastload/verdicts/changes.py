@@ -52,8 +52,8 @@ class Changes:
             for (path, how), line in function.effects.changes.items():
                 yield from self._of_change(function, path, how, line)
         if any(issubclass(type(x), torch.Tensor) for x in self._exposed):
-            for path in (p for p in self._reach.in_place if "._modules[" not in p):
-                what = f"{path} works in place, and what it gets may be data that threads share"
+            for name in (p for p in self._reach.in_place if "._modules[" not in p):
+                what = f"{name} works in place, and what it gets may be data that threads share"
                 yield Finding(what, False, "pass inplace=False", state=True)
 
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:

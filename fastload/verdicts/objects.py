@@ -311,7 +311,7 @@ def attribute(x: Any, name: str) -> Any:
     if type(x) is ModuleType:
         return vars(x).get(name, sys.modules.get(f"{x.__name__}.{name}"))
     if isinstance(x, type):
-        kinds = *x.__mro__, *type(x).__mro__[:-2]  # its metaclass has methods of it, too
+        kinds = *x.__mro__, *type.mro(type(x))[:-2]  # its metaclass has methods of it, too
         return next((vars(k)[name] for k in kinds if name in vars(k)), None)
     own = own_dict(x)
     held = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
