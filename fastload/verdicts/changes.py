@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -281,8 +281,9 @@ _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
 
 def _members(x: Any) -> list[Any]:
     base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
-    held = dict.values(x) if base is dict else base.__iter__(x)
-    some = list(itertools.islice(held, _FEW))
+    some = list(itertools.islice(dict.values(x) if base is dict else base.__iter__(x), _FEW))
+    if type(x) is defaultdict and x.default_factory in (list, dict, set, deque):
+        some.append(x.default_factory())  # what it will hold, though it is empty yet
     if base in (list, tuple) and base.__len__(x) > _FEW:
         some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
     return some

@@ -51,8 +51,7 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     if isinstance(node, ast.expr):
         reader.escape(reader.value(node))
     else:
-        reader.block(node.body)
-        if code.co_cellvars:  # a function within may name what a later line assigns
+        for _ in range(2 if code.co_cellvars else 1):  # a function within may use a later variable
             reader.block(node.body)
     return reader.effects
 

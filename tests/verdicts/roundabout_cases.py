@@ -119,6 +119,12 @@ ROUNDABOUT = [
     member("method by its argument's type", r"\.V`", BY_TYPE + PUTS, "self.go(i)"),
     Case("function by its argument's type", r"\.V`", "return encode(i)", DISPATCH),
     Case("metaclass", "made", "return One().v", META),
+    Case(
+        "empty defaultdict",
+        r"\.G",
+        "G[0].append(i); return len(G[0])",
+        "from collections import defaultdict\nG = defaultdict(list)\n",
+    ),
     Case("shared __dict__", "state", "Borg().n = i; return Borg().n", BORG),
     Case(
         "update of __dict__",
