@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -53,6 +53,10 @@ class Changes:
         for function in self._reach.functions:
             for (path, how), line in function.effects.changes.items():
                 yield from self._of_change(function, path, how, line)
+        if any(issubclass(type(x), torch.Tensor) for x in self._exposed):
+            for name in (p for p in self._reach.in_place if "._modules[" not in p):
+                what = f"{name} works in place, and what it gets may be data that threads share"
+                yield Finding(what, False, "pass inplace=False", state=True)
 
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
         if how in ("=", "=constant"):
@@ -64,6 +68,8 @@ class Changes:
                 )
             return
         passed = path[0] == values.PASSED
+        if path[-1] == "__dict__":
+            path, how = path[:-1], ".="
         for trail in self._follow(function, path[passed:]):
             if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
                 trail = ANY  # `n = image.size; n += 1`
@@ -78,7 +84,7 @@ class Changes:
                 verb = "may be changed" if passed else "is changed"
                 what = f"`{trail.name}` ({kind_of(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
                 remedy = "change a copy, or keep it in an attribute of the dataset"
-                yield Finding(what, not passed, remedy, state=True)
+                yield Finding(what, not passed and trail.why != _OWN_COPY, remedy, state=True)
                 return
 
     @cached_property
@@ -156,7 +162,8 @@ class Changes:
 
     def _instances(self, function: Function) -> list[_Trail]:
         owner = function.owner
-        found = self._reach.instances.get(owner, []) if owner is not None else []
+        creates = function.function.__code__.co_name in objects.CREATING
+        found = [] if creates or owner is None else self._reach.instances.get(owner, [])
         trails = [
             _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
             for each in found
@@ -169,15 +176,18 @@ class Changes:
             return "which copy_dataset=False lets threads share"
         if id(x) in self._plan.weights:
             return "whose memory threads share"
+        users = (k for k in type(x).__mro__ if library(k.__module__) is None)
+        if any(not _COPIES.isdisjoint(vars(k)) for k in users):
+            return _OWN_COPY
         shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
         return None if shared == IN_SHARED_MEMORY else "which threads share"
 
     def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
         x = trail.x
-        if step == SLICE:
+        if step in (SLICE, "__dict__"):
             yield trail
-        elif step == values.COPY:
-            if not issubclass(type(x), _ARRAYS):
+        elif step in (values.COPY, values.ARRAY):
+            if issubclass(type(x), _ARRAYS) is (step == values.ARRAY):
                 yield trail
         elif step == CLASS:
             cls = x.cls if type(x) is _New else type(x)
@@ -217,6 +227,9 @@ class Changes:
                     yield trail.to(value, "[...]", self._why(value))
         elif library(type(x).__module__) is None:
             yield ANY
+        elif type(x).__module__.startswith("torch.utils.data."):  # as a Subset or TensorDataset
+            for value in own_dict(x).values():
+                yield from self._elements(trail.to(value, "[...]", self._why(value)))
 
     def _returned(self, function: Function, path: Path) -> Iterator[Any]:
         """Yield what a call may return, apart from its arguments, which are paths of their own."""
@@ -241,6 +254,8 @@ class Changes:
             if type(x) is objects.CACHED or not (_is_foreign(x) or issubclass(type(x), type)):
                 yield ANY
                 return
+        if called[-1] in values.RETURN_NEW | values.SHALLOW:
+            return
         if called[0] != values.CALL and len(called) > 2:
             # A method: its result may be a part of its object.
             for trail in self._follow(function, called[:-1]):
@@ -265,6 +280,9 @@ _CONTAINERS: Any = list | dict | set | deque | tuple
 VALUES: Any = _ARRAYS | tuple | frozenset | FunctionType | MethodType
 
 
+_COPIES = {"__deepcopy__", "__reduce__", "__reduce_ex__"}
+_OWN_COPY = "whose own methods copy it, and may share it"
+
 _OF_WEIGHTS = {"parameters", "named_parameters", "get_parameter", "state_dict"}
 """Methods of a model that return its weights."""
 
@@ -274,24 +292,23 @@ _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
 
 def _members(x: Any) -> list[Any]:
     base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
-    held = dict.values(x) if base is dict else base.__iter__(x)
-    some = list(itertools.islice(held, _FEW))
+    some = list(itertools.islice(dict.values(x) if base is dict else base.__iter__(x), _FEW))
+    if type(x) is defaultdict and x.default_factory in (list, dict, set, deque):
+        some.append(x.default_factory())  # what it will hold, though it is empty yet
     if base in (list, tuple) and base.__len__(x) > _FEW:
         some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
     return some
 
 
-def _below(x: Any) -> Iterator[Any]:
-    """Yield an array or an instance, or those and the containers that a container holds, two levels deep."""
-    if issubclass(type(x), _CONTAINERS):
-        for each in _members(x):
-            if issubclass(type(each), _CONTAINERS):
-                yield each
-                yield from _below(each) if issubclass(type(each), tuple) else ()
-            elif issubclass(type(each), _ARRAYS) or _is_users(each):
-                yield each
-    elif issubclass(type(x), _ARRAYS) or _is_users(x):
+def _below(x: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield an array or an instance, and what it or a container holds, some levels deep."""
+    held = issubclass(type(x), _CONTAINERS)
+    if issubclass(type(x), _ARRAYS) or _is_users(x):
         yield x
+    for each in (_members(x) if held else own_dict(x).values()) if depth else ():
+        if held and issubclass(type(each), _CONTAINERS):
+            yield each
+        yield from _below(each, depth - 1)
 
 
 def _is_foreign(x: Any) -> bool:
@@ -336,7 +353,7 @@ def _fits(x: Any, how: str) -> bool:
     if issubclass(kind, tuple | frozenset | str | ModuleType | type | FunctionType):
         return False
     if issubclass(kind, _CONTAINERS):
-        return not in_place or how in ("op=", "[]=")
+        return how in ("op=", "[]=") if in_place else attribute(kind, how) is not None
     return how in ("op=", "[]=", "inplace=", "out=") or hasattr(kind, how)
 
 

@@ -46,10 +46,13 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     if first is not None and count:
         path: Path = ("self",) if first == "self" else ("self", CLASS)
         reader.env[names[0]] = Value(frozenset({path}))
+        if code.co_name in ("__get__", "__set__"):  # a descriptor: the instance is as new
+            reader.env[names[1]] = Value()
     if isinstance(node, ast.expr):
         reader.escape(reader.value(node))
     else:
-        reader.block(node.body)
+        for _ in range(2 if code.co_cellvars else 1):  # a function within may use a later variable
+            reader.block(node.body)
     return reader.effects
 
 

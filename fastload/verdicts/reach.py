@@ -15,22 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import (
-    GENERATORS,
-    PER_WORKER,
-    is_global_generator,
-    own_dict,
-    refused_class,
-    shared_class,
-)
-from fastload.verdicts import objects
-from fastload.verdicts.libraries import (
-    Library,
-    differs_in_a_new_thread,
-    is_setting,
-    library,
-    objects_in,
-)
+from fastload.isolation import rules
+from fastload.isolation.rules import own_dict
+from fastload.verdicts import libraries, objects
+from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
@@ -59,10 +47,12 @@ class Reach:
         self.functions: list[Function] = []
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
+        self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe, self._unreadable = objects_in("unsafe"), objects_in("unreadable")
-        self._single, self._keeps = objects_in("single"), objects_in("keeps")
-        self._constant = objects_in("constant")
+        in_column = libraries.objects_in
+        self._unsafe, self._unreadable = in_column("unsafe"), in_column("unreadable")
+        self._single, self._keeps = in_column("single"), in_column("keeps")
+        self._constant = in_column("constant")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -114,7 +104,7 @@ class Reach:
         x, kind = found.x, type(found.x)
         if kind in objects.LEAVES or (id(x), found.stays) in self._seen:
             return
-        if issubclass(kind, GENERATORS) and is_global_generator(x):
+        if issubclass(kind, rules.GENERATORS) and rules.is_global_generator(x):
             return
         self._seen[id(x), found.stays] = found
         if self._excepted(x, found.path):
@@ -167,6 +157,8 @@ class Reach:
                 self.instances.setdefault(base, [])
                 if len(self.instances[base]) < INSTANCES:
                     self.instances[base].append(found)
+        if own_dict(x).get("inplace") is True and library(kind.__module__):
+            self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
             self._find(
                 f"{found.path} is a running generator, which cannot be copied",
@@ -195,7 +187,7 @@ class Reach:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
         what = hidden = None
-        if issubclass(kind, GENERATORS) and not shared_class(type(x)):
+        if issubclass(kind, rules.GENERATORS) and not rules.shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
             self.generators.append((path, x))
@@ -205,9 +197,9 @@ class Reach:
             what = None if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
-        elif refused_class(kind):
+        elif rules.refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
             hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
         if what or hidden:
             self._find(
@@ -218,7 +210,7 @@ class Reach:
             )
 
     def _entry(
-        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+        self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
         vouch = f'fastload.threads_ok("{top}") vouches for it'
@@ -232,7 +224,7 @@ class Reach:
             self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
         elif top not in self._asked:
             self._asked.add(top)
-            for name in filter(differs_in_a_new_thread, entry.settings.split()):
+            for name in filter(libraries.differs_in_a_new_thread, entry.settings.split()):
                 name = name.partition(":")[0]
                 self._find(
                     f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
@@ -277,15 +269,18 @@ class Reach:
         entry = library(cls.__module__)
         if entry is not None and made:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes or PER_WORKER in vars(cls):
+        if (cls, made) in self._classes or rules.PER_WORKER in vars(cls):
             return  # it was read, or written for threads
         self._classes.add((cls, made))
-        libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
+        module = vars(type(cls)).get("__module__")
+        if type(module) is str and library(module) is None:  # a metaclass of the user
+            self._instance(Instance(cls, f"{cls.__module__}.{cls.__qualname__}", stays=True))
+        listed = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
         # A library may call what overrides its methods.
-        called = {name for base in libraries for name in vars(base)}
+        called = {name for base in listed for name in vars(base)}
         overridden: set[str] = set()
         for base in cls.__mro__[:-1]:
-            if base in libraries:
+            if base in listed:
                 continue
             in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
             self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
@@ -299,7 +294,7 @@ class Reach:
         self, cls: type, name: str, member: Any, *, made: bool, called: bool, hidden: bool
     ) -> None:
         special = name.startswith("__") and name.endswith("__")
-        if name in objects.CREATING and not made:
+        if name in objects.AT_IMPORT or (name in objects.CREATING and not made):
             return
         key = f"super.{name}" if hidden else name
         for function, first in objects.functions_of(member):
@@ -312,7 +307,8 @@ class Reach:
             else:
                 method = Function(function, cls, first, stays=True)
                 self._pending.setdefault(key, []).append(method)
-        plain = not hasattr(type(member), "__get__") and not special
+        holds = bool(own_dict(member)) and type(member) not in objects.METHODS
+        plain = (holds or not hasattr(type(member), "__get__")) and not special
         if plain or type(member) is objects.CACHED:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             self._todo.append(Instance(member, path, stays=True))
@@ -362,7 +358,7 @@ class Reach:
                 self._not_imported(found, path, line)
             elif self._excepted(value, found.at(line)):
                 continue
-            elif is_setting(value):
+            elif libraries.is_setting(value):
                 self._find(
                     f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
                     "leave it out of samples",

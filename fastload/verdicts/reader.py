@@ -130,6 +130,8 @@ class Reader:
                 self.escape(value)
                 self.effects.kept |= {target.attr} if value.own else set()
                 self._change(self.value(target.value).own, f".{target.attr}=", target)
+                if target.attr == "__dict__":  # all that share it change one another
+                    self._change(value.all, "update", target)
             case ast.Subscript():
                 self.escape(value)
                 self.value(target.slice)
@@ -174,7 +176,9 @@ class Reader:
             case ast.List() | ast.Tuple() | ast.Set():
                 return Value(inner=_joined(map(self.value, node.elts)).all)
             case ast.Dict():
-                held = [self.value(each) for each in (*node.keys, *node.values) if each is not None]
+                held = [self.value(each) for each in node.keys if each is not None]
+                for key, each in zip(node.keys, map(self.value, node.values), strict=True):
+                    held.append(each if key else each.step(ELEMENT))  # `{**row}`
                 return Value(inner=_joined(held).all)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehension(node)
@@ -240,28 +244,30 @@ class Reader:
         keywords = {word.arg: self.value(word.value) for word in node.keywords}
         first = arguments[0] if arguments else NEW
         self._changed_by_call(node, name, receiver, first, keywords)
-        if name == "type" and len(arguments) == 1:
-            return first.step(CLASS)
+        if name in ("type", "vars") and len(arguments) == 1:
+            return first.step(CLASS if name == "type" else "__dict__")
         if name == "getattr" and isinstance(node.args[1:2] and node.args[1], ast.Constant):
             found = first.step(str(node.args[1].value))  # type: ignore[attr-defined]
             self._use_all(found, node)
             return found
         if name == "super":
             return self.env.get("self") or next(iter(self.env.values()), NEW)
-        if name in values.RETURN_NEW:
-            return NEW
+        own = (path for path in called.own if path != ANY and path[0] != PASSED)
+        returned = frozenset((values.CALL, *path) for path in own)
+        copies = all(w.arg != "copy" or getattr(w.value, "value", 0) is True for w in node.keywords)
+        if name in values.RETURN_NEW and copies:
+            return Value(returned)
         held = _joined([*arguments, *keywords.values()])
         self.escape(held, *called.own or {()})
-        if name in values.SHALLOW:
-            copied = _joined([held, receiver]).step(values.COPY)
-            return Value(inner=copied.step(ELEMENT).all)
+        if name in values.SHALLOW and copies:
+            return Value(returned, _joined([held, receiver]).step(values.COPY).step(ELEMENT).all)
+        if name in values.OF_ARRAYS:
+            held = Value(held.own).step(values.ARRAY)
         if not _is_named(receiver):
             held = _joined([held, receiver])
-        passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
         # What a method of a passed object returns is a part of it: `passed` has that already.
-        returned = passed | {
-            p if p == ANY else (values.CALL, *p) for p in called.own if p[0] != PASSED
-        }
+        passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
+        returned |= passed | called.own & {ANY}
         return Value(returned, returned)
 
     def _changed_by_call(
@@ -283,6 +289,9 @@ class Reader:
             self._change(self.value(each).own, "[]=", node)
         if name == "next":
             self._change(first.own, "__next__", node)
+        if receiver.own and _is_named(receiver):
+            for each in node.args[values.PLACE_OF_OUT.get(name, 99) :]:
+                self._change(self.value(each).own, "out=", node)
         for word in ("out", "dst"):
             self._change(keywords.get(word, NEW).own, "out=", node)
         for given in node.keywords:

@@ -25,6 +25,7 @@ from tests.verdicts.escape_cases import ESCAPES, QUIET, TWICE
 from tests.verdicts.hidden_cases import HIDDEN
 from tests.verdicts.process_cases import PROCESS
 from tests.verdicts.programs import Case, made, verdict_of
+from tests.verdicts.roundabout_cases import DIRECT, ROUNDABOUT
 from tests.verdicts.setting_cases import SETTINGS
 from tests.verdicts.syntax_cases import SYNTAX
 from tests.verdicts.thread_cases import THREAD
@@ -33,7 +34,7 @@ from tests.verdicts.way_cases import NOT_READ, WAYS
 
 @pytest.mark.parametrize(
     "case",
-    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE, *SYNTAX],
+    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE, *SYNTAX, *ROUNDABOUT],
     ids=lambda case: case.name,
 )
 def test_processes(case: Case, tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_processes(case: Case, tmp_path: Path) -> None:
         assert found.findings[0].proven is case.proven, found.findings
 
 
-@pytest.mark.parametrize("case", [*THREAD, *QUIET], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*THREAD, *QUIET, *DIRECT], ids=lambda case: case.name)
 def test_threads(case: Case, tmp_path: Path) -> None:
     if case.needs:
         pytest.importorskip(case.needs)
