@@ -222,7 +222,7 @@ class DataLoader(TorchDataLoader[T]):
             return settings
         if self._choice is None:
             settings.check_loadable()
-            chosen = choose(settings, stacklevel=7)
+            chosen = choose(settings, stacklevel=5)
             self._choice = chosen.worker_method, chosen.worker_reason
         method, reason = self._choice
         return replace(settings, worker_method=method, worker_reason=reason)

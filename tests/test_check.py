@@ -352,6 +352,9 @@ def test_an_iterable_dataset_that_raises_in_general_or_in_workers_alone_is_said_
         report, "fault"
     )
     assert "each of 4 workers" not in words(report)
+    assert str(report).endswith(
+        "gave the other samples as a serial loop does. Fix those that raise."
+    )
     report = check(NeedsNoWorker(), samples=16, workers=4)
     assert "with 4 workers, the dataset raises RuntimeError: no workers, please" in words(
         report, "fault"
@@ -685,7 +688,7 @@ def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: P
     ):
         command.send_signal(signal.SIGTERM)
         _, errors = command.communicate(timeout=60)
-        assert (command.returncode, errors) == (143, "Terminated.\n")
+        assert (command.returncode, errors) == (143, "reading serially ...\nTerminated.\n")
         assert of_the_reader.read() == "", "the reader has ended, and its end of the pipe with it"
 
 

@@ -235,8 +235,9 @@ def test_a_file_position_that_threads_share_is_warned_of_once(
     with DataLoader(dataset, **shared) as loader:
         with pytest.warns(
             SharedStateWarning, match="is changed by" if lazy else "`dataset.file` is an open file"
-        ):
+        ) as warned:
             list(loader)
+        assert {one.filename for one in warned} == {__file__}
         list(loader)  # warnings are errors here
     dataset.close()
     dataset = InOneFile(records)

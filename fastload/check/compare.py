@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
@@ -110,7 +111,10 @@ def check(
                 seen = _check_iterable(dataset, serially, samples, workers, seed, begin)
             else:
                 indices = _spread(dataset, samples)
-                seen = _check_map(dataset, serially, indices, workers, seed, begin)
+                rounds = (
+                    4 if kind == "threads" else 1
+                )  # processes share nothing that a race could change
+                seen = _check_map(dataset, serially, indices, workers, seed, begin, rounds)
         except (DatasetCopyError, SharedStateError) as error:
             return _refused(dataset, workers, error)
         count = len(seen.expected)
@@ -194,6 +198,7 @@ def _check_map(
     workers: int,
     seed: int,
     begin: Callable[[], None],
+    rounds: int,
 ) -> _Seen:
     findings: list[Finding] = []
     before = global_states()
@@ -216,7 +221,7 @@ def _check_map(
     findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
     again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
     begin()
-    _, by_workers = read(dataset, indices, workers, seed)
+    got, by_workers = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
         findings.append(
             Finding(
@@ -227,7 +232,8 @@ def _check_map(
             )
         )
     else:
-        _find_races(dataset, indices, expected, workers, seed, findings, compared=compared)
+        readings = chain([got], _readings(dataset, indices, workers, seed, rounds - 1))
+        _find_races(indices, expected, workers, readings, findings, compared=compared)
         if compared:
             _find_fills(serially, indices, expected, seed, findings)
     return _Seen(expected, serial, by_workers, findings, compared)
@@ -264,28 +270,33 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
     return len(failed)
 
 
+def _readings(
+    dataset: Any, indices: list[int], workers: int, seed: int, count: int
+) -> Iterator[list[Any]]:
+    """Yield what workers read, `count` times."""
+    for _ in range(count):
+        with switching_often():
+            yield read(dataset, indices, workers, seed)[0]
+
+
 def _find_races(
-    dataset: Any,
     indices: list[int],
     expected: list[Any],
     workers: int,
-    seed: int,
+    readings: Iterable[list[Any]],
     findings: list[Finding],
     *,
     compared: bool,
 ) -> None:
-    """Read three times in workers. A sample that differs from the serial reading depends on what workers share.
+    """Look at what workers read. A sample that differs from the serial reading depends on what they share.
 
     If samples cannot be compared, look only for samples that raise.
     """
     if not compared:
         expected = [_raised(sample) for sample in expected]
-    for _ in range(3):
-        with switching_often():
-            threaded, _ = read(dataset, indices, workers, seed)
-        if not compared:
-            threaded = [_raised(sample) for sample in threaded]
-        if wrong := differing(indices, expected, threaded):
+    for got in readings:
+        found = got if compared else [_raised(sample) for sample in got]
+        if wrong := differing(indices, expected, found):
             findings.append(
                 Finding(
                     "fault",

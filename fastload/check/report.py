@@ -76,6 +76,8 @@ class Report:
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
+            else f"{self.kind.capitalize()} gave the other samples as a serial loop does. Fix those that raise."
+            if self.failed and sum(finding.level == "fault" for finding in self.findings) == 1
             else f"This dataset is not safe to read with {self.kind}. Fix what is listed above first."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

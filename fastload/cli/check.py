@@ -75,6 +75,7 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
                 what, value, *ok = receiver.recv()
                 if what == "reads":
                     how = f"as it was read {value}"
+                    click.echo(f"reading {value} ...", err=True)
                 elif what == "usage":
                     raise click.UsageError(value)
                 elif what == "error":

@@ -59,7 +59,7 @@ def abandon(stuck: Sequence[threading.Thread]) -> None:
     if stuck:
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"{names} did not return from a call within {JOIN_SECONDS:g} s, and are abandoned. The threads are "
+            f"{names} did not return from a call within {JOIN_SECONDS:g} s. The loader abandons them "
             f"here:\n{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.popen_fork  # a new module would let a child search again
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.segments import Segments
 from fastload.random import torch_random
+from fastload.random.streams import MODULES, chosen_modules, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
@@ -58,9 +60,12 @@ def start_children(
         on_error="skip" if asks else settings.on_error,
     )
     sealed = Sealed(theirs)
-    # Register before the fork: workers then share the tables of torch's operators (16 MiB) and save 5 ms. Draws in this
-    # process stay as they are.
+    # Search and register before the fork. Workers then share the tables of torch's operators (16 MiB), and do not touch
+    # the memory of every module, which would copy it. Draws in this process stay as they are.
     torch_random.install()
+    for name in routable(chosen_modules(settings.random_modules)):
+        MODULES[name].install(searching := object())
+        MODULES[name].remove(searching)
     children: list[Child] = []
     try:
         with _context_of(settings) as (context, reason):

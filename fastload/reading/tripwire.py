@@ -63,6 +63,7 @@ class Tripwire:
         self.armed = threads and self._epochs < EPOCHS
         self._epochs += 1
         self._left = SAMPLES if self.armed else 0
+        self._modules = len(sys.modules)
 
     # ---- the loop ----
 
@@ -109,7 +110,9 @@ class Tripwire:
             sys.stdout, sys.stderr = before["sys.stdout"], before["sys.stderr"]
         # `catch_warnings` puts a copy of the list in its place for a while, as many libraries do. That is no change.
         filters, earlier = self._filters
-        if filters != earlier:
+        # A library that a sample imports may add some for itself, once.
+        imported = len(sys.modules) > self._modules and all(one in filters for one in earlier)
+        if filters != earlier and not imported:
             return "change the filters of warnings"
         for what, value in before.items():
             # A variable that is new may come from an import.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
@@ -19,6 +19,7 @@ from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import objects, values
+from fastload.verdicts.effects import defaults_of
 from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, attribute, named
 from fastload.verdicts.reach import Reach
@@ -45,12 +46,17 @@ class Changes:
 
     def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
         self._reach, self._plan, self._shares_all = reach, plan, shares_all
+        self._trails: dict[tuple[Function, Path], list[Any]] = {}
 
     def findings(self) -> Iterator[Finding]:
         """Yield a finding for each change of an object that threads share."""
         for function in self._reach.functions:
             for (path, how), line in function.effects.changes.items():
                 yield from self._of_change(function, path, how, line)
+        if any(issubclass(type(x), torch.Tensor) for x in self._exposed):
+            for name in (p for p in self._reach.in_place if "._modules[" not in p):
+                what = f"{name} works in place, and what it gets may be data that threads share"
+                yield Finding(what, False, "pass inplace=False", state=True)
 
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
         if how in ("=", "=constant"):
@@ -62,6 +68,8 @@ class Changes:
                 )
             return
         passed = path[0] == values.PASSED
+        if path[-1] == "__dict__":
+            path, how = path[:-1], ".="
         for trail in self._follow(function, path[passed:]):
             if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
                 trail = ANY  # `n = image.size; n += 1`
@@ -76,24 +84,18 @@ class Changes:
                 verb = "may be changed" if passed else "is changed"
                 what = f"`{trail.name}` ({kind_of(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
                 remedy = "change a copy, or keep it in an attribute of the dataset"
-                yield Finding(what, not passed, remedy, state=True)
+                yield Finding(what, not passed and trail.why != _OWN_COPY, remedy, state=True)
                 return
 
     @cached_property
     def _exposed(self) -> list[Any]:
         """One object of each kind of data that threads share, if samples could change it or what it holds."""
-        found: dict[Any, Any] = {}
         shared = [self._plan.nodes[i].x for i in self._plan.shared]
-        shared += [
-            found.x for many in self._reach.instances.values() for found in many if found.stays
-        ]
-        for x in shared:
-            for each in _below(x):
-                found.setdefault(type(each), each)
-        for x in self._escaped():
-            for each in (x, *_below(x)):
-                found.setdefault(type(each), each)
-        return list(found.values())
+        shared += [x.x for many in self._reach.instances.values() for x in many if x.stays]
+        found = [each for x in shared for each in _below(x)]
+        for x in {id(x): x for x in self._escaped()}.values():
+            found += [x, *_below(x)]
+        return [*{type(each): each for each in reversed(found)}.values()]
 
     def _escaped(self) -> Iterator[Any]:
         """Yield shared objects that code returns, stores, or passes to code of the user, as by `map` and `partial`."""
@@ -119,19 +121,25 @@ class Changes:
 
     # ---- following a path to objects ----
 
-    def _follow(self, function: Function, path: Path) -> Iterator[Any]:
-        """Yield the trails of a path. ANY: some object that cannot be known."""
-        if path[0] == values.CALL:
-            yield from self._returned(function, path)
-            return
-        trails, rest = self._heads(function, path)
-        for step in rest:
+    def _follow(self, function: Function, path: Path) -> list[Any]:
+        """Return the trails of a path. ANY: some object that cannot be known."""
+        key = function, path
+        if key not in self._trails:
+            if path[0] == values.CALL:
+                found: Iterable[Any] = self._returned(function, path)
+            else:
+                found = self._steps(*self._heads(function, path))
+            self._trails[key] = [*found]
+        return self._trails[key]
+
+    def _steps(self, trails: list[Any], steps: Path) -> list[Any]:
+        for step in steps:
             trails = [
                 after
                 for trail in trails
                 for after in ([ANY] if trail is ANY else self._step(trail, step))
             ]
-        yield from trails
+        return trails
 
     def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
         head = path[0]
@@ -141,7 +149,7 @@ class Changes:
             return self._instances(function), path[1:]
         if head == "default":
             stays = "an argument's default" if function.stays else None
-            value = _default(function.function, path[1])
+            value = defaults_of(function.function).get(path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
         x, k = next(named(function, path[:2]), objects.MISSING), 2
@@ -154,7 +162,8 @@ class Changes:
 
     def _instances(self, function: Function) -> list[_Trail]:
         owner = function.owner
-        found = self._reach.instances.get(owner, []) if owner is not None else []
+        creates = function.function.__code__.co_name in objects.CREATING
+        found = [] if creates or owner is None else self._reach.instances.get(owner, [])
         trails = [
             _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
             for each in found
@@ -167,15 +176,18 @@ class Changes:
             return "which copy_dataset=False lets threads share"
         if id(x) in self._plan.weights:
             return "whose memory threads share"
+        users = (k for k in type(x).__mro__ if library(k.__module__) is None)
+        if any(not _COPIES.isdisjoint(vars(k)) for k in users):
+            return _OWN_COPY
         shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
         return None if shared == IN_SHARED_MEMORY else "which threads share"
 
     def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
         x = trail.x
-        if step == SLICE:
+        if step in (SLICE, "__dict__"):
             yield trail
-        elif step == values.COPY:
-            if not issubclass(type(x), _ARRAYS):
+        elif step in (values.COPY, values.ARRAY):
+            if issubclass(type(x), _ARRAYS) is (step == values.ARRAY):
                 yield trail
         elif step == CLASS:
             cls = x.cls if type(x) is _New else type(x)
@@ -215,10 +227,22 @@ class Changes:
                     yield trail.to(value, "[...]", self._why(value))
         elif library(type(x).__module__) is None:
             yield ANY
+        elif type(x).__module__.startswith("torch.utils.data."):  # as a Subset or TensorDataset
+            for value in own_dict(x).values():
+                yield from self._elements(trail.to(value, "[...]", self._why(value)))
 
     def _returned(self, function: Function, path: Path) -> Iterator[Any]:
         """Yield what a call may return, apart from its arguments, which are paths of their own."""
         called = path[1:]
+        for k in range(2, len(called) if called[0] != values.CALL else 0):
+            for trail in self._follow(function, called[:k]):
+                # An attribute of a new instance may be one of its class.
+                if (
+                    trail is not ANY
+                    and issubclass(type(trail.x), type)
+                    and not _is_foreign(trail.x)
+                ):
+                    yield from self._steps([_Trail(_New(trail.x), None, trail.name)], called[k:])
         for trail in self._follow(function, called):
             if trail is ANY:
                 yield ANY
@@ -230,6 +254,8 @@ class Changes:
             if type(x) is objects.CACHED or not (_is_foreign(x) or issubclass(type(x), type)):
                 yield ANY
                 return
+        if called[-1] in values.RETURN_NEW | values.SHALLOW:
+            return
         if called[0] != values.CALL and len(called) > 2:
             # A method: its result may be a part of its object.
             for trail in self._follow(function, called[:-1]):
@@ -254,6 +280,9 @@ _CONTAINERS: Any = list | dict | set | deque | tuple
 VALUES: Any = _ARRAYS | tuple | frozenset | FunctionType | MethodType
 
 
+_COPIES = {"__deepcopy__", "__reduce__", "__reduce_ex__"}
+_OWN_COPY = "whose own methods copy it, and may share it"
+
 _OF_WEIGHTS = {"parameters", "named_parameters", "get_parameter", "state_dict"}
 """Methods of a model that return its weights."""
 
@@ -263,24 +292,23 @@ _TABLES = {"pandas", "polars", "pyarrow", "datasets"}
 
 def _members(x: Any) -> list[Any]:
     base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
-    held = dict.values(x) if base is dict else base.__iter__(x)
-    some = list(itertools.islice(held, _FEW))
+    some = list(itertools.islice(dict.values(x) if base is dict else base.__iter__(x), _FEW))
+    if type(x) is defaultdict and x.default_factory in (list, dict, set, deque):
+        some.append(x.default_factory())  # what it will hold, though it is empty yet
     if base in (list, tuple) and base.__len__(x) > _FEW:
         some += base.__getitem__(x, slice(_FEW, None, max(1, base.__len__(x) // _FEW)))
     return some
 
 
-def _below(x: Any) -> Iterator[Any]:
-    """Yield an array or an instance, or those and the containers that a container holds, two levels deep."""
-    if issubclass(type(x), _CONTAINERS):
-        for each in _members(x):
-            if issubclass(type(each), _CONTAINERS):
-                yield each
-                yield from _below(each) if issubclass(type(each), tuple) else ()
-            elif issubclass(type(each), _ARRAYS) or _is_users(each):
-                yield each
-    elif issubclass(type(x), _ARRAYS) or _is_users(x):
+def _below(x: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield an array or an instance, and what it or a container holds, some levels deep."""
+    held = issubclass(type(x), _CONTAINERS)
+    if issubclass(type(x), _ARRAYS) or _is_users(x):
         yield x
+    for each in (_members(x) if held else own_dict(x).values()) if depth else ():
+        if held and issubclass(type(each), _CONTAINERS):
+            yield each
+        yield from _below(each, depth - 1)
 
 
 def _is_foreign(x: Any) -> bool:
@@ -308,9 +336,8 @@ def _fits(x: Any, how: str) -> bool:
     if how == "['']=":
         how = "[]=" if issubclass(kind, dict) or not issubclass(kind, _ARRAYS | _CONTAINERS) else ""
     in_place = how in ("op=", "[]=", "out=", "inplace=") or (how.endswith("_") and how[:1] != "_")
-    if kind is _New or kind in objects.LEAVES or issubclass(kind, threading.local):
-        return False
-    if kind.__module__.startswith("multiprocessing."):
+    of_one = issubclass(kind, threading.local) or kind.__module__.startswith("multiprocessing.")
+    if of_one or kind is _New or kind in objects.LEAVES:
         return False
     if how.startswith(".") and how.endswith("="):
         return True  # an attribute is assigned
@@ -326,16 +353,8 @@ def _fits(x: Any, how: str) -> bool:
     if issubclass(kind, tuple | frozenset | str | ModuleType | type | FunctionType):
         return False
     if issubclass(kind, _CONTAINERS):
-        return not in_place or how in ("op=", "[]=")
+        return how in ("op=", "[]=") if in_place else attribute(kind, how) is not None
     return how in ("op=", "[]=", "inplace=", "out=") or hasattr(kind, how)
-
-
-def _default(function: FunctionType, name: str) -> Any:
-    code = function.__code__
-    positional = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    found = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
-    return {**found, **(function.__kwdefaults__ or {})}.get(name)
 
 
 def kind_of(x: Any) -> str:

@@ -6,9 +6,9 @@ import ast
 import dis
 import inspect
 import linecache
-import textwrap
 import tokenize
 import weakref
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -35,75 +35,87 @@ def _read(function: FunctionType, first: str | None) -> Effects:
     if node is None:
         return _without_source(code)
     reader = Reader(code)
-    arguments = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    for name in arguments:
-        reader.env[name] = Value(frozenset({ANY, ("default", name)}), frozenset({ANY}))
-    variadic = bool(code.co_flags & inspect.CO_VARARGS) + bool(
-        code.co_flags & inspect.CO_VARKEYWORDS
-    )
-    for name in code.co_varnames[len(arguments) : len(arguments) + variadic]:
+    names, defaults = code.co_varnames, defaults_of(function)
+    count = code.co_argcount + code.co_kwonlyargcount
+    for name in names[:count]:
+        own = {ANY, ("default", name)} if name in defaults else {ANY}
+        reader.env[name] = Value(frozenset(own), frozenset({ANY}))
+    variadic = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    for name in names[count : count + variadic]:
         reader.env[name] = Value(inner=frozenset({ANY}))
-    if first is not None and arguments:
+    if first is not None and count:
         path: Path = ("self",) if first == "self" else ("self", CLASS)
-        reader.env[arguments[0]] = Value(frozenset({path}))
+        reader.env[names[0]] = Value(frozenset({path}))
+        if code.co_name in ("__get__", "__set__"):  # a descriptor: the instance is as new
+            reader.env[names[1]] = Value()
     if isinstance(node, ast.expr):
         reader.escape(reader.value(node))
     else:
-        reader.block(node.body)
+        for _ in range(2 if code.co_cellvars else 1):  # a function within may use a later variable
+            reader.block(node.body)
     return reader.effects
+
+
+def defaults_of(function: FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function's arguments."""
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    # From the last: a decorator may have assigned more defaults than there are arguments.
+    of_last = zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False)
+    return {**dict(of_last), **(function.__kwdefaults__ or {})}
 
 
 def _without_source(code: CodeType) -> Effects:
     effects = Effects()
-    fills = code.co_name in ("__init__", "__post_init__")  # a data class: its own new instance
     for each in codes_of(code):
-        done = set(each.co_code[::2])
-        effects.opaque |= bool(done & ({*_STORES} - ({_STORE_ATTR} if fills else set())))
-        effects.opaque |= not fills and not CHANGING.isdisjoint(each.co_names)
+        effects.opaque |= not _STORES.isdisjoint(each.co_code[::2])
+        effects.opaque |= not CHANGING.isdisjoint(each.co_names)
         effects.names |= set(each.co_names)
         effects.uses.update((("global", name), each.co_firstlineno) for name in each.co_names)
     return effects
 
 
-_STORE_ATTR = dis.opmap["STORE_ATTR"]
-_STORES = (
-    _STORE_ATTR,
-    *(dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_GLOBAL", "IMPORT_NAME")),
-)
+_STORES = {
+    dis.opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "IMPORT_NAME")
+}
 
 
 def _source_of(code: CodeType, space: dict[str, Any]) -> Any:
-    """Return the syntax tree of a function, or of a lambda's expression, or None if the source is not there."""
-    lines = linecache.getlines(code.co_filename, space)
+    """Return the syntax tree of a function, or of a lambda's expression, or None if the source is not there.
+
+    Its second line is the function's first one.
+    """
+    lines = linecache.getlines(code.co_filename, space)[code.co_firstlineno - 1 :]
     if not lines:
         return None
     if code.co_name == "<lambda>":
         return _lambda_source(code, lines)
-    spans = [end for each in codes_of(code) for _, end, *_ in each.co_positions() if end]
-    first, last = code.co_firstlineno - 1, max(spans, default=code.co_firstlineno)
-    for text in (lines[first:last], None):
+    within = lines[0][:1].isspace()
+    ends = filter(None, (p[1] for each in codes_of(code) for p in each.co_positions()))
+    size = max(ends, default=0) - code.co_firstlineno + 1
+    for block in (lines[:size], lines):
         try:
-            block = inspect.getblock(lines[first:]) if text is None else text
-            (node,) = ast.parse("\n" * first + textwrap.dedent("".join(block))).body
+            # Code that a comment, or a statement that does nothing, ends is longer than its instructions tell.
+            text = inspect.getblock(block) if block is lines else block
+            (node,) = ast.parse("".join(["if 1:\n" if within else "\n", *text])).body
         except (SyntaxError, ValueError, tokenize.TokenError):  # a file that has changed
             continue
+        node = node.body[0] if isinstance(node, ast.If) else node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
             return node
     return None
 
 
 def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
-    spans = [span for span in code.co_positions() if None not in span and span[0] != span[2]]
+    spans: list[Any] = [s for s in code.co_positions() if None not in s and s[0] != s[2]]
     if not spans:
         return None
     # The instruction that returns has the place of the whole expression.
-    begin, end, left, right = max(spans, key=lambda s: (s[1] - s[0], s[3] - s[2]))  # type: ignore[operator]
-    text = [line.encode() for line in lines[begin - 1 : end]]  # type: ignore[operator]
+    begin, end, left, right = max(spans, key=lambda s: (s[1] - s[0], s[3] - s[2]))
+    before = begin - code.co_firstlineno
+    text = [line.encode() for line in lines[before : end - code.co_firstlineno + 1]]
     text[-1] = text[-1][:right]
     text[0] = text[0][left:]
     try:
-        source = b"\n" * (begin - 1) + b"(" + b"".join(text) + b")"  # type: ignore[operator]
-        body: ast.expr = ast.parse(source, mode="eval").body
-        return body
+        return ast.parse(b"".join([b"\n" * (before + 1), b"(", *text, b")"]), mode="eval").body
     except SyntaxError:
         return None

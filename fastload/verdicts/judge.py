@@ -59,10 +59,10 @@ def verdict(
         {name: x for name, x in roots.items() if x is not None}, shared=copy_dataset is False
     )
     plan = Plan(roots, copy_data=copy_dataset is True)
-    changes = Changes(reach, plan, shares_all=copy_dataset is False)
-    found = [*reach.findings, *_refused(plan), *changes.findings()]
-    if copy_dataset is not False:
-        found += _two_identities(reach, plan)
+    found = [*reach.findings, *_refused(plan)]
+    if not any(finding.proven for finding in found):  # nothing tells more than a proven fault
+        found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
+        found += () if copy_dataset is False else _two_identities(reach, plan)
     found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
     return Verdict(tuple(found), reach.cuda)
 

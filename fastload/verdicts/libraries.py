@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Literal
@@ -28,10 +27,12 @@ class Library:
         fork: whether a forked child may use it: "yes", "no", or "child" if it opens what it uses itself.
         unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
             they set, or tell, what the process or the thread has one of.
+        unreadable: dotted names of functions that run code which no source names.
         single: dotted names of classes whose objects are for one thread at a time.
         keeps: dotted names of classes whose objects keep what a call sets. Threads would share one that a module holds.
-        settings: dotted names of functions without arguments that return settings which each thread has of its own,
-            and that are empty in a new thread.
+        constant: dotted names of classes whose objects stay as they are when they are used, whatever they hold.
+        settings: dotted names of functions without arguments that return settings which each thread has of its own.
+            After a colon, the name of those of a new thread. Without it, a new thread has none.
         holds_gil: why threads gain nothing, if that is known.
     """
 
@@ -39,8 +40,10 @@ class Library:
     threads: bool = True
     fork: Literal["yes", "no", "child"] = "yes"
     unsafe: str = ""
+    unreadable: str = ""
     single: str = ""
     keeps: str = ""
+    constant: str = ""
     settings: str = ""
     holds_gil: str = ""
 
@@ -48,6 +51,8 @@ class Library:
 _TABLE = Path(__file__).with_suffix(".toml").read_text()
 LIBRARIES = {name: Library(**entry) for name, entry in tomllib.loads(_TABLE).items()}
 _STANDARD_LIBRARY = LIBRARIES["the standard library"]
+_TOPS = LIBRARIES | dict.fromkeys([*sys.stdlib_module_names, "distutils"], _STANDARD_LIBRARY)
+"""The entries by the names of top-level packages."""
 _VOUCHED = Library()
 
 
@@ -83,12 +88,7 @@ def library(module: str | None) -> Library | None:
     top = (module or "").partition(".")[0]
     if top in _vouched:
         return _VOUCHED
-    for name in (top, top.lstrip("_")):
-        if name in LIBRARIES:
-            return LIBRARIES[name]
-    if module and module.partition(".")[0] in {*sys.stdlib_module_names, "distutils"}:
-        return _STANDARD_LIBRARY
-    return None
+    return _TOPS.get(top) or _TOPS.get(top.lstrip("_"))
 
 
 _SETTING = re.compile(
@@ -109,41 +109,24 @@ def is_setting(function: Any) -> bool:
     return entry is not None and entry.threads and bool(_SETTING.match(function.__name__))
 
 
-@cache
-def unsafe_names() -> dict[str, str]:
-    """Return the top-level package of each excepted name."""
-    unsafe = " ".join(entry.unsafe for entry in LIBRARIES.values())
-    return {name: name.partition(".")[0] for name in unsafe.split()}
-
-
-def unsafe_objects() -> dict[int, str]:
-    """Return the excepted names by the ids of what they stand for, as far as they are imported."""
-    return _objects(unsafe_names())
-
-
-def single_objects(column: str = "single") -> dict[int, str]:
-    """Return the names of classes for one thread by their ids, as far as they are imported."""
-    return _objects(" ".join(getattr(entry, column) for entry in LIBRARIES.values()).split())
-
-
-def differs_in_a_new_thread(name: str) -> bool:
-    """Return whether the calling thread has settings that a new thread will not have: there, they are empty."""
-    settings = _imported(name)
-    return settings is not None and bool(settings())
-
-
-def _objects(names: Iterable[str]) -> dict[int, str]:
+def objects_in(column: str) -> dict[int, str]:
+    """Return the dotted names in a column by the ids of what they stand for, as far as they are imported."""
+    names = " ".join(getattr(entry, column) for entry in LIBRARIES.values()).split()
     return {id(value): name for name in names if (value := _imported(name)) is not None}
 
 
+def differs_in_a_new_thread(setting: str) -> bool:
+    """Return whether the calling thread has settings that a new thread does not have."""
+    name, _, new = setting.partition(":")
+    here = _imported(name)
+    return here is not None and bool(found := here()) and found != _imported(new)
+
+
 def _imported(name: str) -> Any:
-    parts = name.split(".")
-    for k in range(len(parts), 0, -1):
-        value: Any = sys.modules.get(".".join(parts[:k]))
-        if value is None:
-            continue
-        for part in parts[k:]:
-            # No `getattr`: a lazy package would import.
-            value = vars(value).get(part) if hasattr(value, "__dict__") else None
-        return value
-    return None
+    top, *parts = name.split(".")
+    found, path = sys.modules.get(top), top
+    for part in parts:
+        path += f".{part}"
+        # No `getattr`: a lazy package would import.
+        found = getattr(found, "__dict__", {}).get(part, sys.modules.get(path))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copyreg
 import functools
+import re
 import sys
 import types
 from collections import deque
@@ -17,17 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import (
-    HEAP,
-    PER_WORKER,
-    own_dict,
-    shared_class,
-)
+from fastload.isolation.rules import HEAP, PER_WORKER, own_dict, shared_class
 from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
-from fastload.verdicts.libraries import (
-    library,
-)
+from fastload.verdicts.libraries import library
 from fastload.verdicts.values import CLASS, Effects, Path
 
 ELEMENTS = 64
@@ -92,8 +86,14 @@ class Function:
         return effects_of(self.function, self.first)
 
 
-def hides_state(kind: type) -> bool:
-    """Return whether objects of a listed library's class, in C, can neither be pickled nor be looked into."""
+def hides_state(x: Any) -> bool:
+    """Return whether an object of a listed library, in C, can neither be pickled nor be looked into.
+
+    So is a network's BatchNorm in train mode: each call changes it.
+    """
+    kind, own = type(x), own_dict(x)
+    if own.get("training") and "num_batches_tracked" in own.get("_buffers", ()):
+        return True
     found, plain = ((of.__reduce_ex__, of.__reduce__) for of in (kind, object))
     if found != plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
         return False
@@ -119,28 +119,23 @@ LEAVES = {np.dtype, *map(type, _PLAIN)}
 
 NO_OBJECT: Any = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
 
-UNREADABLE = [eval, exec, compile, globals, __import__]
-UNREADABLE_NAMES = {"importlib.import_module", "runpy.run_path", "runpy.run_module"}
+AT_IMPORT = {"__init_subclass__", "__set_name__"}
+"""Methods that run when a class is defined."""
 
-OF_A_CLASS = {"__new__", "__init_subclass__", "__class_getitem__"}
+OF_A_CLASS = {"__new__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 
-CREATING = values.words("""
-    __init__ __new__ __post_init__ __init_subclass__ __set_name__ __attrs_post_init__
-    __getstate__ __setstate__ __reduce__ __reduce_ex__ __deepcopy__ __copy__ __del__
-""")
+CREATING = values.words(values.NAMES["creating"])
 
 
 def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with paths. No code of its class runs."""
     kind = type(x)
     if kind is FunctionType:
-        for value in (
-            *(x.__defaults__ or ()),
-            *(x.__kwdefaults__ or {}).values(),
-            *vars(x).values(),
-        ):
-            yield path, value
+        held = [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values(), *vars(x).values()]
+        if library(x.__globals__.get("__name__")) is not None:  # its code is not read
+            held += [cell.cell_contents for cell in x.__closure__ or () if cell != _EMPTY]
+        yield from ((path, value) for value in held)
         return
     if issubclass(kind, type | ModuleType | torch.Tensor | np.ndarray):
         return
@@ -172,6 +167,8 @@ def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
                     continue
 
 
+_EMPTY = types.CellType()
+
 _HELD: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     types.MethodType: ("__self__",),
@@ -195,20 +192,24 @@ def _sample(items: list[Any], kinds: Iterable[type]) -> list[Any]:
     ]
 
 
+METHODS = {FunctionType, classmethod, staticmethod, functools.cached_property}
+"""Types of a class's attributes that are functions, and have no state of their own."""
+
+
 def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
     """Yield the functions in a class's attribute, and what their first argument is."""
     first: str | None = "self"
     if type(member) in (staticmethod, classmethod):
         first, member = (None if type(member) is staticmethod else CLASS), member.__func__
-    if type(member) is property:
-        yield from (
-            (f, "self") for f in (member.fget, member.fset, member.fdel) if type(f) is FunctionType
-        )
+    if issubclass(type(member), property):
+        first = "self" if type(member) is property else CLASS  # often a property of the class
+        functions = [member.fget, member.fset, member.fdel]
+        yield from ((f, first) for f in functions if type(f) is FunctionType)
         return
-    if type(member) in (functools.cached_property, functools.partialmethod):
-        member = member.func
     if type(member) is not FunctionType:  # a decorator's object
-        member = own_dict(member).get("__wrapped__")
+        for value in own_dict(member).values():
+            yield from functions_of(value) if type(value) is FunctionType else ()
+        return
     while type(member) is FunctionType:
         yield member, first
         member = vars(member).get("__wrapped__")
@@ -217,11 +218,7 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
 def is_immutable(function: Any) -> bool:
     """Return whether a function's annotation names a result that cannot change."""
     result = getattr(function, "__annotations__", {}).get("return", "Any")
-    words = "".join(
-        c if c.isalnum() else " "
-        for c in getattr(result, "__name__", str(result)) + " " + str(result)
-    )
-    return _IMMUTABLE.issuperset(words.split())
+    return _IMMUTABLE.issuperset(re.findall(r"\w+", f"{getattr(result, '__name__', '')} {result}"))
 
 
 _IMMUTABLE = {"class", "int", "float", "str", "bool", "bytes", "complex", "None", "NoneType"}
@@ -311,7 +308,8 @@ def attribute(x: Any, name: str) -> Any:
     if type(x) is ModuleType:
         return vars(x).get(name, sys.modules.get(f"{x.__name__}.{name}"))
     if isinstance(x, type):
-        return next((vars(k)[name] for k in x.__mro__ if name in vars(k)), None)
+        kinds = *x.__mro__, *type.mro(type(x))[:-2]  # its metaclass has methods of it, too
+        return next((vars(k)[name] for k in kinds if name in vars(k)), None)
     own = own_dict(x)
     held = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
     for each in (own, *(own.get(kind, {}) for kind in held)):

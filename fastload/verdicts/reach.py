@@ -15,32 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import (
-    GENERATORS,
-    PER_WORKER,
-    is_global_generator,
-    own_dict,
-    refused_class,
-    shared_class,
-)
-from fastload.verdicts import objects
-from fastload.verdicts.libraries import (
-    Library,
-    differs_in_a_new_thread,
-    is_setting,
-    library,
-    single_objects,
-    unsafe_names,
-    unsafe_objects,
-)
+from fastload.isolation import rules
+from fastload.isolation.rules import own_dict
+from fastload.verdicts import libraries, objects
+from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Finding, Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
-OBJECTS, FUNCTIONS, ELEMENTS, INSTANCES = 10_000, 600, 64, 16
-"""The search looks at no more objects and functions, and instances of a class."""
+CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 100_000
+"""The search reads no more bytes of bytecode: if nothing was found yet; if something unknown was, since only a proven
+fault would tell more; and if it goes on after a fault. 10,000 bytes are some 300 lines, and
+take 15 to 40 ms."""
 
-AFTER_FINDING = 100
-"""The functions that it reads at most if something unknown was found: then only a proven fault would tell more."""
+OBJECTS, INSTANCES = 10_000, 16
+"""The search looks at no more objects, and instances of a class."""
 
 
 class Reach:
@@ -59,29 +47,38 @@ class Reach:
         self.functions: list[Function] = []
         self.generators: list[tuple[str, Any]] = []
         self.cuda = False
+        self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
-        self._unsafe, self._single = unsafe_objects(), single_objects()
-        self._kept = single_objects("keeps")
+        in_column = libraries.objects_in
+        self._unsafe, self._unreadable = in_column("unsafe"), in_column("unreadable")
+        self._single, self._keeps = in_column("single"), in_column("keeps")
+        self._constant = in_column("constant")
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
         self._classes: set[tuple[type, bool]] = set()
         self._read: set[int] = set()
+        self._whole = whole
+        self._code = 0  # the bytes of bytecode that were read, or would have gone over the limit
         self._pending: dict[str, list[Function]] = {}  # methods whose names no code has read yet
         self._names: set[str] = {"state_dict", "load_state_dict", "fill_rows", "forward"}
         self._todo: deque[Instance | Function] = deque(
             Instance(x, path, stays=shared) for path, x in roots.items()
         )
-        while self._todo:
-            if not whole and any(finding.proven for finding in self.findings):
-                break
-            if not whole and self.findings and len(self._read) > AFTER_FINDING:
-                break
-            if len(self._seen) > OBJECTS or len(self._read) > FUNCTIONS:
-                self._find("the dataset reaches more code and objects than the search visits")
-                break
+        while not self._ends() and self._todo:
             each = self._todo.popleft()
             (self._function if isinstance(each, Function) else self._object)(each)  # type: ignore[arg-type]
+
+    def _ends(self) -> bool:
+        """Return whether the search ends, although there may be more to visit."""
+        limit = OF_WHOLE if self._whole else AFTER_FINDING if self.findings else CODE
+        over = self._code > limit or len(self._seen) > OBJECTS
+        if over and not self.findings:
+            self._find(
+                "the dataset reaches more code and objects than the search visits",
+                "vouch for a package that it uses, by fastload.threads_ok",
+            )
+        return over or (not self._whole and any(finding.proven for finding in self.findings))
 
     def _find(
         self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
@@ -107,9 +104,11 @@ class Reach:
         x, kind = found.x, type(found.x)
         if kind in objects.LEAVES or (id(x), found.stays) in self._seen:
             return
-        if issubclass(kind, GENERATORS) and is_global_generator(x):
+        if issubclass(kind, rules.GENERATORS) and rules.is_global_generator(x):
             return
         self._seen[id(x), found.stays] = found
+        if self._excepted(x, found.path):
+            return
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
             self._push_function(x, None, None, stays=found.stays)
@@ -123,8 +122,22 @@ class Reach:
             self._method(x, stays=found.stays)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        for path, part in () if objects.is_opaque(kind) else objects.parts_of(x, found.path):
-            self._todo.append(Instance(part, path, found.stays))
+        opaque = id(kind) in self._constant or objects.is_opaque(kind)
+        for path, part in () if opaque else objects.parts_of(x, found.path):
+            if type(part) not in objects.LEAVES:
+                self._todo.append(Instance(part, path, found.stays))
+
+    def _excepted(self, x: Any, user: str) -> bool:
+        """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
+        if name := self._unsafe.get(id(x)):
+            self._find(
+                f"{user} uses {name}, which a process, or a thread, has one of",
+                "leave it out of samples",
+                proven=True,
+            )
+        elif name := self._unreadable.get(id(x)):
+            self._find(f"{user} calls `{name}`, and what it runs cannot be read")
+        return name is not None
 
     def _instance(self, found: Instance) -> None:
         x, kind = found.x, type(found.x)
@@ -144,6 +157,8 @@ class Reach:
                 self.instances.setdefault(base, [])
                 if len(self.instances[base]) < INSTANCES:
                     self.instances[base].append(found)
+        if own_dict(x).get("inplace") is True and library(kind.__module__):
+            self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
             self._find(
                 f"{found.path} is a running generator, which cannot be copied",
@@ -171,8 +186,8 @@ class Reach:
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
-        what = None
-        if issubclass(kind, GENERATORS) and not shared_class(type(x)):
+        what = hidden = None
+        if issubclass(kind, rules.GENERATORS) and not rules.shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
             self.generators.append((path, x))
@@ -182,41 +197,35 @@ class Reach:
             what = None if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
-        elif refused_class(kind):
+        elif rules.refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._kept.keys() & set(map(id, kind.__mro__)) or objects.hides_state(kind):
+        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
+            hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
+        if what or hidden:
             self._find(
-                f"`{found.path}` ({kind.__qualname__}) may keep what a call sets, and all threads would share it",
-                "make it an attribute of the dataset, or create it for each sample",
-                state=True,
-            )
-        if what:
-            self._find(
-                f"`{found.path}` is {what} that all threads would share",
+                f"`{found.path}` is {what or hidden} that all threads would share",
                 "make it an attribute of the dataset, of which each worker gets its own copy",
-                proven=True,
+                proven=bool(what),
                 state=True,
             )
 
     def _entry(
-        self, entry: Library | None, module: str, path: str, *, compiled: bool = False
+        self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
+        vouch = f'fastload.threads_ok("{top}") vouches for it'
         if entry is None:
             if compiled or objects.is_compiled(module):
-                self._find(
-                    f"{path} is of the compiled library {top}, of which nothing is known",
-                    _VOUCH.format(top),
-                )
+                what = "is of the compiled library"
+                self._find(f"{path} {what} {top}, of which nothing is known", vouch)
         elif entry.holds_gil:
             self._find(f"{path} is of {top}: {entry.holds_gil}")
         elif not entry.threads:
-            self._find(
-                f"{path} is of {top}, which is not known to work in threads", _VOUCH.format(top)
-            )
+            self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
         elif top not in self._asked:
             self._asked.add(top)
-            for name in filter(differs_in_a_new_thread, entry.settings.split()):
+            for name in filter(libraries.differs_in_a_new_thread, entry.settings.split()):
+                name = name.partition(":")[0]
                 self._find(
                     f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
                     f"set them in samples, or leave {top} at its defaults",
@@ -225,9 +234,8 @@ class Reach:
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
-        if library(getattr(wrapped, "__module__", None)) is None and not objects.is_immutable(
-            wrapped
-        ):
+        known = library(getattr(wrapped, "__module__", None)) is not None
+        if not known and not objects.is_immutable(wrapped):
             self._find(
                 f"`{path}` caches what it returns, and all threads would share that",
                 "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
@@ -235,19 +243,15 @@ class Reach:
             )
 
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
-        if x in objects.UNREADABLE:
-            self._find(f"samples call `{x.__name__}`, and what it runs cannot be read")
-        elif (
-            stays and x.__name__ in CHANGING and not issubclass(type(x.__self__), objects.NO_OBJECT)
-        ):
-            remedy = "keep it in an attribute of the dataset"
+        of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
+        if stays and x.__name__ in CHANGING and of_object:
             self._find(
                 f"`{path}` changes an object that all threads would share",
-                remedy,
+                "keep it in an attribute of the dataset",
                 proven=True,
                 state=True,
             )
-        elif id(x) not in self._unsafe:
+        else:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`", compiled=True)
 
@@ -263,17 +267,20 @@ class Reach:
     def _class(self, cls: type, *, made: bool = False) -> None:
         """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
         entry = library(cls.__module__)
-        if entry is not None and made and id(cls) not in self._unsafe:
+        if entry is not None and made:
             self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
-        if (cls, made) in self._classes or PER_WORKER in vars(cls):
+        if (cls, made) in self._classes or rules.PER_WORKER in vars(cls):
             return  # it was read, or written for threads
         self._classes.add((cls, made))
-        libraries = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
+        module = vars(type(cls)).get("__module__")
+        if type(module) is str and library(module) is None:  # a metaclass of the user
+            self._instance(Instance(cls, f"{cls.__module__}.{cls.__qualname__}", stays=True))
+        listed = [base for base in cls.__mro__[:-1] if library(base.__module__) is not None]
         # A library may call what overrides its methods.
-        called = {name for base in libraries for name in vars(base)}
+        called = {name for base in listed for name in vars(base)}
         overridden: set[str] = set()
         for base in cls.__mro__[:-1]:
-            if base in libraries:
+            if base in listed:
                 continue
             in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
             self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
@@ -287,7 +294,7 @@ class Reach:
         self, cls: type, name: str, member: Any, *, made: bool, called: bool, hidden: bool
     ) -> None:
         special = name.startswith("__") and name.endswith("__")
-        if name in objects.CREATING and not made:
+        if name in objects.AT_IMPORT or (name in objects.CREATING and not made):
             return
         key = f"super.{name}" if hidden else name
         for function, first in objects.functions_of(member):
@@ -300,7 +307,8 @@ class Reach:
             else:
                 method = Function(function, cls, first, stays=True)
                 self._pending.setdefault(key, []).append(method)
-        plain = not hasattr(type(member), "__get__") and not special
+        holds = bool(own_dict(member)) and type(member) not in objects.METHODS
+        plain = (holds or not hasattr(type(member), "__get__")) and not special
         if plain or type(member) is objects.CACHED:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             self._todo.append(Instance(member, path, stays=True))
@@ -314,11 +322,7 @@ class Reach:
             self._todo.append(
                 Function(function, owner, first, stays or objects.is_importable(function))
             )
-        elif f"{module}.{function.__qualname__}" in objects.UNREADABLE_NAMES:
-            self._find(
-                f"samples call {module}.{function.__qualname__}, and what it runs cannot be read"
-            )
-        elif id(function) not in self._unsafe:
+        else:
             self._entry(entry, str(module), f"`{function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
@@ -326,6 +330,9 @@ class Reach:
         if key in self._read:
             return
         self._read.add(key)
+        self._code += len(found.function.__code__.co_code)
+        if self._ends():
+            return
         self.functions.append(found)
         effects = found.effects
         if effects.opaque:
@@ -349,13 +356,9 @@ class Reach:
         for value in named(found, path):
             if value is objects.MISSING:
                 self._not_imported(found, path, line)
-            elif id(value) in self._unsafe:
-                self._find(
-                    f"{found.at(line)} uses {self._unsafe[id(value)]}, which a process, or a thread, has one of",
-                    "leave it out of samples",
-                    proven=True,
-                )
-            elif is_setting(value):
+            elif self._excepted(value, found.at(line)):
+                continue
+            elif libraries.is_setting(value):
                 self._find(
                     f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
                     "leave it out of samples",
@@ -373,18 +376,16 @@ class Reach:
         if path[0] != "import":  # of a module that imports its parts at their first use
             top = next(named(found, path[:2]))
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
-        if library(name) is None:
+        entry = library(name)
+        if entry is None:
             self._find(
                 f"{found.at(line)} uses {name}, whose code is not loaded yet",
                 f"import {name} at the top, by its full name",
             )
-        elif name in unsafe_names():
+        elif name in entry.unsafe.split():
             self._find(
                 f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
                 proven=True,
             )
         else:
-            self._entry(library(name), name, f"`{name}`")
-
-
-_VOUCH = 'fastload.threads_ok("{}") vouches for it'
+            self._entry(entry, name, f"`{name}`")

@@ -20,10 +20,14 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 class Reader:
-    """Reads statements in their order. `env` has what each local variable may be."""
+    """Reads statements in their order. `env` has what each local variable may be.
+
+    The second line of the syntax trees is the first one of `code`.
+    """
 
     def __init__(self, code: CodeType) -> None:
         self.effects = Effects()
+        self._above = code.co_firstlineno - 2
         self.env: dict[str, Value] = {}
         self._free = set(code.co_freevars)
         self._globals: set[str] = set()
@@ -39,14 +43,9 @@ class Reader:
         match node:
             case ast.Assign():
                 value = self.value(node.value)
+                how = "=constant" if isinstance(node.value, ast.Constant) else "="
                 for target in node.targets:
-                    if (
-                        isinstance(node.value, ast.Constant)
-                        and getattr(target, "id", "") in self._globals
-                    ):
-                        self._change({("global", target.id)}, "=constant", target)  # type: ignore[attr-defined]
-                    else:
-                        self._assign(target, value)
+                    self._assign(target, value, how)
             case ast.Return() if node.value is not None:
                 self.escape(self.value(node.value))
             case ast.AnnAssign() if node.value is not None:
@@ -118,11 +117,11 @@ class Reader:
         self.block(body)
         self.env = outer
 
-    def _assign(self, target: ast.AST, value: Value) -> None:
+    def _assign(self, target: ast.AST, value: Value, how: str = "=") -> None:
         match target:
             case ast.Name():
                 if target.id in self._globals:
-                    self._change({("global", target.id)}, "=", target)
+                    self._change({("global", target.id)}, how, target)
                 elif target.id in self._free:
                     self._change({("free", target.id)}, "=", target)
                 else:
@@ -131,6 +130,8 @@ class Reader:
                 self.escape(value)
                 self.effects.kept |= {target.attr} if value.own else set()
                 self._change(self.value(target.value).own, f".{target.attr}=", target)
+                if target.attr == "__dict__":  # all that share it change one another
+                    self._change(value.all, "update", target)
             case ast.Subscript():
                 self.escape(value)
                 self.value(target.slice)
@@ -140,7 +141,7 @@ class Reader:
                     old = self.env[target.value.id]
                     self.env[target.value.id] = Value(old.own, old.inner | value.all)
             case ast.Starred():
-                self._assign(target.value, value)
+                self._assign(target.value, Value(inner=value.all))  # a new list
             case ast.Tuple() | ast.List():
                 for each in target.elts:
                     self._assign(each, value.step(ELEMENT))
@@ -175,7 +176,9 @@ class Reader:
             case ast.List() | ast.Tuple() | ast.Set():
                 return Value(inner=_joined(map(self.value, node.elts)).all)
             case ast.Dict():
-                held = [self.value(each) for each in (*node.keys, *node.values) if each is not None]
+                held = [self.value(each) for each in node.keys if each is not None]
+                for key, each in zip(node.keys, map(self.value, node.values), strict=True):
+                    held.append(each if key else each.step(ELEMENT))  # `{**row}`
                 return Value(inner=_joined(held).all)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehension(node)
@@ -241,26 +244,30 @@ class Reader:
         keywords = {word.arg: self.value(word.value) for word in node.keywords}
         first = arguments[0] if arguments else NEW
         self._changed_by_call(node, name, receiver, first, keywords)
-        if name == "type" and len(arguments) == 1:
-            return first.step(CLASS)
+        if name in ("type", "vars") and len(arguments) == 1:
+            return first.step(CLASS if name == "type" else "__dict__")
         if name == "getattr" and isinstance(node.args[1:2] and node.args[1], ast.Constant):
             found = first.step(str(node.args[1].value))  # type: ignore[attr-defined]
             self._use_all(found, node)
             return found
         if name == "super":
             return self.env.get("self") or next(iter(self.env.values()), NEW)
-        if name in values.RETURN_NEW:
-            return NEW
+        own = (path for path in called.own if path != ANY and path[0] != PASSED)
+        returned = frozenset((values.CALL, *path) for path in own)
+        copies = all(w.arg != "copy" or getattr(w.value, "value", 0) is True for w in node.keywords)
+        if name in values.RETURN_NEW and copies:
+            return Value(returned)
         held = _joined([*arguments, *keywords.values()])
-        for path in called.own or {()}:
-            self.escape(held, path)
-        if name in values.SHALLOW:
-            copied = _joined([held, receiver]).step(values.COPY)
-            return Value(inner=copied.step(ELEMENT).all)
+        self.escape(held, *called.own or {()})
+        if name in values.SHALLOW and copies:
+            return Value(returned, _joined([held, receiver]).step(values.COPY).step(ELEMENT).all)
+        if name in values.OF_ARRAYS:
+            held = Value(held.own).step(values.ARRAY)
         if not _is_named(receiver):
             held = _joined([held, receiver])
+        # What a method of a passed object returns is a part of it: `passed` has that already.
         passed = frozenset(p if p[0] in (PASSED, *ANY) else (PASSED, *p) for p in held.all)
-        returned = frozenset(p if p == ANY else (values.CALL, *p) for p in called.own) | passed
+        returned |= passed | called.own & {ANY}
         return Value(returned, returned)
 
     def _changed_by_call(
@@ -282,6 +289,9 @@ class Reader:
             self._change(self.value(each).own, "[]=", node)
         if name == "next":
             self._change(first.own, "__next__", node)
+        if receiver.own and _is_named(receiver):
+            for each in node.args[values.PLACE_OF_OUT.get(name, 99) :]:
+                self._change(self.value(each).own, "out=", node)
         for word in ("out", "dst"):
             self._change(keywords.get(word, NEW).own, "out=", node)
         for given in node.keywords:
@@ -294,16 +304,15 @@ class Reader:
             if name == "setattr":
                 self._change(first.own, f".{''.join(constants)}=", node)
             elif not constants:
-                self.effects.computed.update(dict.fromkeys(first.own, node.lineno))
+                self.effects.computed.update(dict.fromkeys(first.own, self._line(node)))
 
     # ---- what was found ----
 
-    def escape(self, value: Value, called: Path = ()) -> None:
+    def escape(self, value: Value, *called: Path) -> None:
         """Note that other code gets the objects, or what is called."""
-        named = ("global", "free", "import", "default", "self")
-        paths = {path for path in value.all if path[0] in named}
-        if paths:
-            self.effects.escapes.setdefault(called, set()).update(paths)
+        if paths := {path for path in value.all if path[0] in _NAMED}:
+            for each in called or ((),):
+                self.effects.escapes.setdefault(each, set()).update(paths)
 
     def _use_all(self, value: Value, node: ast.AST) -> None:
         for path in value.own:
@@ -311,11 +320,17 @@ class Reader:
                 self._use(path, node)
 
     def _use(self, path: Path, node: ast.AST) -> None:
-        self.effects.uses.setdefault(path, node.lineno)  # type: ignore[attr-defined]
+        self.effects.uses.setdefault(path, self._line(node))
 
     def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
         for path in paths:
-            self.effects.changes.setdefault((path, how), node.lineno)  # type: ignore[attr-defined]
+            self.effects.changes.setdefault((path, how), self._line(node))
+
+    def _line(self, node: Any) -> int:
+        return self._above + int(node.lineno)
+
+
+_NAMED = {"global", "free", "import", "default", "self"}
 
 
 def _at(*path: str) -> Value:

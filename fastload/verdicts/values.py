@@ -8,18 +8,21 @@ A value in the code has origins: the paths to the objects that it may be. A path
 - ("call", ...): what the object at the rest of the path returns;
 - ("passed", ...): an object that was passed to a call, which may have returned it, or a part of it.
 
-Further steps are names of attributes, ELEMENT, SLICE, CLASS (its class) and COPY (a shallow copy of it). Any branch may
-run, or none, in the order of the lines. Loops are read twice.
+Further steps are names of attributes, ELEMENT, SLICE, CLASS (its class), COPY (a shallow copy of it) and ARRAY (it, if
+it is an array or tensor). Any branch may run, or none, in the order of the lines. Loops are read twice.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
 
 Path = tuple[str, ...]
 
-ELEMENT, SLICE, CLASS, COPY = "[]", "[:]", "(class)", "(copy)"
+ELEMENT, SLICE, CLASS, COPY, ARRAY = "[]", "[:]", "(class)", "(copy)", "(array)"
 CALL, PASSED, ANY = "call", "passed", ("any",)
 
 LONGEST = 7
@@ -82,17 +85,15 @@ class Effects:
 
 # ---- names ----
 
+NAMES: dict[str, Any] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
+
 
 def words(text: str) -> frozenset[str]:
     """Return the words of a text."""
     return frozenset(text.split())
 
 
-CHANGING = words("""
-    append extend insert pop popitem remove clear sort reverse update setdefault add discard fill itemset put partition
-    setflags resize appendleft popleft extendleft rotate move_to_end subtract symmetric_difference_update
-    difference_update intersection_update send __next__ __setitem__ __delitem__ __setattr__ __iadd__
-""")
+CHANGING = words(NAMES["changing"])
 """Methods that change their object."""
 
 SETTER = re.compile(
@@ -101,32 +102,24 @@ SETTER = re.compile(
 )
 """Names of methods that change an object of a library, unless that is a table."""
 
-CHANGING_FIRST = words("""
-    readinto recv_into shuffle copyto fill_diagonal place putmask put_along_axis heappush heappop heapify heapreplace
-    heappushpop insort setitem delitem at
-""")
+CHANGING_FIRST = words(NAMES["changing_first"])
 """Functions that change their first argument."""
 
-DRAWING = words("""
-    Draw rectangle line circle ellipse polylines fillPoly fillConvexPoly putText drawContours arrowedLine drawMarker
-    floodFill set_color
-""")
+
+PLACE_OF_OUT = {name: int(k) for k, names in NAMES["out"].items() for name in words(names)}
+"""How many arguments of a function of NumPy come before `out`."""
+
+DRAWING = words(NAMES["drawing"])
 """Functions of imaging modules that change their first argument. Methods of these names do not."""
 
-RETURN_NEW = words("""
-    clone astype tolist tobytes item sum mean std var max min argmax argmin argsort any all norm abs round nonzero
-    cumsum prod size dim numel tensor stack cat concatenate zeros ones empty full zeros_like ones_like empty_like
-    full_like deepcopy len int float str bool bytes range open isinstance hasattr arange linspace vstack hstack tile
-    rand randn randint lower upper strip encode decode format join startswith endswith index exists basename dirname
-    hash id repr print divmod pow convert
-""")
+RETURN_NEW = words(NAMES["return_new"])
 """Functions and methods whose result shares no memory with their arguments."""
 
-SHALLOW = words("""
-    copy array list tuple dict set frozenset sorted enumerate zip reversed iter map filter items values keys deque
-    Counter defaultdict OrderedDict
-""")
+SHALLOW = words(NAMES["shallow"])
 """Functions and methods whose result is new, and holds elements of their arguments."""
 
+
+OF_ARRAYS = words(NAMES["of_arrays"])
+"""Functions that share memory with an array or tensor, and copy anything else."""
 
 TYPES = {(name,) for name in ("dict", "list", "set", "bytearray", "object", "type")}

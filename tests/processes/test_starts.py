@@ -28,6 +28,7 @@ from torch.utils.data import get_worker_info
 import fastload
 from fastload.errors import DatasetCopyError
 from fastload.processes import pausing, starting
+from fastload.random import python_random
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
@@ -62,6 +63,27 @@ def tell(worker: int) -> None:
     assert info is not None
     assert info.id == worker
     info.dataset.told = 12
+
+
+class Searched(Numbers):
+    """What the search of all modules for functions of `random` has left, as the process of the sample knows it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {key: list(left) for key, left in python_random._left.items()}
+
+
+def test_a_forked_worker_searches_no_module_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would copy the memory of all modules that the loop's process has loaded."""
+    module = types.ModuleType("holds_a_function_of_random")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.draw, also = random.random, [random.random]  # type: ignore[attr-defined]  # one is found, one is not
+    monkeypatch.setattr(python_random, "_left", {})
+    options: dict[str, Any] = {"batch_size": None, "num_workers": 1}
+    with fastload.DataLoader(Searched(1), worker_method="process", **options) as loader:
+        (of_the_worker,) = loader
+    found = {key: list(left) for key, left in python_random._left.items()}
+    assert of_the_worker == found != {}
+    assert also == [module.draw]
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

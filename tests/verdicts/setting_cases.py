@@ -29,6 +29,11 @@ OF_LIBRARIES = [
         "import xml.etree.ElementTree as ET\n",
     ),
     sets("codec", "register_error", "codecs.register_error('x', print)", "import codecs\n"),
+    sets(
+        "identity by an attribute", "getpid", "self.f()", "import os\n", init="self.f = os.getpid"
+    ),
+    sets("identity by a table", "getpid", "T['a']()", "import os\nT = {'a': os.getpid}\n"),
+    sets("code by an attribute", "eval", "self.f('1')", "", init="self.f = eval"),
     sets("exit", "register", "atexit.register(print)", "import atexit\n"),
     sets("thresholds", "set_threshold", "gc.set_threshold(900)", "import gc\n"),
     sets("traces", "tracemalloc", "tracemalloc.start()", "import tracemalloc\n"),
@@ -52,6 +57,21 @@ OF_LIBRARIES = [
         "ImageFile",
         "ImageFile.LOAD_TRUNCATED_IMAGES = True",
         "from PIL import ImageFile\n",
+    ),
+    sets(
+        "filters within rasterio",
+        "rasterize",
+        "rasterize([], out_shape=(8, 8))",
+        "from rasterio.features import rasterize\n",
+        "rasterio",
+    ),
+    sets("netCDF4", "Dataset", "Nc('x.nc')", "from netCDF4 import Dataset as Nc\n", "netCDF4"),
+    sets(
+        "ITK's threads",
+        "DefaultNumberOfThreads",
+        "sitk.ProcessObject.SetGlobalDefaultNumberOfThreads(1)",
+        "import SimpleITK as sitk\n",
+        "SimpleITK",
     ),
 ]
 
@@ -141,6 +161,24 @@ OBJECTS_OF_LIBRARIES = [
         "cv2.blur(np.zeros((8, 8)), (3, 3), dst=OUT); return i",
         NP + "import cv2\nOUT = np.zeros((8, 8))\n",
         needs="cv2",
+    ),
+    Case(
+        "variation of a font",
+        "FONT",
+        "FONT.set_variation_by_axes([i]); return i",
+        "from PIL import ImageFont\nFONT = ImageFont.load_default()\n",
+    ),
+    Case(
+        "image that was not loaded",
+        "open file",
+        "return list(IMAGE.getdata())",
+        """
+        import io
+        from PIL import Image
+        BYTES = io.BytesIO()
+        Image.new('L', (8, 8)).save(BYTES, 'PNG')
+        IMAGE = Image.open(io.BytesIO(BYTES.getvalue()))
+        """,
     ),
     Case("train mode", "NET", "NET.train(); return i", TORCH + "NET = torch.nn.Dropout()\n"),
     Case(

@@ -1,5 +1,6 @@
 """Promises:
 - No garbage collection falls into the reading of a dataset's code, and none that it causes follows.
+- A verdict reads at most 10,000 bytes of bytecode, or 3,000 if something was found: beyond, code counts as unknown.
 - The tripwire asks the system for nothing at a sample.
 """
 
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 
 import fastload
-from tests.verdicts.programs import made
+from fastload.verdicts import effects, verdict
+from fastload.verdicts.reach import AFTER_FINDING, CODE
+from tests.verdicts.programs import Case, made
 from tests.verdicts.test_user_code import MANY
 
 
@@ -48,6 +51,36 @@ def test_no_collection_falls_into_the_reading(
         finally:
             gc.enable()
     assert len(collections) <= 1, "the one that is due when the collector is back"
+
+
+def large(body: str) -> Case:
+    """Return a dataset whose sample calls 400 functions, one from another. Equal code is read only once."""
+    f = f"of_{len(body)}_"
+    functions = [
+        f"def {f}{k}(i): return {f}{k + 1}(i) + [{k} for _ in range(9)][0]" for k in range(400)
+    ]
+    top = "\n".join([*functions, f"def {f}400(i): return i\n"])
+    return Case(f"large {body}", body=f"{body}; return {f}0(i)", top=top)
+
+
+@pytest.mark.parametrize(("body", "limit"), [("i += 1", CODE), ("eval('i')", AFTER_FINDING)])
+def test_the_search_ends_at_a_limit_of_code(
+    body: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def reading(function: Any, first: Any) -> Any:
+        read.append(len(function.__code__.co_code))
+        return real(function, first)
+
+    real = effects._read
+    monkeypatch.setattr(effects, "_read", reading)
+    with made(large(body), tmp_path) as (dataset,):
+        found = verdict(dataset)
+    assert found.kind == "process"
+    assert not found.proven
+    assert ("reaches more code" in found.reason) is (limit == CODE)
+    assert limit - max(read) <= sum(read) <= limit
 
 
 class Rows:

@@ -1,6 +1,7 @@
 """Promises:
 - Datasets of some forty libraries, written as their users write them, are read by threads under `worker_method="auto"`.
   Those for which threads are wrong or slow are named with the reason.
+- Objects of libraries that end the interpreter in threads are read by processes. If these cannot start, iter() raises.
 - A verdict reads no sample: a dataset gives its samples after it as before.
 """
 
@@ -19,6 +20,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from fastload import DataLoader
+from fastload.errors import SharedStateError
 from fastload.verdicts import libraries, verdict
 from tests.verdicts.library_cases import CASES, Case, Made
 
@@ -97,6 +100,24 @@ def test_the_verdict(case: Case, tmp_path: Path) -> None:
     assert case.reason in found.reason
     tensors = [each for each in values(batch_of(made)) if isinstance(each, torch.Tensor)]
     assert any(each.numel() >= BATCH for each in tensors)
+
+
+CRASHES = ("simpleitk_volumes", "soxr_streams", "netcdf_fields")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.module in CRASHES and case.reason],
+    ids=lambda case: f"{case.module}.{case.name}",
+)
+def test_what_ends_the_interpreter_is_never_read_by_threads(case: Case, tmp_path: Path) -> None:
+    made = made_by(case, tmp_path)
+    loader = DataLoader(made.dataset, num_workers=2, batch_size=BATCH)
+    assert repr(list(loader)) == repr(list(DataLoader(made.dataset, batch_size=BATCH)))
+    made.dataset.cannot_be_pickled = lambda: None
+    loader = DataLoader(made.dataset, num_workers=2, multiprocessing_context="forkserver")
+    with pytest.raises(SharedStateError, match="Worker processes would not, but"):
+        iter(loader)
 
 
 def test_at_least_34_cases_are_read_by_threads() -> None:

@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,20 @@ def test_what_the_first_sample_changes_in_the_process_raises(what: str, workers:
     with pytest.raises(SharedStateError, match=f"samples of Samples change {what}.*process"):
         epochs(PROCESS[what], workers)
     assert sys.stdout is out
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_filters_that_a_library_adds_as_a_sample_imports_it_are_no_fault(
+    keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"imported_by_a_sample_{keeps}"
+    other = "" if keeps else "warnings.resetwarnings()\n"
+    (tmp_path / f"{name}.py").write_text(
+        f"import warnings\n{other}warnings.filterwarnings('ignore', 'of {name}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SharedStateError, match="filters") if not keeps else nullcontext():
+        epochs(lambda *_: importlib.import_module(name), 2)
 
 
 def test_handlers_of_signals_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

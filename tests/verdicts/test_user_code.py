@@ -25,14 +25,16 @@ from tests.verdicts.escape_cases import ESCAPES, QUIET, TWICE
 from tests.verdicts.hidden_cases import HIDDEN
 from tests.verdicts.process_cases import PROCESS
 from tests.verdicts.programs import Case, made, verdict_of
+from tests.verdicts.roundabout_cases import DIRECT, ROUNDABOUT
 from tests.verdicts.setting_cases import SETTINGS
+from tests.verdicts.syntax_cases import SYNTAX
 from tests.verdicts.thread_cases import THREAD
 from tests.verdicts.way_cases import NOT_READ, WAYS
 
 
 @pytest.mark.parametrize(
     "case",
-    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE],
+    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE, *SYNTAX, *ROUNDABOUT],
     ids=lambda case: case.name,
 )
 def test_processes(case: Case, tmp_path: Path) -> None:
@@ -46,7 +48,7 @@ def test_processes(case: Case, tmp_path: Path) -> None:
         assert found.findings[0].proven is case.proven, found.findings
 
 
-@pytest.mark.parametrize("case", [*THREAD, *QUIET], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*THREAD, *QUIET, *DIRECT], ids=lambda case: case.name)
 def test_threads(case: Case, tmp_path: Path) -> None:
     if case.needs:
         pytest.importorskip(case.needs)
@@ -64,6 +66,27 @@ def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: P
     assert found.kind == "process"
     assert found.proven
     assert "other settings in a new thread" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "top", "body"),
+    [
+        ("sklearn", "config_context", "sklearn.preprocessing", "return binarize([[i]])"),
+        ("rasterio", "Env", "rasterio", "return open('x.tif')"),
+    ],
+)
+def test_settings_of_a_library_count_if_they_were_changed(
+    tmp_path: Path, name: str, settings: str, top: str, body: str
+) -> None:
+    module = pytest.importorskip(name)
+    given = {"transform_output": "pandas"} if name == "sklearn" else {"GDAL_CACHEMAX": 16}
+    case = Case(name, body=body, top=f"from {top} import *\n")
+    with made(case, tmp_path) as (dataset,):
+        assert verdict(dataset).kind == "thread"
+        with getattr(module, settings)(**given):
+            found = verdict(dataset)
+    assert found.proven
+    assert "returns other settings in a new thread" in found.reason
 
 
 def test_an_event_loop_of_the_dataset(tmp_path: Path) -> None:

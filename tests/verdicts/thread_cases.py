@@ -218,6 +218,15 @@ CONSTANTS = [
         """,
     ),
     Case(
+        "font of the module",
+        "",
+        "return FONT.getbbox(str(i)), ImageDraw.Draw(Image.new('L', (8, 8))).text((0, 0), 'a', font=FONT)",
+        """
+        from PIL import Image, ImageDraw, ImageFont
+        FONT = ImageFont.load_default()
+        """,
+    ),
+    Case(
         "v2 of the module",
         "",
         "return STEPS(Image.new('RGB', (8, 8)))",

@@ -24,6 +24,16 @@ FUNCTIONS = [
         """,
         "self.f = scaled(3)",
     ),
+    Case(
+        "text at the left edge of a method",
+        body="return LEFT.name()",
+        top="class Left:\n    def name(self): d = {}; d[0] = '''\nleft'''; return d\nLEFT = Left()\n",
+    ),
+    Case(
+        "more defaults than arguments",
+        body="return f([i])",
+        top="def f(x, *a):\n    x.append(1)\n    return x\nf.__defaults__ = (1, 2)\n",
+    ),
     Case("lambda", "", "return self.f(i)", "", "self.f = lambda x: x + 1"),
     Case(
         "cached pure function",

@@ -141,10 +141,10 @@ COMPILED = [
     ),
     Case(
         "function in C",
-        "compiled library xxhash",
-        "return digest(b'a')",
-        "from xxhash import xxh64_hexdigest as digest\n",
-        needs="xxhash",
+        "compiled library msgpack",
+        "return unpack(b'\\x01')",
+        "from msgpack._cmsgpack import unpackb as unpack\n",
+        needs="msgpack",
     ),
     Case("object that fails", r"\.C`", "C[i] = late; return i", HOSTILE + "C = {}\n"),
 ]

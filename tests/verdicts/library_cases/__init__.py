@@ -96,6 +96,18 @@ _TABLE = """
     imageio_images   read                              imageio
     numba_code       compiled                          numba
     zstandard_blocks decompressed                      zstandard
+    librosa_sounds   mel_spectrograms                  librosa soundfile
+    rasterio_tiles   opened_each_time                  rasterio
+    shapely_polygons overlaps                          shapely
+    pyproj_points    projected                         pyproj
+    simpleitk_volumes resampled                        SimpleITK
+    simpleitk_volumes held                             SimpleITK | is for one thread
+    torchcodec_films frames                            torchcodec av
+    packed_records   records                           orjson xxhash lz4
+    soxr_streams     resampled                         soxr
+    soxr_streams     held                              soxr | ResampleStream, which is for one thread
+    netcdf_fields    opened_each_time                  netCDF4 | netCDF4
+    netcdf_fields    held                              netCDF4 | netCDF4
     own_sets         image_files                       simplejpeg PIL
     own_sets         file_list_with_torchvision        torchvision PIL
     own_sets         packed                            pyarrow PIL simplejpeg
