@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
-from statistics import median
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import fastload
+from benchmarks._measure import in_turns
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload.bench.figures import BenchError
@@ -108,53 +108,36 @@ def work(
 
 
 def overhead(samples: int, num_workers: int) -> Figures:
-    """Return the seconds of an epoch with each sampler, the median of turns that alternate."""
+    """Return the seconds of an epoch with each sampler."""
     dataset = SlowDataset(samples, seconds=0.001)
-    rank = fastload.DataLoader(
-        dataset,
-        BATCH,
-        sampler=fastload.RankSampler(samples, rank=0, world_size=1),
-        num_workers=num_workers,
-        seed=0,
-    )
+    part = fastload.RankSampler(samples, rank=0, world_size=1)
     with Leases(samples, shard=SHARD, store=HashStore()) as leases:
-        leased = fastload.DataLoader(
-            dataset, batch_sampler=LeaseSampler(leases, BATCH), num_workers=num_workers, seed=0
-        )
-        ways: dict[str, Callable[[], Iterable[Any]]] = {
-            "rank": lambda: rank,
-            "leases": lambda: leased,
+        loaders = {
+            "rank": fastload.DataLoader(
+                dataset, BATCH, sampler=part, num_workers=num_workers, seed=0
+            ),
+            "leases": fastload.DataLoader(
+                dataset, batch_sampler=LeaseSampler(leases, BATCH), num_workers=num_workers, seed=0
+            ),
         }
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(TURNS):
-            for name, way in ways.items():
-                began = perf_counter()
-                count = sum(len(batch) for batch in way())
-                took[name].append(perf_counter() - began)
-                if count != samples:
-                    raise BenchError(f"{name}: {count} of {samples} samples")
-    return {name: median(each) for name, each in took.items()}
+
+        def epoch(name: str) -> None:
+            if (count := sum(len(batch) for batch in loaders[name])) != samples:
+                raise BenchError(f"{name}: {count} of {samples} samples")
+
+        return in_turns({name: partial(epoch, name) for name in loaders}, TURNS)
 
 
 def rows(results: Results) -> list[Row]:
-    def of(case: str, key: str, other: str, aim: Aim | None) -> Row:
-        return row(
-            results,
-            case,
-            key,
-            name=f"{key}, {case}",
-            unit="s",
-            against=(case, other),
-            reference=other,
-            aim=aim,
-        )
+    def of(case: str, key: str, against: str, aim: Aim | None = None) -> Row:
+        return row(results, case, key, name=f"{key}, {case}", unit="s", against=against, aim=aim)
 
     return [
         of("slow", "leases", "ideal", Aim("<=", 1.15)),
-        of("slow", "static", "ideal", None),
+        of("slow", "static", "ideal"),
         of("slow", "static", "leases", Aim(">=", 3.0)),
         of("equal", "leases", "ideal", Aim("<=", 1.1)),
-        of("equal", "static", "ideal", None),
+        of("equal", "static", "ideal"),
         of("alone 0", "leases", "rank", Aim("<=", 1.01)),
         of("alone 2", "leases", "rank", Aim("<=", 1.01)),
     ]

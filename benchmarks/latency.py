@@ -90,33 +90,26 @@ def measure(*, kind: Kind, workers: int, length: int, read_s: float) -> Figures:
 
 def rows(results: Results) -> list[Row]:
     loaders = [(kind, workers) for kind, workers in LOADERS if _name(kind, workers) in results]
-    rates = [
-        row(
-            results,
-            _name(kind, workers),
-            "rate",
-            name=f"rate: {_name(kind, workers)}",
-            unit="samples/s",
-            against=(_name(kind, workers), "ideal_rate"),
-            reference="workers / latency",
-            aim=Aim(">=", 0.9) if kind == "fastload" else None,
-        )
-        for kind, workers in loaders
-    ]
-    first_batches = [
-        row(
-            results,
-            _name(kind, workers),
-            "first_batch_s",
-            name=f"first batch: {_name(kind, workers)}",
-            unit="s",
-            against=(_name(kind, workers), "allowed_s"),
-            reference="1.2 x ceil(64 / workers) reads + 10 ms",
-            aim=Aim("<=", 1) if kind == "fastload" else None,
-        )
-        for kind, workers in loaders
-    ]
-    return rates + first_batches
+    first = "1.2 x ceil(64 / workers) reads + 10 ms"
+    found = []
+    for key, what, unit, against, reference, aim in (
+        ("rate", "rate", "samples/s", "ideal_rate", "workers / latency", Aim(">=", 0.9)),
+        ("first_batch_s", "first batch", "s", "allowed_s", first, Aim("<=", 1)),
+    ):
+        for kind, workers in loaders:
+            found.append(
+                row(
+                    results,
+                    _name(kind, workers),
+                    key,
+                    name=f"{what}: {_name(kind, workers)}",
+                    unit=unit,
+                    against=against,
+                    reference=reference,
+                    aim=aim if kind == "fastload" else None,
+                )
+            )
+    return found
 
 
 def _name(kind: Kind, workers: int) -> str:

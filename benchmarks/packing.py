@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -140,30 +141,15 @@ def check(out: Path, paths: list[str], *, copies: int) -> None:
 def rows(results: Results) -> list[Row]:
     found = []
     for mode in MODES:
-        found.append(
-            row(
-                results,
-                _name(mode),
-                "seconds",
-                unit="s",
-                against=(_name(mode, "bare"), "seconds"),
-                reference="bare threads that " + _work(mode),
-                aim=Aim("<=", SLOWER),
-            )
-        )
-        found.append(row(results, _name(mode, "bare"), "seconds", unit="s"))
+        bare, aim = _name(mode, "bare"), Aim("<=", SLOWER)
+        reference = f"bare threads that {_work(mode)}"
+        of = partial(row, results, key="seconds", unit="s")
+        found.append(of(_name(mode), against=(bare, "seconds"), reference=reference, aim=aim))
+        found.append(of(bare))
     for mode in MODES:
-        found.append(row(results, _name(mode), "peak_mib", unit="MiB at most"))
-        found.append(
-            row(
-                results,
-                _name(mode, "larger"),
-                "peak_mib",
-                unit="MiB at most",
-                against=(_name(mode), "peak_mib"),
-                aim=Aim("<=", LARGER),
-            )
-        )
+        smaller, larger, aim = _name(mode), _name(mode, "larger"), Aim("<=", LARGER)
+        of = partial(row, results, key="peak_mib", unit="MiB at most")
+        found += [of(smaller), of(larger, against=(smaller, "peak_mib"), aim=aim)]
     return found
 
 
