@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import chain
+from multiprocessing import get_context
 from time import monotonic, sleep
 from typing import Any
 
@@ -57,37 +58,18 @@ def measure(*, steps: list[float], shards: int, samples: int, num_workers: int) 
 def seconds(way: str, steps: list[float], length: int, num_workers: int) -> float:
     """Return how long the workers took together. Raise if they did not read each sample once."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    processes = [
-        context.Process(
-            target=work,
-            args=(way, server.port, rank, len(steps), step, length, num_workers, answers),
-        )
-        for rank, step in enumerate(steps)
-    ]
-    for process in processes:
-        process.start()
-    answered: list[tuple[float, float, Indices]] = [answers.get() for _ in processes]
-    for process in processes:
-        process.join()
-    answers.close()
+    run = partial(work, way, server.port, len(steps), length, num_workers)
+    with ProcessPoolExecutor(len(steps), get_context("spawn")) as pool:
+        answered = list(pool.map(run, range(len(steps)), steps))
     if sorted(chain(*(read for _, _, read in answered))) != list(range(length)):
         raise BenchError(f"{way}: not every sample was read once")
     return max(end for _, end, _ in answered) - min(begin for begin, _, _ in answered)
 
 
 def work(
-    way: str,
-    port: int,
-    rank: int,
-    world_size: int,
-    step: float,
-    length: int,
-    num_workers: int,
-    answers: Any,
-) -> None:
-    """Train an epoch in a process of its own, and answer when it began and ended, and what it read."""
+    way: str, port: int, world_size: int, length: int, num_workers: int, rank: int, step: float
+) -> tuple[float, float, Indices]:
+    """Train an epoch in a process of its own, and return when it began and ended, and what it read."""
     store = TCPStore("127.0.0.1", port, is_master=False)
     options: dict[str, Any] = {"num_workers": num_workers, "seed": 0}
     with Leases(length, shard=SHARD, store=PrefixStore(way, store)) as leases:
@@ -104,7 +86,7 @@ def work(
         for batch in loader:
             sleep(step)
             read.append(batch)
-        answers.put((begin, monotonic(), [index for batch in read for index in batch.tolist()]))
+        return begin, monotonic(), [index for batch in read for index in batch.tolist()]
 
 
 def overhead(samples: int, num_workers: int) -> Figures:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from queue import SimpleQueue
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -35,25 +35,12 @@ LOADERS: list[tuple[Kind, int]] = [
 ]
 
 
-class BareThreads:
-    """What the machine itself can do: threads that read a part each, and nothing that bounds or orders them."""
-
-    def __init__(self, reads: SlowDataset, workers: int) -> None:
-        self.reads, self.workers = reads, workers
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        done: SimpleQueue[int] = SimpleQueue()
-        threads = [Thread(target=self._read, args=(k, done)) for k in range(self.workers)]
-        for thread in threads:
-            thread.start()
-        for _ in range(len(self.reads) // BATCH):
-            yield torch.tensor([done.get() for _ in range(BATCH)])
-        for thread in threads:
-            thread.join()
-
-    def _read(self, first: int, done: SimpleQueue[int]) -> None:
-        for index in range(first, len(self.reads), self.workers):
-            done.put(self.reads[index])
+def bare_threads(reads: SlowDataset, workers: int) -> Iterator[torch.Tensor]:
+    """What the machine itself can do: threads that read one after another, and nothing that bounds them."""
+    with ThreadPoolExecutor(workers) as pool:
+        done = pool.map(reads.__getitem__, range(len(reads)))
+        while batch := list(islice(done, BATCH)):
+            yield torch.tensor(batch)
 
 
 def cases(*, smoke: bool) -> list[Case]:
@@ -76,7 +63,7 @@ def cases(*, smoke: bool) -> list[Case]:
 def measure(*, kind: Kind, workers: int, length: int, read_s: float) -> Figures:
     reads = SlowDataset(length, seconds=read_s)
     if kind == "bare":
-        (epoch,) = run_epochs(BareThreads(reads, workers), count=1, indices=range(length))
+        (epoch,) = run_epochs(bare_threads(reads, workers), count=1, indices=range(length))
     else:
         with open_loader(kind, reads, workers=workers, batch_size=BATCH) as loader:
             (epoch,) = run_epochs(loader, count=1, indices=range(length))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -104,25 +104,11 @@ def _bare_seconds(mode: Mode, paths: list[str]) -> float:
     """Of plain threads that only make the payloads: out of memory, and into nothing."""
     images = [(path, Path(path).read_bytes()) for path in paths]
     payload(mode, *images[0])
-    left = iter(images)
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            for path, encoded in left:  # the GIL makes next() one step
-                payload(mode, path, encoded)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(WORKERS)]
-    began = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return perf_counter() - began
+    with ThreadPoolExecutor(WORKERS) as pool:
+        began = perf_counter()
+        for _ in pool.map(partial(payload, mode), *zip(*images, strict=True)):
+            pass
+        return perf_counter() - began
 
 
 def check(out: Path, paths: list[str], *, copies: int) -> None:
