@@ -26,7 +26,7 @@ BUDGETS = {
     "fastload/telemetry": 269,
     "fastload/bench": 1_193,
     "fastload/check": 668,
-    "fastload/cli": 2_241,
+    "fastload/cli": 2_231,
     "fastload/compat": 441,
     "fastload/datasets": 1_671,
     "fastload/datasets/packed": 1_757,
