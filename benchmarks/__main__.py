@@ -28,7 +28,6 @@ NAMES = (
     "memory",
     "collate",
     "thread_cost",
-    "handover",
     "randomness",
     "isolation",
     "beside",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -85,3 +86,28 @@ def _run_epoch(batches: Iterable[Any]) -> tuple[Epoch, list[torch.Tensor]]:
 def rate(epochs: Sequence[Epoch]) -> float:
     """Samples per second over the epochs together."""
     return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], object]],
+    turns: int,
+    *,
+    after: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """Return the median seconds of each way. They take turns, every other turn backwards.
+
+    The first turn does not count, nor does `after`, which follows each way.
+    """
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, way in list(ways.items())[:: -1 if turn % 2 else 1]:
+            found[name].append(seconds(way))
+            after()
+    return {name: median(times[1:]) for name, times in found.items()}

@@ -67,7 +67,7 @@ def row(
     *,
     unit: str,
     name: str | None = None,
-    against: tuple[str, str] | None = None,
+    against: tuple[str, str] | str | None = None,
     reference: str | None = None,
     aim: Aim | None = None,
 ) -> Row:
@@ -76,11 +76,14 @@ def row(
     Args:
         case, key: which figure of which case.
         name: what the row is called; None for the name of the case.
-        against: case and key of the figure that it is divided by; None for no ratio.
-        reference: what that one is called; None for the name of its case.
+        against: case and key of the figure that it is divided by, or the key alone of another figure of this case;
+            None for no ratio.
+        reference: what that one is called; None for the name of its case, or for the key alone.
     """
     values = _by_repeat(results, case, key)
     figure, ratio = spread(results, case, key), None
+    if isinstance(against, str):
+        reference, against = reference or against, (case, against)
     if against is not None:
         reference = reference or against[0]
         pairs = zip(values, _by_repeat(results, *against), strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
@@ -44,6 +45,8 @@ MEMORY = {
     "plan_memory": "fastload's Resize, from memory",
     "bare": "simplejpeg, torchvision's resize",
 }
+AIMS = {"plan": Aim("<=", 50, of="figure")}
+FAST = Aim(">=", 0.9)
 
 
 def cases(*, smoke: bool) -> list[Case]:
@@ -143,26 +146,16 @@ def _cpu_seconds(load: Callable[[int], Any], seconds: float) -> float:
 
 
 def rows(results: Results) -> list[Row]:
-    aims = {"plan": Aim("<=", 50, of="figure")}
-    found = [
-        row(results, title, "tiny_us", name=f"no pixels: {title}", unit="us", aim=aims.get(path))
-        for path, title in FILES.items()
+    of, plan, bare = partial(row, results), *MEMORY.values()
+    pixelless = partial(of, key="tiny_us", unit="us")
+    return [
+        *(
+            pixelless(title, name=f"no pixels: {title}", aim=AIMS.get(path))
+            for path, title in FILES.items()
+        ),
+        *(
+            of(title, "cpu_us", name=f"CPU: {title}", unit="us")
+            for title in (*FILES.values(), *MEMORY.values())
+        ),
+        of(plan, "rate", name=f"rate: {plan}", unit="img/CPU s", against=(bare, "rate"), aim=FAST),
     ]
-    found += [
-        row(results, title, "cpu_us", name=f"CPU: {title}", unit="us")
-        for title in (*FILES.values(), *MEMORY.values())
-    ]
-    plan, bare = MEMORY.values()
-    aim = Aim(">=", 0.9)
-    found.append(
-        row(
-            results,
-            plan,
-            "rate",
-            name=f"rate: {plan}",
-            unit="img/CPU s",
-            against=(bare, "rate"),
-            aim=aim,
-        )
-    )
-    return found

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import chain
-from statistics import median
-from time import monotonic, perf_counter, sleep
+from multiprocessing import get_context
+from time import monotonic, sleep
 from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 import fastload
+from benchmarks._measure import in_turns
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload.bench.figures import BenchError
@@ -57,37 +58,18 @@ def measure(*, steps: list[float], shards: int, samples: int, num_workers: int) 
 def seconds(way: str, steps: list[float], length: int, num_workers: int) -> float:
     """Return how long the workers took together. Raise if they did not read each sample once."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    processes = [
-        context.Process(
-            target=work,
-            args=(way, server.port, rank, len(steps), step, length, num_workers, answers),
-        )
-        for rank, step in enumerate(steps)
-    ]
-    for process in processes:
-        process.start()
-    answered: list[tuple[float, float, Indices]] = [answers.get() for _ in processes]
-    for process in processes:
-        process.join()
-    answers.close()
+    run = partial(work, way, server.port, len(steps), length, num_workers)
+    with ProcessPoolExecutor(len(steps), get_context("spawn")) as pool:
+        answered = list(pool.map(run, range(len(steps)), steps))
     if sorted(chain(*(read for _, _, read in answered))) != list(range(length)):
         raise BenchError(f"{way}: not every sample was read once")
     return max(end for _, end, _ in answered) - min(begin for begin, _, _ in answered)
 
 
 def work(
-    way: str,
-    port: int,
-    rank: int,
-    world_size: int,
-    step: float,
-    length: int,
-    num_workers: int,
-    answers: Any,
-) -> None:
-    """Train an epoch in a process of its own, and answer when it began and ended, and what it read."""
+    way: str, port: int, world_size: int, length: int, num_workers: int, rank: int, step: float
+) -> tuple[float, float, Indices]:
+    """Train an epoch in a process of its own, and return when it began and ended, and what it read."""
     store = TCPStore("127.0.0.1", port, is_master=False)
     options: dict[str, Any] = {"num_workers": num_workers, "seed": 0}
     with Leases(length, shard=SHARD, store=PrefixStore(way, store)) as leases:
@@ -104,57 +86,40 @@ def work(
         for batch in loader:
             sleep(step)
             read.append(batch)
-        answers.put((begin, monotonic(), [index for batch in read for index in batch.tolist()]))
+        return begin, monotonic(), [index for batch in read for index in batch.tolist()]
 
 
 def overhead(samples: int, num_workers: int) -> Figures:
-    """Return the seconds of an epoch with each sampler, the median of turns that alternate."""
+    """Return the seconds of an epoch with each sampler."""
     dataset = SlowDataset(samples, seconds=0.001)
-    rank = fastload.DataLoader(
-        dataset,
-        BATCH,
-        sampler=fastload.RankSampler(samples, rank=0, world_size=1),
-        num_workers=num_workers,
-        seed=0,
-    )
+    part = fastload.RankSampler(samples, rank=0, world_size=1)
     with Leases(samples, shard=SHARD, store=HashStore()) as leases:
-        leased = fastload.DataLoader(
-            dataset, batch_sampler=LeaseSampler(leases, BATCH), num_workers=num_workers, seed=0
-        )
-        ways: dict[str, Callable[[], Iterable[Any]]] = {
-            "rank": lambda: rank,
-            "leases": lambda: leased,
+        loaders = {
+            "rank": fastload.DataLoader(
+                dataset, BATCH, sampler=part, num_workers=num_workers, seed=0
+            ),
+            "leases": fastload.DataLoader(
+                dataset, batch_sampler=LeaseSampler(leases, BATCH), num_workers=num_workers, seed=0
+            ),
         }
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(TURNS):
-            for name, way in ways.items():
-                began = perf_counter()
-                count = sum(len(batch) for batch in way())
-                took[name].append(perf_counter() - began)
-                if count != samples:
-                    raise BenchError(f"{name}: {count} of {samples} samples")
-    return {name: median(each) for name, each in took.items()}
+
+        def epoch(name: str) -> None:
+            if (count := sum(len(batch) for batch in loaders[name])) != samples:
+                raise BenchError(f"{name}: {count} of {samples} samples")
+
+        return in_turns({name: partial(epoch, name) for name in loaders}, TURNS)
 
 
 def rows(results: Results) -> list[Row]:
-    def of(case: str, key: str, other: str, aim: Aim | None) -> Row:
-        return row(
-            results,
-            case,
-            key,
-            name=f"{key}, {case}",
-            unit="s",
-            against=(case, other),
-            reference=other,
-            aim=aim,
-        )
+    def of(case: str, key: str, against: str, aim: Aim | None = None) -> Row:
+        return row(results, case, key, name=f"{key}, {case}", unit="s", against=against, aim=aim)
 
     return [
         of("slow", "leases", "ideal", Aim("<=", 1.15)),
-        of("slow", "static", "ideal", None),
+        of("slow", "static", "ideal"),
         of("slow", "static", "leases", Aim(">=", 3.0)),
         of("equal", "leases", "ideal", Aim("<=", 1.1)),
-        of("equal", "static", "ideal", None),
+        of("equal", "static", "ideal"),
         of("alone 0", "leases", "rank", Aim("<=", 1.01)),
         of("alone 2", "leases", "rank", Aim("<=", 1.01)),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -88,27 +89,15 @@ def measure(*, layout: Literal["pooled", "flat"], count: int, size: int, model: 
 def rows(results: Results) -> list[Row]:
     found = []
     for layout in LAYOUTS:
-        case = _name(layout)
+        of = partial(row, results, _name(layout), unit="img/s")
         epoch, making, loading = (f"{layout}: {what}" for what in WHAT)
-        for key, reference, aim in (
-            ("making", making, Aim(">=", FASTER)),
+        found += [
+            of("epoch", name=epoch, against="making", reference=making, aim=Aim(">=", FASTER)),
             # With an accelerator the making comes near to this rate, and cannot be faster.
-            ("loading", loading, None),
-        ):
-            found.append(
-                row(
-                    results,
-                    case,
-                    "epoch",
-                    name=epoch,
-                    unit="img/s",
-                    against=(case, key),
-                    reference=reference,
-                    aim=aim,
-                )
-            )
-        found.append(row(results, case, "making", name=making, unit="img/s"))
-        found.append(row(results, case, "loading", name=loading, unit="img/s"))
+            of("epoch", name=epoch, against="loading", reference=loading),
+            of("making", name=making),
+            of("loading", name=loading),
+        ]
     return found
 
 

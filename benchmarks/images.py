@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,12 @@ def measure(*, recipe: str, kind: Kind, workers: int, count: int) -> Figures:
 
 def rows(results: Results) -> list[Row]:
     found = []
-    for recipe, aim in AIMS.items():
-        names = [_name(recipe, kind, workers) for kind, workers in LOADERS]
-        theirs = best(results, names[1:], "rate")
-        for name in names:
-            ours = name == names[0]
-            found.append(
-                row(
-                    results,
-                    name,
-                    "rate",
-                    unit="img/s",
-                    against=(theirs, "rate") if ours else None,
-                    reference="torch's best" if ours else None,
-                    aim=Aim(">=", aim) if ours else None,
-                )
-            )
+    for recipe, least in AIMS.items():
+        of = partial(row, results, key="rate", unit="img/s")
+        ours, *theirs = (_name(recipe, kind, workers) for kind, workers in LOADERS)
+        against, aim = (best(results, theirs, "rate"), "rate"), Aim(">=", least)
+        found.append(of(ours, against=against, reference="torch's best", aim=aim))
+        found += map(of, theirs)
     return found
 
 

@@ -4,7 +4,6 @@ of dataset.
 
 from __future__ import annotations
 
-import importlib
 import tracemalloc
 from collections.abc import Callable
 from statistics import median
@@ -12,11 +11,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
+from torchvision import datasets, models
 
-from benchmarks._measure import NotMeasuredError
 from benchmarks._report import Figures, Results, Row, row
 from benchmarks._run import Case
+from benchmarks.images import transform
 from benchmarks.memory import FileNames
 from fastload.isolation import Isolation
 
@@ -40,20 +40,9 @@ class Held(Dataset[Any]):
 
 def _image_folder(scale: int) -> Any:
     """torchvision's ImageFolder of a million files in 1,000 classes, without the files."""
-    datasets, transforms = (
-        importlib.import_module("torchvision.datasets"),
-        importlib.import_module("torchvision.transforms"),
-    )
     folder = object.__new__(datasets.ImageFolder)
     classes = [f"n{k:08d}" for k in range(1000)]
     samples = [(f"train/{classes[k % 1000]}/{k}.JPEG", k % 1000) for k in range(scale)]
-    crop = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-        ]
-    )
     vars(folder).update(
         root="train",
         loader=datasets.folder.default_loader,
@@ -62,7 +51,7 @@ def _image_folder(scale: int) -> Any:
         samples=samples,
         imgs=samples,
         targets=[target for _, target in samples],
-        transform=crop,
+        transform=transform("crop"),
         target_transform=None,
         transforms=None,
     )
@@ -94,47 +83,14 @@ def _coco(scale: int) -> Any:
     return Held(coco=api, ids=list(images))
 
 
-def _hugging_face(scale: int) -> Any:
-    datasets = importlib.import_module("datasets")
-    rows = scale // 5
-    return datasets.Dataset.from_dict(
-        {"a": list(range(rows)), "b": [str(k) for k in range(rows)]}
-    ).with_format("torch")
-
-
-def _monai(scale: int) -> Any:
-    """A pipeline of dictionary transforms over a list of a thousand volumes' paths."""
-    monai = importlib.import_module("monai.transforms")
-    keys = ["image", "label"]
-    pipeline = monai.Compose(
-        [
-            monai.RandSpatialCropd(keys, roi_size=(32, 32, 32), random_size=False),
-            monai.RandFlipd(keys, prob=0.5),
-            monai.RandRotate90d(keys, prob=0.5),
-            monai.RandGaussianNoised("image"),
-            monai.RandAffined(keys, prob=0.5),
-        ]
-    )
-    data = [{"image": f"{k}.nii.gz", "label": f"{k}_seg.nii.gz"} for k in range(scale // 1000)]
-    return importlib.import_module("monai.data").Dataset(data, pipeline)
-
-
 def _network(scale: int) -> Any:
-    return Held(model=importlib.import_module("torchvision.models").resnet18(weights=None))
-
-
-def _many_datasets(scale: int) -> Any:
-    transform = Held(p=0.5)
-    return ConcatDataset([Held(transform=transform, rows=[1, 2]) for _ in range(scale // 500)])
+    return Held(model=models.resnet18(weights=None))
 
 
 DATASETS: dict[str, Callable[[int], Any]] = {
     "a million paths": FileNames,
     "ImageFolder, a million files, 1,000 classes": _image_folder,
     "COCO, 100,000 annotations": _coco,
-    "Hugging Face, 200,000 rows": _hugging_face,
-    "MONAI, 5 transforms, 1,000 volumes": _monai,
-    "ConcatDataset of 2,000 with one transform": _many_datasets,
     "a ResNet-18 in the dataset": _network,
 }
 
@@ -146,10 +102,7 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def measure(*, name: str, scale: int) -> Figures:
-    try:
-        dataset = DATASETS[name](scale)
-    except ImportError as error:
-        raise NotMeasuredError(f"{error.name} is not installed") from error
+    dataset = DATASETS[name](scale)
     Isolation(dataset, None, None, copy_dataset="state").own()  # imports, caches
     began = perf_counter()
     isolation = Isolation(dataset, None, None, copy_dataset="state")

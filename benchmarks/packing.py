@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -103,25 +104,11 @@ def _bare_seconds(mode: Mode, paths: list[str]) -> float:
     """Of plain threads that only make the payloads: out of memory, and into nothing."""
     images = [(path, Path(path).read_bytes()) for path in paths]
     payload(mode, *images[0])
-    left = iter(images)
-    errors: list[Exception] = []
-
-    def work() -> None:
-        try:
-            for path, encoded in left:  # the GIL makes next() one step
-                payload(mode, path, encoded)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(WORKERS)]
-    began = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return perf_counter() - began
+    with ThreadPoolExecutor(WORKERS) as pool:
+        began = perf_counter()
+        for _ in pool.map(partial(payload, mode), *zip(*images, strict=True)):
+            pass
+        return perf_counter() - began
 
 
 def check(out: Path, paths: list[str], *, copies: int) -> None:
@@ -140,30 +127,15 @@ def check(out: Path, paths: list[str], *, copies: int) -> None:
 def rows(results: Results) -> list[Row]:
     found = []
     for mode in MODES:
-        found.append(
-            row(
-                results,
-                _name(mode),
-                "seconds",
-                unit="s",
-                against=(_name(mode, "bare"), "seconds"),
-                reference="bare threads that " + _work(mode),
-                aim=Aim("<=", SLOWER),
-            )
-        )
-        found.append(row(results, _name(mode, "bare"), "seconds", unit="s"))
+        bare, aim = _name(mode, "bare"), Aim("<=", SLOWER)
+        reference = f"bare threads that {_work(mode)}"
+        of = partial(row, results, key="seconds", unit="s")
+        found.append(of(_name(mode), against=(bare, "seconds"), reference=reference, aim=aim))
+        found.append(of(bare))
     for mode in MODES:
-        found.append(row(results, _name(mode), "peak_mib", unit="MiB at most"))
-        found.append(
-            row(
-                results,
-                _name(mode, "larger"),
-                "peak_mib",
-                unit="MiB at most",
-                against=(_name(mode), "peak_mib"),
-                aim=Aim("<=", LARGER),
-            )
-        )
+        smaller, larger, aim = _name(mode), _name(mode, "larger"), Aim("<=", LARGER)
+        of = partial(row, results, key="peak_mib", unit="MiB at most")
+        found += [of(smaller), of(larger, against=(smaller, "peak_mib"), aim=aim)]
     return found
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from statistics import median
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.utils.data import Dataset
 
-from benchmarks._measure import NotMeasuredError
+from benchmarks._measure import NotMeasuredError, in_turns, seconds
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload import DataLoader
@@ -33,7 +34,7 @@ from fastload.parameters.transport import Answer, Stub
 TITLE = (
     "parameters: rows of 64 numbers, one server in another process, over Arrow Flight on loopback; prefetch: 2,048 ids "
     "a step of 100,000 by Zipf's law, 4 threads, simulated: a step of 10 ms that sleeps, 5 ms more for each request; "
-    "pull: distinct rows, beside torch.distributed.rpc; medians of steps or calls in 3 turns"
+    "pull: distinct rows, beside torch.distributed.rpc; medians of steps or calls"
 )
 REPEATS = 3
 
@@ -45,7 +46,7 @@ ANSWER_S = 120.0
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    steps, calls = (8, 5) if smoke else (150, 200)
+    steps, calls = (8, 5) if smoke else (150, 600)
     return [
         Case("prefetch", {"what": "prefetch", "count": steps}),
         Case("pull", {"what": "pull", "count": calls}),
@@ -115,8 +116,8 @@ def prefetch(steps: int) -> Figures:
                 if staleness == 0:
                     found.setdefault("push", []).extend(pushes)
         client.close()
-    figures = {name: median(seconds) for name, seconds in found.items()}
-    compute = median(_seconds(lambda: sleep(COMPUTE_S)) for _ in range(max(steps // 4, 3)))
+    figures = {name: median(each) for name, each in found.items()}
+    compute = median(seconds(lambda: sleep(COMPUTE_S)) for _ in range(max(steps // 4, 3)))
     figures["compute + push"] = compute + figures["push"]
     figures["max(compute, push)"] = max(compute, figures["push"])
     return figures
@@ -143,7 +144,7 @@ def train(
                 rows = table(ids)
                 sleep(COMPUTE_S)
                 rows.sum().backward()
-                pushes.append(_seconds(lambda: table.push(0.01)))
+                pushes.append(seconds(lambda: table.push(0.01)))
                 ended = perf_counter()
                 taken.append(ended - began)
                 began = ended
@@ -182,19 +183,10 @@ def beside_rpc(calls: int) -> Figures:
             }
             if not torch.equal(*(way() for way in ways.values())):
                 raise BenchError("the rows that came by RPC are others")
-            taken: dict[str, list[float]] = {name: [] for name in ways}
-            for turn in range(TURNS):
-                for name in ways if turn % 2 == 0 else reversed(ways):
-                    taken[name] += [_seconds(ways[name]) for _ in range(calls)]
-            figures |= {f"{name} {count:,}": 1 / median(each) for name, each in taken.items()}
+            taken = in_turns(ways, calls)
+            figures |= {f"{name} {count:,}": 1 / each for name, each in taken.items()}
         client.close()
     return figures
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = perf_counter()
-    call()
-    return perf_counter() - began
 
 
 # ---- the server ----
@@ -259,34 +251,15 @@ def _meet(name: str, rank: int, meeting: str) -> None:
 
 
 def rows(results: Results) -> list[Row]:
-    def of_step(key: str, bound: str, aim: Aim | None) -> Row:
-        return row(
-            results,
-            "prefetch",
-            key,
-            name=f"{key}, a step",
-            unit="s",
-            against=("prefetch", bound),
-            reference=bound,
-            aim=aim,
-        )
+    def step(key: str, bound: str, aim: Aim | None = None) -> Row:
+        name = f"{key}, a step"
+        return row(results, "prefetch", key, name=name, unit="s", against=bound, aim=aim)
 
-    def of_pull(count: int, aim: Aim) -> Row:
-        return row(
-            results,
-            "pull",
-            f"flight {count:,}",
-            name=f"{count:,} rows",
-            unit="pulls/s",
-            against=("pull", f"rpc {count:,}"),
-            reference="torch's RPC",
-            aim=aim,
-        )
-
+    pull = partial(row, results, "pull", unit="pulls/s", reference="torch's RPC")
     return [
-        of_step("no prefetch", "compute + push", None),
-        of_step("staleness 0", "compute + push", Aim("<=", 1.25)),
-        of_step("staleness 1", "max(compute, push)", Aim("<=", 1.25)),
-        of_pull(2_000, Aim(">=", 2.0)),
-        of_pull(16_000, Aim(">=", 1.2)),
+        step("no prefetch", "compute + push"),
+        step("staleness 0", "compute + push", Aim("<=", 1.25)),
+        step("staleness 1", "max(compute, push)", Aim("<=", 1.25)),
+        pull("flight 2,000", name="2,000 rows", against="rpc 2,000", aim=Aim(">=", 2.0)),
+        pull("flight 16,000", name="16,000 rows", against="rpc 16,000", aim=Aim(">=", 1.2)),
     ]

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -385,38 +386,25 @@ def _rates(results: Results) -> list[Row]:
             aims.append((it, FFCV[it.group].title, "FFCV", of_ffcv))
         else:
             aims.append((it, decoder, "torch, torchvision decoder, on the files", of_torch))
+    rate = partial(row, results, key="rate", unit="img/s")
     found = []
     for it in CONTENDERS:
         own = [aim for aim in aims if aim[0] is it]
-        for _, reference, named, bound in own:
-            found.append(
-                row(
-                    results,
-                    it.title,
-                    "rate",
-                    unit="img/s",
-                    against=(reference, "rate"),
-                    reference=named,
-                    aim=Aim(">=", bound),
-                )
-            )
-        if not own:
-            found.append(row(results, it.title, "rate", unit="img/s", name=_named(it)))
+        found += [
+            rate(it.title, against=(other, "rate"), reference=named, aim=Aim(">=", bound))
+            for _, other, named, bound in own
+        ] or [rate(it.title, name=_named(it))]
     return found
 
 
 def _others(results: Results, key: str, unit: str) -> list[Row]:
     """Another figure of all that have it, but those whose only difference is in the number of workers."""
-    aim = Aim("<=", FIRST_BATCH_S, of="figure")
+    aims: dict[str, Aim] = {}
+    if key == "first_batch_s":
+        aim = Aim("<=", FIRST_BATCH_S, of="figure")
+        aims = {PACKED["jpeg"].title: aim, PACKED["raw"].title: aim}
     return [
-        row(
-            results,
-            it.title,
-            key,
-            unit=unit,
-            name=_named(it),
-            aim=aim if key == "first_batch_s" and it in (PACKED["jpeg"], PACKED["raw"]) else None,
-        )
+        row(results, it.title, key, unit=unit, name=_named(it), aim=aims.get(it.title))
         for it in CONTENDERS
         if it.workers == 2 and not (it is BARE and key == "first_batch_s")
     ]
@@ -429,24 +417,16 @@ def _special(results: Results, condition: str) -> list[Row]:
     found = []
     for it in chosen:
         case = f"{it.title}; {condition}"
-        named = f"{_named(it)}; {condition}"
-        against = None if case == base else (base, "rate")
-        found.append(
-            row(
-                results,
-                case,
-                "rate",
-                unit="img/s",
-                name=named,
-                against=against,
-                reference=None if against is None else "fused plan on files",
-            )
-        )
-        if condition == COLD:
+        of = partial(row, results, case, name=f"{_named(it)}; {condition}")
+        if case == base:
+            found.append(of("rate", unit="img/s"))
+        else:
             found.append(
-                row(results, case, "first_batch_s", unit="s to the first batch", name=named)
+                of("rate", unit="img/s", against=(base, "rate"), reference="fused plan on files")
             )
-            found.append(row(results, case, "cached", unit="of it cached at start", name=named))
+        if condition == COLD:
+            found.append(of("first_batch_s", unit="s to the first batch"))
+            found.append(of("cached", unit="of it cached at start"))
     return found
 
 

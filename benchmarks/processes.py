@@ -1,13 +1,18 @@
-"""Promise: Worker processes are measured against torch's own, with the same start method and number of workers.
+"""Promises:
+- Worker processes are measured against torch's own, with the same start method and number of workers.
+- The hand-over of samples that are ready in memory is measured beside torch's persistent processes, as is pure Python
+  under the GIL.
 
 The rates are those of the second to the sixth epoch, with workers that persist. The time to the first batch is that of
-new workers.
+new workers. A process sends each batch through shared memory, which a thread need not. Pure Python is the case that
+threads lose: only one of them can run it at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -22,12 +27,18 @@ from benchmarks._run import Case
 from benchmarks.images import Photos, sample_images, transform
 from fastload.bench.figures import BenchError
 
-TITLE = "processes: 2 worker processes beside torch's 2, forked; second to sixth epoch, and the first batch of new ones"
+TITLE = (
+    "processes: 2 worker processes and 2 threads beside torch's 2 processes, forked; second to sixth epoch, and the "
+    "first batch of new ones"
+)
 REPEATS = 7
 
 WORKERS = 2
-KINDS = ["fastload", "torch"]
-NAMES = {"fastload": "fastload's processes", "torch": "torch's processes"}
+NAMES = {
+    "process": "fastload's processes",
+    "thread": "fastload's threads",
+    "torch": "torch's processes",
+}
 
 
 class Floats(Dataset[Any]):
@@ -76,12 +87,13 @@ def _photos(length: int) -> Photos:
     return Photos(sample_images(length), transform("crop"))
 
 
+PHOTOS = "Pillow + torchvision v1"
 WORKLOADS: dict[str, tuple[Callable[[int], Dataset[Any]], int, int, float]] = {
     # dataset, samples, batch size, and the aim for the ratio to torch's rate
     "float32[3, 224, 224]": (Floats, 1536, 64, 5.0),
     "uint8[784]": (Bytes, 60_000, 128, 2.0),
     "tokenizer in Python": (Tokens, 4096, 32, 1.0),
-    "Pillow + torchvision v1": (_photos, 512, 32, 1.1),
+    PHOTOS: (_photos, 512, 32, 1.1),
 }
 
 
@@ -92,68 +104,54 @@ def cases(*, smoke: bool) -> list[Case]:
             {"kind": kind, "workload": workload, "length": 4 * batch if smoke else length},
         )
         for workload, (_, length, batch, _) in WORKLOADS.items()
-        for kind in KINDS
+        for kind in NAMES
     ]
 
 
 def measure(*, kind: str, workload: str, length: int) -> Figures:
+    torch.manual_seed(0)
     make, _, batch_size, _ = WORKLOADS[workload]
     dataset = make(length)
     with _opened(kind, dataset, batch_size) as loader:
-        batches = iter(
-            loader
-        )  # as later epochs: what the first use of the classes costs is not in it
-        next(batches)
-        del batches
+        next(iter(loader))  # what the first use of the classes costs is in no figure
     began = perf_counter()
     with _opened(kind, dataset, batch_size) as loader:
-        values, indices = next(iter(loader))
+        batches = iter(loader)
+        values, indices = next(batches)
         first_s = perf_counter() - began
-        if len(values) != len(indices):
-            raise BenchError("a batch has other values than indices")
-        del values, indices
+        expected = torch.stack([torch.as_tensor(dataset[i][0]) for i in indices.tolist()])
+        if workload != PHOTOS and not torch.equal(values, expected):
+            raise BenchError("a batch has samples that are not those of its indices")
+        del batches, values, expected
         epochs = run_epochs(loader, count=6, indices=range(length))
     return {"rate": rate(epochs[1:]), "first_ms": 1000 * first_s}
 
 
 @contextmanager
 def _opened(kind: str, dataset: Dataset[Any], batch_size: int) -> Iterator[TorchDataLoader[Any]]:
-    options: dict[str, Any] = {
-        "num_workers": WORKERS,
-        "persistent_workers": True,
-        "multiprocessing_context": "fork",
-    }
+    options: dict[str, Any] = {"num_workers": WORKERS, "persistent_workers": True, "shuffle": True}
+    if kind != "thread":
+        options["multiprocessing_context"] = "fork"
     if kind == "torch":
         yield TorchDataLoader(dataset, batch_size, **options)
         return
-    with fastload.DataLoader(dataset, batch_size, worker_method="process", **options) as loader:
+    options["worker_method"] = kind
+    with fastload.DataLoader(dataset, batch_size, **options) as loader:
         yield loader
 
 
 def rows(results: Results) -> list[Row]:
     found = []
-    for workload, (_, _, _, aim) in WORKLOADS.items():
-        ours, theirs = (_name(kind, workload) for kind in KINDS)
-        found += [
-            row(
-                results,
-                ours,
-                "rate",
-                unit="samples/s",
-                against=(theirs, "rate"),
-                aim=Aim(">=", aim),
-            ),
-            row(results, theirs, "rate", unit="samples/s"),
-            row(
-                results,
-                ours,
-                "first_ms",
-                name=f"first batch: {ours}",
-                unit="ms",
-                against=(theirs, "first_ms"),
-            ),
-            row(results, theirs, "first_ms", name=f"first batch: {theirs}", unit="ms"),
-        ]
+    for workload, (_, _, _, least) in WORKLOADS.items():
+        *ours, theirs = (_name(kind, workload) for kind in NAMES)
+        for key, what, unit in (("rate", "", "samples/s"), ("first_ms", "first batch: ", "ms")):
+            of = partial(row, results, key=key, unit=unit)
+            aims = [Aim(">=", least) if key == "rate" else None, None]  # threads have none
+            found += [
+                of(name, name=what + name, against=(theirs, key), aim=aim)
+                for name, aim in zip(ours, aims, strict=True)
+            ]
+            found.append(of(theirs, name=what + theirs))
     return found
 
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import Epoch, NotMeasuredError, open_loader, rate, run_epochs
+from benchmarks._measure import Epoch, NotMeasuredError, in_turns, open_loader, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload import DataLoader, store
@@ -77,21 +75,6 @@ def floats(rows: int) -> torch.Tensor:
     return torch.rand(rows, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def seconds(ways: Mapping[str, Callable[[], Any]], *, after: Callable[[], Any]) -> Figures:
-    """Return the median seconds of each way. They take turns, every other turn backwards.
-
-    The first turn does not count, nor does `after`, which follows each way.
-    """
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 1):
-        for name, way in list(ways.items())[:: -1 if turn % 2 else 1]:
-            began = perf_counter()
-            way()
-            found[name].append(perf_counter() - began)
-            after()
-    return {name: statistics.median(times[1:]) for name, times in found.items()}
-
-
 # ---- what is measured ----
 
 
@@ -128,7 +111,7 @@ def measure_open(folder: Path, rows: int) -> Figures:
     for name, way in ways.items():
         if not torch.equal(first(way), expected):
             raise BenchError(f"{name} gave another batch")
-    found = seconds({name: partial(first, way) for name, way in ways.items()}, after=detach)
+    found = in_turns({name: partial(first, way) for name, way in ways.items()}, TURNS, after=detach)
     shared.close()
     shared.unlink()
     return found
@@ -151,7 +134,7 @@ def measure_put(folder: Path, rows: int) -> Figures:
         "put, checksums": lambda: store.put({"x": values}, folder / "set", checksums=True),
         "np.save": lambda: np.save(folder / "x.npy", values.numpy()),
     }
-    return seconds(ways, after=remove)
+    return in_turns(ways, TURNS, after=remove)
 
 
 def measure_memory(folder: Path, rows: int) -> Figures:
@@ -246,7 +229,7 @@ def measure_prepare(folder: Path, rows: int) -> Figures:
             shutil.rmtree(folder / name, ignore_errors=True)
 
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        return seconds({"prepare": prepare, "bare": bare}, after=remove)
+        return in_turns({"prepare": prepare, "bare": bare}, TURNS, after=remove)
 
 
 def _columns(rows: int, number: int) -> dict[str, Any]:
@@ -268,62 +251,28 @@ _MEASURES = {
 
 
 def rows(results: Results) -> list[Row]:
-    def seconds_row(case: str, key: str, name: str, *others: tuple[str, Aim | None]) -> list[Row]:
-        return [
-            row(
-                results,
-                case,
-                key,
-                name=name,
-                unit="s",
-                against=(case, other),
-                reference=other,
-                aim=aim,
-            )
-            for other, aim in others
-        ]
-
-    near = Aim("<=", 1.2)
-    found = seconds_row(
-        "open",
-        "get",
-        "get and the first batch",
-        ("np.load", near),
-        ("shared_memory", near),
-        ("torch.load", Aim("<=", 0.5)),
-    )
-    found += seconds_row("put", "put", "put", ("np.save", Aim("<=", 1.3)))
-    found += seconds_row("put", "put, checksums", "put with checksums", ("np.save", None))
-    found += [
-        row(results, "memory", "one", name="one reader", unit="MiB"),
-        row(
-            results,
-            "memory",
-            "more",
-            name=f"what {READERS} readers take more, of the set",
-            unit="",
-            aim=Aim("<=", 0.05, of="figure"),
-        ),
-        row(
-            results,
+    of = partial(row, results)
+    get = partial(of, "open", "get", name="get and the first batch", unit="s")
+    epochs = {f"parts {n}": f"an epoch of {n} part{'s' * (n > 1)}" for n in EPOCH_PARTS}
+    more = f"what {READERS} readers take more, of the set"
+    return [
+        get(against="np.load", aim=Aim("<=", 1.2)),
+        get(against="shared_memory", aim=Aim("<=", 1.2)),
+        get(against="torch.load", aim=Aim("<=", 0.5)),
+        of("put", "put", unit="s", against="np.save", aim=Aim("<=", 1.3)),
+        of("put", "put, checksums", name="put with checksums", unit="s", against="np.save"),
+        of("memory", "one", name="one reader", unit="MiB"),
+        of("memory", "more", name=more, unit="", aim=Aim("<=", 0.05, of="figure")),
+        of(
             "memory",
             "arrow",
             name="Arrow's own memory",
             unit="bytes",
             aim=Aim("<=", 0, of="figure"),
         ),
+        *(
+            of("epoch", key, name=name, unit="rows/s", against="tensors", aim=Aim(">=", 0.9))
+            for key, name in epochs.items()
+        ),
+        of("prepare", "prepare", unit="s", against="bare", aim=Aim("<=", 1.1)),
     ]
-    found += [
-        row(
-            results,
-            "epoch",
-            f"parts {parts}",
-            name=f"an epoch of {parts} part{'s' * (parts > 1)}",
-            unit="rows/s",
-            against=("epoch", "tensors"),
-            reference="tensors",
-            aim=Aim(">=", 0.9),
-        )
-        for parts in EPOCH_PARTS
-    ]
-    return found + seconds_row("prepare", "prepare", "prepare", ("bare", Aim("<=", 1.1)))

@@ -14,7 +14,6 @@ from queue import Queue
 from statistics import median, quantiles
 from threading import Thread
 from time import perf_counter, sleep
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import fastload
+from benchmarks._measure import seconds as seconds_of
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.images import sample_images
@@ -128,9 +128,13 @@ RATES = {
 
 
 def latency(messages: Sequence[bytes], net: nn.Module, seconds: float) -> Figures:
+    def answer(message: bytes) -> None:
+        with torch.no_grad():
+            net(decode(message)[None])
+
     rate(of_stream, messages[:64], net)
     half = median(rate(of_stream, messages, net) for _ in range(TURNS)) / 2
-    alone = median(_seconds(lambda k=k: net(decode(messages[k])[None])) for k in range(20))
+    alone = median(seconds_of(partial(answer, message)) for message in messages[:20])
     found: Figures = {"half load": half, "bound": MAX_WAIT_S + 1.5 * alone}
     ways: dict[str, Callable[..., Iterator[Tensor]]] = {"stream": of_stream, "queue": of_queue}
     for name, way in ways.items():
@@ -158,42 +162,13 @@ class _Even:
             yield self.messages[k % len(self.messages)]
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    began = perf_counter()
-    with torch.no_grad():
-        call()
-    return perf_counter() - began
-
-
 def rows(results: Results) -> list[Row]:
-    def of_rate(other: str, aim: Aim | None) -> Row:
-        against = ("throughput", other)
-        return row(
-            results,
-            "throughput",
-            "stream",
-            unit="messages/s",
-            against=against,
-            reference=other,
-            aim=aim,
-        )
-
-    def of_wait(key: str, other: str, aim: Aim | None) -> Row:
-        return row(
-            results,
-            "latency",
-            key,
-            name=f"{key} at half load",
-            unit="s",
-            against=("latency", other),
-            reference=other,
-            aim=aim,
-        )
-
+    answered = partial(row, results, "throughput", "stream", unit="messages/s")
+    wait = partial(row, results, "latency", unit="s")
     return [
-        of_rate("list", Aim(">=", 0.9)),
-        of_rate("queue", None),
-        of_wait("stream p99", "bound", Aim("<=", 1.0)),
-        of_wait("stream p50", "bound", None),
-        of_wait("stream p99", "queue p99", None),
+        answered(against="list", aim=Aim(">=", 0.9)),
+        answered(against="queue"),
+        wait("stream p99", name="stream p99 at half load", against="bound", aim=Aim("<=", 1.0)),
+        wait("stream p50", name="stream p50 at half load", against="bound"),
+        wait("stream p99", name="stream p99 at half load", against="queue p99"),
     ]

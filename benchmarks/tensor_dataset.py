@@ -6,6 +6,7 @@ A TensorDataset has the smallest samples there are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,15 +55,10 @@ def cases(*, smoke: bool) -> list[Case]:
         Case(PLAIN, {"kind": "plain", "workers": 0, "batch_sampler": False, "length": length}),
         *(
             Case(
-                _name(kind, workers, batch_sampler),
-                {
-                    "kind": kind,
-                    "workers": workers,
-                    "batch_sampler": batch_sampler,
-                    "length": length,
-                },
+                _name(*loader),
+                dict(zip(("kind", "workers", "batch_sampler"), loader, strict=True), length=length),
             )
-            for kind, workers, batch_sampler in OURS + THEIRS
+            for loader in OURS + THEIRS
         ),
     ]
 
@@ -93,26 +89,17 @@ def _figures(batches: Any, length: int) -> Figures:
 
 
 def rows(results: Results) -> list[Row]:
-    theirs = best(results, [_name(*loader) for loader in THEIRS], "rate")
-    compared = {
-        "plain indexing": (PLAIN, Aim(">=", 0.8)),
-        "torch's best": (theirs, Aim(">=", 1)),
-    }
-    ours = [
-        row(
-            results,
-            _name(*loader),
-            "rate",
-            unit="samples/s",
-            against=(base, "rate"),
-            reference=reference,
-            aim=aim,
-        )
-        for reference, (base, aim) in compared.items()
-        for loader in OURS
+    of = partial(row, results, key="rate", unit="samples/s")
+    ours, theirs = ([_name(*loader) for loader in loaders] for loaders in (OURS, THEIRS))
+    base = best(results, theirs, "rate")
+    return [
+        *(of(name, against=(PLAIN, "rate"), aim=Aim(">=", 0.8)) for name in ours),
+        *(
+            of(name, against=(base, "rate"), reference="torch's best", aim=Aim(">=", 1))
+            for name in ours
+        ),
+        *map(of, (PLAIN, *theirs)),
     ]
-    others = [PLAIN, *(_name(*loader) for loader in THEIRS)]
-    return ours + [row(results, name, "rate", unit="samples/s") for name in others]
 
 
 def _name(kind: str, workers: int, batch_sampler: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -68,16 +69,7 @@ def rows(results: Results) -> list[Row]:
         ("first_batch_ms", "first batch", None),
         ("close_ms", "close", Aim("<=", 500, of="figure")),
     ):
-        found.append(
-            row(
-                results,
-                "fastload",
-                key,
-                name=f"{what}: fastload",
-                unit="ms",
-                against=("torch", key),
-                aim=aim,
-            )
-        )
-        found += [row(results, kind, key, name=f"{what}: {kind}", unit="ms") for kind in KINDS[1:]]
+        of = partial(row, results, key=key, unit="ms")
+        found.append(of("fastload", name=f"{what}: fastload", against=("torch", key), aim=aim))
+        found += [of(kind, name=f"{what}: {kind}") for kind in KINDS[1:]]
     return found

@@ -51,8 +51,6 @@ def _warm_cases() -> Iterator[None]:
 def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "isolation":
-        pytest.importorskip("monai")  # of the extra `compat`
     monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))
     benchmark = load(name)
     cases = benchmark.cases(smoke=True)

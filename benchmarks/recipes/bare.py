@@ -6,8 +6,8 @@ it was made. A pass is one batch of all images' points. Whole images are decoded
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from random import sample
 
@@ -25,25 +25,10 @@ class _Passes:
         self._images = list(enumerate(files(task.source)))
 
     def __iter__(self) -> Iterator[Batch]:
-        order = iter(sample(self._images, len(self._images)))  # the GIL makes next() one step
-        made: list[tuple[int, torch.Tensor]] = []
-        errors: list[Exception] = []
-
-        def work() -> None:
-            try:
-                for number, path in order:
-                    made.append((number, points(_crop(path))))
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(self._task.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        yield torch.cat([pixels for _, pixels in made]), torch.tensor([n for n, _ in made])
+        numbers, paths = zip(*sample(self._images, len(self._images)), strict=True)
+        with ThreadPoolExecutor(self._task.workers) as pool:
+            made = list(pool.map(lambda path: points(_crop(path)), paths))
+        yield torch.cat(made), torch.tensor(numbers)
 
 
 @contextmanager

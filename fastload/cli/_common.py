@@ -208,6 +208,65 @@ def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes
     return None
 
 
+@contextmanager
+def bad_values_are_usage_errors(
+    kinds: tuple[type[Exception], ...] = (ValueError,),
+) -> Iterator[None]:
+    """Turn an error of these kinds into a usage error, unless it is fastload's own."""
+    try:
+        yield
+    except FastloadError:
+        raise
+    except kinds as error:
+        raise click.UsageError(str(error)) from error
+
+
+@contextmanager
+def named_as_option(kind: type[Exception], argument: str, option: str) -> Iterator[None]:
+    """Let an error of this kind that advises to give an argument of Python name the option instead."""
+    try:
+        yield
+    except kind as error:
+        text = in_one_line(error)
+        if argument not in text:
+            raise
+        raise click.ClickException(text.replace(argument, option)) from error
+
+
+root_option = click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
+)
+device_option = click.option(
+    "--device",
+    default="auto",
+    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
+    "cpu.",
+)
+
+
+def threads_option(work: str) -> Callable[[F], F]:
+    """Return the option for the number of threads that do this work."""
+    return click.option(
+        "--workers",
+        type=click.IntRange(0, 1024),
+        help=f"Number of threads that {work}. 0: only the main thread.  [default: one per core]",
+    )
+
+
+def names_option(help: str) -> Callable[[F], F]:
+    """Return the option `--columns`, a list of names."""
+    return click.option(
+        "--columns",
+        default="",
+        show_default=False,
+        metavar="NAME,NAME,...",
+        callback=lambda _, __, text: [name.strip() for name in text.split(",") if name.strip()],
+        help=help,
+    )
+
+
 def serving_options(command: F) -> F:
     """Add the options of a server: its address, token and certificate."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)

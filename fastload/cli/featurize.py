@@ -8,8 +8,16 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import device_named, list_options, require, sigterm_raises
-from fastload.errors import FastloadError, UsageError, in_one_line
+from fastload.cli._common import (
+    bad_values_are_usage_errors,
+    device_named,
+    list_options,
+    named_as_option,
+    require,
+    root_option,
+    sigterm_raises,
+)
+from fastload.errors import UsageError
 
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -69,11 +77,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--dtype", default="float32", type=click.Choice(_DTYPES), help="Type of the saved features."
 )
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
-)
+@root_option
 @click.option(
     "--device",
     default="auto",
@@ -114,18 +118,14 @@ def featurize(**options: Any) -> None:
     require("arrow", pyarrow="pyarrow")
     require("images", PIL="Pillow", torchvision="torchvision")
     began = time.perf_counter()
-    with sigterm_raises():
+    with (
+        sigterm_raises(),
+        named_as_option(FileExistsError, "pass replace=True", "pass --replace"),
+        bad_values_are_usage_errors(),
+    ):
         from fastload.store.model_run import shown
 
-        try:
-            found = _features(**options)
-        except FileExistsError as error:
-            text = in_one_line(error).replace("pass replace=True", "pass --replace")
-            raise click.ClickException(text) from error
-        except FastloadError:
-            raise
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
+        found = _features(**options)
     x, *_ = found[0]
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
     click.echo(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import require
+from fastload.cli._common import require, threads_option
 
 
 @click.command()
@@ -20,11 +20,7 @@ from fastload.cli._common import require
     type=click.IntRange(min=0),
     help="Seed of the images. The same seed gives the same images.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(0, 1024),
-    help="Number of threads that make them. 0: only the main thread.  [default: one per core]",
-)
+@threads_option("make them")
 def images(out: Path, count: int, seed: int, workers: int | None) -> None:
     """Make sample images for measurements, in the folder OUT.
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import require
-from fastload.errors import FastloadError
+from fastload.cli._common import bad_values_are_usage_errors, names_option, require, threads_option
 
 
 @click.command()
@@ -37,11 +36,7 @@ from fastload.errors import FastloadError
     help="Size of a shard, in megabytes (millions of bytes) of images and --columns. A shard ends with the record "
     "that reaches this size.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(0, 1024),
-    help="Number of threads that read, decode and encode. 0: only the main thread.  [default: one per core]",
-)
+@threads_option("read, decode and encode")
 @click.option(
     "--on-error",
     default="raise",
@@ -67,14 +62,8 @@ from fastload.errors import FastloadError
 @click.option(
     "--label-column", default="label", help="Column of PARQUET with class numbers or names."
 )
-@click.option(
-    "--columns",
-    default="",
-    show_default=False,
-    metavar="NAME,NAME,...",
-    help="Other columns of PARQUET to keep.  [default: none]",
-)
-def pack(source: str, out: str, columns: str, **options: Any) -> None:
+@names_option("Other columns of PARQUET to keep.  [default: none]")
+def pack(source: str, out: str, **options: Any) -> None:
     """Pack images into few large files, in the folder OUT.
 
     FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT becomes a packed set: an
@@ -90,10 +79,5 @@ def pack(source: str, out: str, columns: str, **options: Any) -> None:
     require("images", PIL="Pillow")
     from fastload.datasets.packed.packing import pack as run_pack
 
-    names = [name.strip() for name in columns.split(",") if name.strip()]
-    try:
-        click.echo(str(run_pack(source, out, columns=names, progress=True, **options)))
-    except FastloadError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    with bad_values_are_usage_errors():
+        click.echo(str(run_pack(source, out, progress=True, **options)))

@@ -17,8 +17,10 @@ from fastload.cli._common import (
     Number,
     OnRanks,
     device_named,
+    device_option,
     found_at,
     made_at,
+    named_as_option,
     require,
     sigterm_raises,
 )
@@ -44,12 +46,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     type=click.IntRange(0, 1024),
     help="Threads per rank that load samples or decode messages.  [default: one per core]",
 )
-@click.option(
-    "--device",
-    default="auto",
-    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
-    "cpu.",
-)
+@device_option
 @click.option(
     "--name",
     help="With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks "
@@ -239,30 +236,26 @@ def _predict_set(
             count = torch.accelerator.device_count()
             on = torch.device(on.type, distributed.device_of(rank, count))
     try:
-        found = store.predictions(
-            name,
-            dataset=samples,
-            model=answering,
-            inputs=found_at(inputs) if inputs else None,
-            loader={key: value for key, value in loader.items() if value is not None},
-            device=on,
-            rank=rank,
-            version=data_version,
-            progress=True,
-            **given,
-        )
+        with (
+            named_as_option(FileExistsError, "pass replace=True", "pass --replace"),
+            named_as_option(TypeError, "Pass version=", "Give --data-version"),
+        ):
+            found = store.predictions(
+                name,
+                dataset=samples,
+                model=answering,
+                inputs=found_at(inputs) if inputs else None,
+                loader={key: value for key, value in loader.items() if value is not None},
+                device=on,
+                rank=rank,
+                version=data_version,
+                progress=True,
+                **given,
+            )
     except PrepareError as error:
         if error.__cause__ is not None and rank.world_size > 1:
             traceback.print_exception(error.__cause__)
         raise
-    except FileExistsError as error:
-        text = in_one_line(error).replace("pass replace=True", "pass --replace")
-        raise click.ClickException(text) from error
-    except TypeError as error:
-        if "Pass version=" not in str(error):
-            raise
-        text = in_one_line(error).replace("Pass version=", "Give --data-version")
-        raise click.ClickException(text) from error
     if rank.rank == 0:
         shapes = ", ".join(
             f"{column} {shown(value).removesuffix('[]')}" for column, value in found[0].items()
@@ -330,11 +323,11 @@ def _predict_stream(
             )
         )
         try:
-            with asked_to_end(lambda number: answers.stop()):
+            with (
+                asked_to_end(lambda number: answers.stop()),
+                named_as_option(PredictError, "Give predict() on_failed=", "Give --failed FILE"),
+            ):
                 answers.write_to(writing)
-        except PredictError as error:
-            text = in_one_line(error).replace("Give predict() on_failed=", "Give --failed FILE")
-            raise PredictError(text) from error
         finally:
             click.echo(
                 f"messages: {answers.answered:,} answered, {answers.failed:,} failed, "

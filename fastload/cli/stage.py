@@ -6,8 +6,13 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import is_set_of_columns, require, sigterm_raises
-from fastload.errors import FastloadError
+from fastload.cli._common import (
+    bad_values_are_usage_errors,
+    is_set_of_columns,
+    require,
+    sigterm_raises,
+    threads_option,
+)
 
 
 @click.command()
@@ -19,11 +24,7 @@ from fastload.errors import FastloadError
     help="Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are "
     "compared.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(0, 1024),
-    help="Number of threads that copy, one file each. 0: only the main thread.  [default: one per core]",
-)
+@threads_option("copy, one file each")
 def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
     """Copy the set SRC to DST, on this node's own disk or in its memory, and print DST.
 
@@ -46,19 +47,14 @@ def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
     else:
         from fastload.datasets.packed.staging import stage as run_stage
 
-    with sigterm_raises():
-        try:
-            staged = run_stage(
-                source,
-                target,
-                verify=verify,
-                workers=workers,
-                progress=True,
-                say=lambda text: click.echo(text, err=True),
-            )
-        except FastloadError:
-            raise
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
+    with sigterm_raises(), bad_values_are_usage_errors():
+        staged = run_stage(
+            source,
+            target,
+            verify=verify,
+            workers=workers,
+            progress=True,
+            say=lambda text: click.echo(text, err=True),
+        )
     click.echo(str(staged), err=True)
     click.echo(staged.path)

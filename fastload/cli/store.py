@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import Path
 
 import click
 
-from fastload.cli._common import described_set, require, sigterm_raises
-from fastload.cli.serve import serve
-from fastload.errors import FastloadError
-
-_root_option = click.option(
-    "--root",
-    type=click.Path(file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
+from fastload.cli._common import (
+    bad_values_are_usage_errors,
+    described_set,
+    names_option,
+    require,
+    root_option,
+    sigterm_raises,
 )
+from fastload.cli.serve import serve
 
 
 @click.group()
@@ -39,9 +39,9 @@ def store() -> None:
 
 
 @click.command()
-@_root_option
+@root_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with sizes in bytes.")
-def ls(root: str | None, as_json: bool) -> None:
+def ls(root: Path | None, as_json: bool) -> None:
     """List the sets, and the free space.
 
     Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
@@ -68,21 +68,15 @@ def ls(root: str | None, as_json: bool) -> None:
     metavar="FILES...",
 )
 @click.option("--name", required=True, help="Name of the set, or its path.")
-@_root_option
+@root_option
 @click.option(
     "--checksums/--no-checksums",
     default=None,
     help="Store a CRC-32 of each part, for `fastload verify` and `stage`.  [default: if the set is on a disk]",
 )
-@click.option(
-    "--columns",
-    default="",
-    show_default=False,
-    metavar="NAME,NAME,...",
-    help="Columns to keep.  [default: all]",
-)
+@names_option("Columns to keep.  [default: all]")
 def put(
-    files: tuple[str, ...], name: str, root: str | None, checksums: bool | None, columns: str
+    files: tuple[str, ...], name: str, root: Path | None, checksums: bool | None, columns: list[str]
 ) -> None:
     """Make a set of FILES.
 
@@ -104,31 +98,19 @@ def put(
     from fastload.store.files import parts_of_files
     from fastload.store.write import put as run_put
 
-    names = [part.strip() for part in columns.split(",") if part.strip()]
     made = {"fastload": fastload.__version__, "files": [os.path.abspath(file) for file in files]}
-    with sigterm_raises():
-        try:
-            run_put(
-                parts_of_files(files, names),
-                name,
-                root=root,
-                checksums=checksums,
-                made=made,
-                progress=True,
-            )
-        except FastloadError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(str(error)) from error
+    parts = parts_of_files(files, columns)
+    with sigterm_raises(), bad_values_are_usage_errors((TypeError, ValueError)):
+        run_put(parts, name, root=root, checksums=checksums, made=made, progress=True)
     where, short = _place(name, root)
     click.echo(described_set(os.path.join(where, short), records=0))
 
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
-@_root_option
+@root_option
 @click.option("--records", default=5, type=click.IntRange(min=0), help="Number of rows to show.")
-def info(name: str, root: str | None, records: int) -> None:
+def info(name: str, root: Path | None, records: int) -> None:
     """Describe a set: its columns, rows and parts, how it was made, and its first rows.
 
     With --records 0, no rows are shown.
@@ -141,14 +123,15 @@ def info(name: str, root: str | None, records: int) -> None:
     from fastload.store.root import find
 
     place = _place(name, root)
-    path = os.path.join(*place) if os.sep in name else _checked(find, *place)
+    with bad_values_are_usage_errors():
+        path = os.path.join(*place) if os.sep in name else find(*place)
     click.echo(described_set(path, records))
 
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_root_option
-def rm(names: tuple[str, ...], root: str | None) -> None:
+@root_option
+def rm(names: tuple[str, ...], root: Path | None) -> None:
     """Remove sets without asking, and print the freed size.
 
     Programs that have opened a set can still read the parts that they have mapped. The memory of these parts is freed
@@ -163,7 +146,8 @@ def rm(names: tuple[str, ...], root: str | None) -> None:
     from fastload.store.root import find, remove, size_of
 
     places = dict.fromkeys(_place(name, root) for name in names)
-    paths = [_checked(find, *place) for place in places]
+    with bad_values_are_usage_errors():
+        paths = [find(*place) for place in places]
     for place, path in zip(places, paths, strict=True):
         freed = size_of(path)
         remove(*place)
@@ -171,9 +155,9 @@ def rm(names: tuple[str, ...], root: str | None) -> None:
 
 
 @click.command()
-@_root_option
+@root_option
 @click.option("--dry-run", is_flag=True, help="Print what would be removed. Remove nothing.")
-def gc(root: str | None, dry_run: bool) -> None:
+def gc(root: Path | None, dry_run: bool) -> None:
     """Remove leftovers of processes that have ended, and print the freed size.
 
     Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `fastload stage`.
@@ -200,7 +184,7 @@ for command in (ls, put, info, rm, gc, serve):
     store.add_command(command)
 
 
-def _opened(root: str | None) -> str:
+def _opened(root: Path | None) -> str:
     """Return the path of a root, which need not exist."""
     from fastload.store.root import default_root, open_root
 
@@ -208,7 +192,7 @@ def _opened(root: str | None) -> str:
     return open_root(root) if os.path.isdir(path) else path
 
 
-def _place(name: str, root: str | None) -> tuple[str, str]:
+def _place(name: str, root: Path | None) -> tuple[str, str]:
     """Return the root and the name of a set, given by its name or its path. Make no folder."""
     if os.sep not in name:
         return _opened(root), name
@@ -218,13 +202,3 @@ def _place(name: str, root: str | None) -> tuple[str, str]:
         )
     folder, short = os.path.split(os.path.abspath(name))
     return folder, short
-
-
-def _checked(function: Any, *arguments: str) -> Any:
-    """Call the function and return its result. Raise a usage error if a set cannot have the name."""
-    try:
-        return function(*arguments)
-    except FastloadError:
-        raise
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import Number, OnRanks, list_options, require, sigterm_raises
+from fastload.cli._common import (
+    Number,
+    OnRanks,
+    device_option,
+    list_options,
+    require,
+    sigterm_raises,
+)
 
 _LARGEST_SEED = 2**63 - 1
 """torch takes seeds of 64 bits, and each rank adds its rank number to the seed."""
@@ -112,12 +119,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     type=click.IntRange(0, _LARGEST_SEED),
     help="Seed of the order, the augmentation and the initial parameters.",
 )
-@click.option(
-    "--device",
-    default="auto",
-    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
-    "cpu.",
-)
+@device_option
 @click.option(
     "--precision",
     default="fp32",

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import click
 
-from fastload.cli._common import is_set_of_columns, require
+from fastload.cli._common import is_set_of_columns, require, threads_option
 
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False), metavar="SET")
-@click.option(
-    "--workers",
-    type=click.IntRange(0, 1024),
-    help="Number of threads that read. 0: only the main thread.  [default: one per core]",
-)
+@threads_option("read")
 def verify(path: str, workers: int | None) -> None:
     """Read all of SET, and name the damaged records or parts.
 
