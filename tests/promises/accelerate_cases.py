@@ -6,8 +6,8 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import accelerate
 import torch
@@ -86,6 +86,28 @@ class Stream(IterableDataset[Any]):
             yield index, torch.rand(())
 
 
+class FailingStream(Stream):
+    """Raises once, at the fifth sample, and goes on."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Failing(self.length)
+
+
+class _Failing(Iterator[Any]):
+    def __init__(self, length: int) -> None:
+        self.indices = iter(range(length))
+
+    def __next__(self) -> Any:
+        index = next(self.indices)
+        if index == 4:
+            raise OSError("sample 4")
+        return index, torch.rand(())
+
+
+def failing_rows(length: int) -> Rows:
+    return Rows(length, fails=(4,))
+
+
 class KnownStream(Stream):
     def __len__(self) -> int:
         return self.length
@@ -107,26 +129,27 @@ class Ragged:
             begin, size = begin + size, size % 3 + 1
 
 
+ORDERS = {
+    "weighted": lambda n: {"sampler": WeightedRandomSampler([1.0 + i for i in range(n)], n)},
+    "subset": lambda n: {"sampler": SubsetRandomSampler(range(0, n, 2))},
+    "ragged": lambda n: {"batch_size": 1, "batch_sampler": Ragged(n)},
+    "backwards": lambda n: {
+        "batch_size": 1,
+        "batch_sampler": BatchSampler(range(n - 1, -1, -1), 3, False),
+    },
+    "batches": lambda n: {"batch_size": None, "sampler": BatchSampler(range(n), 3, False)},
+}
+"""Samplers that users make, for so many samples."""
+
+
 def make(kind: str, spec: Spec) -> Any:
     """Return a loader of fastload ("ours") or of torch ("theirs") with the arguments of `spec`."""
     given = {"batch_size": 3, **spec}
     length = given.pop("length", 20)
-    dataset = given.pop("dataset", Rows)(length)
-    sampler = given.pop("order", None)
-    if sampler == "weighted":
-        given["sampler"] = WeightedRandomSampler([1.0 + i for i in range(length)], length)
-    elif sampler == "subset":
-        given["sampler"] = SubsetRandomSampler(range(0, length, 2))
-    elif sampler == "ragged":
-        given["batch_size"] = 1
-        given["batch_sampler"] = Ragged(length)
-    elif sampler == "backwards":
-        given["batch_size"] = 1
-        given["batch_sampler"] = BatchSampler(range(length - 1, -1, -1), 3, False)
-    elif sampler == "batches":  # of a sampler whose elements are lists
-        dataset = Lists(length)
-        given["batch_size"] = None
-        given["sampler"] = BatchSampler(range(length), 3, False)
+    order = given.pop("order", None)
+    dataset = given.pop("dataset", Lists if order == "batches" else Rows)(length)
+    if order is not None:
+        given |= ORDERS[order](length)
     if kind == "theirs":
         given.pop("seed", None)
         given.pop("worker_method", None)
@@ -173,44 +196,60 @@ def walk(
     return found
 
 
+def walk_both(cases: list[tuple[list[Spec], dict[str, Any], bool]]) -> Any:
+    """Return for each case what our loaders give, and what torch's give."""
+    return [
+        [walk(kind, specs, options, gather=gather) for kind in ("ours", "theirs")]
+        for specs, options, gather in cases
+    ]
+
+
+def walk_ours(cases: list[tuple[list[Spec], dict[str, Any]]]) -> Any:
+    return [walk("ours", specs, options) for specs, options in cases]
+
+
 def kept(specs: list[Spec]) -> list[Any]:
-    """Return what is the same of each loader after `prepare`, and which threads read."""
+    """Return what is the same of each loader after `prepare`, and which threads of this process read."""
     found = []
     for spec in specs:
         accelerator = fresh()
         loader = make("ours", spec)
-        prepared = accelerator.prepare(loader)
-        assert prepared is loader
-        assert accelerator.prepare(loader) is loader
-        torch_thinks = isinstance(loader, TorchLoader), isinstance(loader, fastload.DataLoader)
-        list(loader)
-        threads = {name.rpartition("-")[0] for name in loader.dataset.threads}
-        position = loader.state_dict()
-        found.append((torch_thinks, loader.num_workers, threads, position["seed"], repr(loader)))
-        json.dumps(position)
+        same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader
+        kinds = isinstance(loader, TorchLoader), isinstance(loader, fastload.DataLoader)
+        count = sum(len(indices) for indices, _ in loader)
+        threads = {name.rstrip("-0123456789") for name in loader.dataset.threads}
+        position = json.loads(json.dumps(loader.state_dict()))
+        found.append((same, kinds, count, threads, position["seed"], loader.stats().samples))
         close(loader)
     return found
 
 
-def resumed(spec: Spec, options: dict[str, Any], folder: str, stops: list[tuple[int, int]]) -> Any:
-    """Train three epochs, and save at each of `stops`: epoch and batch. Return the batches after each, as trained on
+def resumed_all(cases: list[tuple[Spec, dict[str, Any]]], folder: str) -> list[Any]:
+    return [
+        resumed(spec, options, f"{folder}/{number}") for number, (spec, options) in enumerate(cases)
+    ]
 
-    without a break, and as after a load by a new program. Each new program goes on from the one before it, and
-    saves the next.
+
+STOPS = [(0, 1), (0, 2), (1, 1), (1, 2)]
+"""Epoch and number of batches at which a training is saved."""
+
+
+def resumed(spec: Spec, options: dict[str, Any], folder: str) -> Any:
+    """Train three epochs. Return the batches after each of `STOPS`: undisturbed, and as a new program gives them.
+
+    Each new program loads what the one before it saved, and saves at the next stop.
     """
-    accelerator, loader = _begin(spec, options)
+    accelerator, loader = begin("ours", spec, options)
     whole: dict[tuple[int, int], Any] = {}
     for epoch in range(3):
         for step, batch in enumerate(loader):
             whole[epoch, step] = plain(batch)
-            if (epoch, step + 1) == stops[0]:
+            if (epoch, step + 1) == STOPS[0]:
                 accelerator.save_state(f"{folder}/0")
     close(loader)
     answers = []
-    for number, stop in enumerate(stops):
-        following = stops[number + 1] if number + 1 < len(stops) else None
-        torch.manual_seed(99)
-        accelerator, loader = _begin(spec, options, seed=99)
+    for number, stop in enumerate(STOPS):
+        accelerator, loader = begin("ours", spec, options, seed=99)
         accelerator.load_state(f"{folder}/{number}")
         rest: dict[tuple[int, int], Any] = {}
         epoch, step = stop
@@ -218,7 +257,7 @@ def resumed(spec: Spec, options: dict[str, Any], folder: str, stops: list[tuple[
             for batch in loader:
                 rest[epoch, step] = plain(batch)
                 step += 1
-                if (epoch, step) == following:
+                if (epoch, step) in STOPS[number + 1 : number + 2]:
                     accelerator.save_state(f"{folder}/{number + 1}")
             epoch, step = epoch + 1, 0
         close(loader)
@@ -226,65 +265,235 @@ def resumed(spec: Spec, options: dict[str, Any], folder: str, stops: list[tuple[
     return answers
 
 
-def _begin(spec: Spec, options: dict[str, Any], seed: int = 5) -> tuple[Any, Any]:
+def begin(kind: str, spec: Spec, options: dict[str, Any], seed: int = 5) -> tuple[Any, Any]:
+    """Begin a training as a new program does."""
     accelerator = fresh(**options)
     torch.manual_seed(seed + accelerator.process_index)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = accelerator.prepare(model, optimizer, make("ours", spec))
+    _, _, loader = accelerator.prepare(model, optimizer, make(kind, spec))
     return accelerator, loader
 
 
-def skipped(kind: str, spec: Spec, way: str, folder: str) -> Any:
-    """Return epoch 1 as it is without a break, and after its first two batches were skipped, with epoch 2."""
-    options = {"config": {"use_seedable_sampler": True}}
+def skipped(spec: Spec, folder: str) -> Any:
+    """Return epochs 1 and 2 undisturbed, and as they are after two batches of epoch 1 were skipped, in each way.
 
-    def begin() -> tuple[Any, Any]:
-        accelerator = fresh(**options)
-        torch.manual_seed(5)
-        return accelerator, accelerator.prepare(make(kind, spec))
-
-    accelerator, loader = begin()
-    whole = []
-    for _ in range(3):
-        whole.append(plain(list(loader)))
+    With the number of samples that were read of epoch 1.
+    """
+    accelerator, loader = begin("ours", spec, {})
+    epochs = [plain(list(loader))]
+    batches = iter(loader)
+    epochs.append(plain([next(batches), next(batches)]))
+    accelerator.save_state(f"{folder}/1")
+    epochs[1] += plain(list(batches))
+    epochs.append(plain(list(loader)))
     close(loader)
-    accelerator, loader = begin()
-    if way == "set_epoch before":
-        loader.set_epoch(1)
-        rest = accelerator.skip_first_batches(loader, 2)
-    elif way == "set_epoch after":
-        rest = accelerator.skip_first_batches(loader, 2)
-        rest.set_epoch(1)
-    elif way == "after load_state":
-        list(loader)
-        with contextlib.closing(iter(loader)) if kind == "x" else contextlib.nullcontext():
-            batches = iter(loader)
+    answers = {}
+    for way in ("set before", "set after", "two epochs", "loaded", "loaded more", "loaded another"):
+        accelerator, loader = begin("ours", spec, {})
+        if way == "set before":
+            loader.set_epoch(1)
+        elif way == "two epochs":
+            list(loader)
+        elif way.startswith("loaded"):
+            accelerator.load_state(f"{folder}/1")
+        if way == "loaded another":
+            loader.set_epoch(2)
+        count = 3 if way == "loaded more" else 2
+        resuming = accelerator.skip_first_batches(loader, count)
+        assert resuming is loader
+        if way == "set after":
+            loader.set_epoch(1)
+        loader.dataset.read = []
+        rest = plain(list(resuming))
+        number = 2 if way == "loaded another" else 1
+        answers[way] = (
+            epochs[number][count:],
+            rest,
+            len(loader.dataset.read) == sum(len(indices) for indices, _ in rest),
+            epochs[2] if number == 1 else None,
+            plain(list(loader)) if number == 1 else None,
+        )
+        close(loader)
+    return answers
+
+
+def accumulated(specs: list[Spec]) -> list[Any]:
+    """Return what `accumulated_by` returns for our loaders, and for torch's."""
+    return [[accumulated_by(kind, spec) for kind in ("ours", "theirs")] for spec in specs]
+
+
+def accumulated_by(kind: str, spec: Spec) -> Any:
+    """Return of two epochs, at which batches the gradients are synchronized, and the model at the end."""
+    accelerator = fresh(gradient_accumulation_steps=3, config={"dispatch_batches": False})
+    torch.manual_seed(5)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, make(kind, spec))
+    synchronized = []
+    for _ in range(2):
+        for indices, _ in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(indices[:, None].float() / 10).mean())
+                synchronized.append(accelerator.sync_gradients)
+                optimizer.step()
+                optimizer.zero_grad()
+    close(loader)
+    return synchronized, [p.tolist() for p in model.parameters()]
+
+
+def joined_both() -> list[Any]:
+    return [joined(kind) for kind in ("ours", "theirs")]
+
+
+@contextlib.contextmanager
+def as_if_on_gpus() -> Iterator[None]:
+    """Let an Accelerator join ranks, which it does on GPUs only."""
+    kind = mock.patch.object(accelerate.Accelerator, "distributed_type", "MULTI_GPU")
+    with kind, mock.patch.object(accelerate.Accelerator, "multi_device", True, create=True):
+        yield
+
+
+def joined(kind: str) -> Any:
+    """Train on 13 samples by threes, with and without filling up. Return the batches of both, and of a last epoch."""
+    accelerator = fresh()
+    model = torch.nn.Linear(1, 1)
+    model, loader = accelerator.prepare(model, make(kind, {"length": 13, "num_workers": 1}))
+    found = []
+    for even in (False, True):
+        with as_if_on_gpus(), accelerator.join_uneven_inputs([model], even_batches=even):
+            for indices, _ in loader:
+                accelerator.backward(model(indices[:, None].float()).mean())
+                found.append(indices.tolist())
+    found += [indices.tolist() for indices, _ in loader]
+    close(loader)
+    return found
+
+
+def nested_both() -> list[Any]:
+    return [nested(kind) for kind in ("ours", "theirs")]
+
+
+def nested(kind: str) -> Any:
+    """Train with an evaluation after each second batch, leave the second epoch, and train on another loader."""
+    accelerator = fresh(gradient_accumulation_steps=2)
+    model = torch.nn.Linear(1, 1)
+    model, train, evaluation, other = accelerator.prepare(
+        model,
+        make(kind, {"num_workers": 1, "persistent_workers": True}),
+        make(kind, {"length": 7}),
+        make(kind, {"length": 9, "num_workers": 2}),
+    )
+    found: list[Any] = []
+
+    def evaluate() -> list[int]:
+        return [
+            k for indices, _ in evaluation for k in accelerator.gather_for_metrics(indices).tolist()
+        ]
+
+    for epoch in range(2):
+        for step, (indices, _) in enumerate(train):
+            with accelerator.accumulate(model):
+                found.append((indices.tolist(), accelerator.sync_gradients))
+            if step % 2:
+                found.append(evaluate())
+                found.append(accelerator.gradient_state.end_of_dataloader)
+            if epoch and step:
+                break
+    found.append(evaluate())
+    for (ours, _), (theirs, _) in zip(train, other, strict=False):
+        found.append((ours.tolist(), theirs.tolist()))
+    for loader in (train, evaluation, other):
+        close(loader)
+    return found
+
+
+def failing(spec: Spec) -> list[Any]:
+    """Return the batches of an epoch with a sample that raises, and the errors in their places."""
+    accelerator = fresh()
+    loader = accelerator.prepare(make("ours", spec))
+    batches, found = iter(loader), []
+    while True:
+        try:
+            found.append((next(batches)[0].tolist(), accelerator.gradient_state.end_of_dataloader))
+        except StopIteration:
+            break
+        except OSError as error:
+            found.append((str(error).split(";")[0], loader.state_dict().get("batches")))
+    close(loader)
+    return found
+
+
+def refused(options: dict[str, Any], spec: Spec) -> str:
+    """Return the reason for which a loader cannot be prepared."""
+    accelerator = fresh(**options)
+    try:
+        accelerator.prepare(make("ours", spec))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def ranks_of_their_own(world_size: int) -> str:
+    """Return why a loader with a RankSampler of several ranks cannot be prepared, and what it then is."""
+    accelerator = fresh()
+    dataset = Rows(20)
+    sampler = fastload.RankSampler(dataset, rank=accelerator.process_index % 2, world_size=world_size)
+    loader = fastload.DataLoader(dataset, batch_size=3, sampler=sampler)
+    try:
+        accelerator.prepare(loader)
+    except ValueError as error:
+        assert type(loader) is fastload.DataLoader
+        return str(error)
+    return ""
+
+
+def skipped_stream(spec: Spec, folder: str) -> Any:
+    """Return the rest of an epoch of a stream after its first three batches, undisturbed and skipped in each way."""
+    accelerator, loader = begin("ours", spec, {})
+    whole = []
+    for step, batch in enumerate(loader):
+        whole.append(plain(batch))
+        if step == 1:
+            accelerator.save_state(f"{folder}/1")
+    answers = {}
+    for way in ("begin", "loaded"):
+        accelerator, loader = begin("ours", spec, {})
+        if way == "loaded":
+            accelerator.load_state(f"{folder}/1")
+        answers[way] = whole[3:], plain(list(accelerator.skip_first_batches(loader, 3)))
+    return answers
+
+
+def two_loaders(folder: str) -> Any:
+    """Return what is left of two loaders, one of which rests, undisturbed and after `load_state`."""
+    specs: list[Spec] = [{"shuffle": True, "seed": 3}, {"length": 9, "shuffle": True, "seed": 4}]
+    answers = []
+    for resuming in (False, True):
+        accelerator = fresh()
+        loaders = accelerator.prepare(*(make("ours", spec) for spec in specs))
+        if resuming:
+            accelerator.load_state(folder)
+            answers.append([plain(list(loader)) for loader in loaders])
+        else:
+            batches = iter(loaders[0])
             next(batches), next(batches)
             accelerator.save_state(folder)
-        close(loader)
-        accelerator, loader = begin()
-        accelerator.load_state(folder)
-        rest = accelerator.skip_first_batches(loader, 2)
-    elif way == "after load_state of another epoch":
-        batches = iter(loader)
-        next(batches)
-        accelerator.save_state(folder)
-        close(loader)
-        accelerator, loader = begin()
-        accelerator.load_state(folder)
-        loader.set_epoch(1)
-        rest = accelerator.skip_first_batches(loader, 2)
-    else:
-        list(loader)
-        rest = accelerator.skip_first_batches(loader, 2)
-    loader.dataset.read = []
-    after = plain(list(rest))
-    read = len(loader.dataset.read)
-    following = plain(list(loader))
-    close(loader)
-    return whole, after, following, read, Path(folder).exists()
+            answers.append([plain(list(batches)), plain(list(loaders[1]))])
+    return answers
 
 
-def walk_nogather(kind: str, specs: list[Spec], options: dict[str, Any]) -> list[Any]:
-    return walk(kind, specs, options, gather=False)
+def saved_after_two(spec: Spec, folder: str) -> Any:
+    """Return the indices of an epoch after its second batch, at which it is saved."""
+    accelerator, loader = begin("ours", spec, {})
+    batches = iter(loader)
+    next(batches), next(batches)
+    accelerator.save_state(folder)
+    return [indices.tolist() for indices, _ in batches]
+
+
+def loaded(spec: Spec, folder: str) -> Any:
+    """Return the indices of an epoch after it was loaded."""
+    accelerator, loader = begin("ours", spec, {})
+    accelerator.load_state(folder)
+    return [indices.tolist() for indices, _ in loader]
