@@ -126,10 +126,24 @@ def test_an_error_stands_where_its_batch_would(world: int, kind: str) -> None:
     spec: Any = {"num_workers": 1, "length": 12, "dataset": cases.failing_rows, "worker_method": kind}
     if kind == "stream":
         spec |= {"dataset": cases.FailingStream, "worker_method": "thread"}
-    for found in run(world, cases.failing, spec):
-        errors = [place for place, (said, _) in enumerate(found) if isinstance(said, str)]
-        assert len(errors) == (world == 1 or len(errors)), found
-        assert found[-1][1] is True
+    expected: Any = {
+        1: [[([0, 1, 2], False), ("sample 4", 2), ([6, 7, 8], False), ([9, 10, 11], True)]],
+        2: [
+            [([0, 1, 2], False), ([6, 7, 8], True)],
+            [("sample 4", 1), ([9, 10, 11], True)],
+        ],
+    }[world]
+    if kind == "stream":  # all ranks read the sample, and go on after it
+        before, first, rest = [([0, 1, 2], False)], [0, 1, 2], ([5, 6, 7], [8, 9, 10], [11])
+        error = ("sample 4", None)
+        expected = {
+            1: [[*before, error, *((batch, batch == [11]) for batch in rest)]],
+            2: [
+                [error, (first, False), ([7, 8, 9], True)],
+                [error, ([3, 5, 6], False), ([10, 11, 0], True)],
+            ],
+        }[world]
+    assert run(world, cases.failing, spec) == expected
 
 
 def test_what_cannot_be_kept_is_refused() -> None:

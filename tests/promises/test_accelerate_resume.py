@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("accelerate")
 
-from tests.promises import accelerate_cases as cases
-from tests.promises.accelerate_cases import KnownStream, Stream, run
+from tests.promises import accelerate_resuming as cases
+from tests.promises.accelerate_cases import KnownStream, Stream, begin, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Accelerate's own
@@ -96,9 +96,9 @@ def test_two_loaders_of_a_training_keep_their_positions(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_the_loader_s_state_says_so(tmp_path: Path) -> None:
     def resume() -> Any:
-        accelerator, _ = cases.begin("theirs", {}, {})
+        accelerator, _ = begin("theirs", {}, {})
         accelerator.save_state(str(tmp_path))
-        accelerator, loader = cases.begin("ours", {"seed": 1}, {})
+        accelerator, loader = begin("ours", {"seed": 1}, {})
         with pytest.warns(UserWarning, match="has no state of DataLoader.*starts anew"):
             accelerator.load_state(str(tmp_path))
         return len(list(loader))
