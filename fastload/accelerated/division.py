@@ -71,21 +71,24 @@ def data_rank(accelerator: Accelerator) -> tuple[int, int]:
 def agreed_seed(
     loader: Any, index_sampler: Any, accelerator: Accelerator, world_size: int
 ) -> int | None:
-    """Return a seed for an order that is drawn, the same on all ranks. Return None if the order needs none."""
-    draws = getattr(single_sampler(index_sampler), "generator", loader) is None
-    if not draws and not (world_size > 1 and isinstance(loader.dataset, IterableDataset)):
-        # It draws nothing, or from a generator of the user's.
-        if world_size > 1 and (found := generators(index_sampler)):
+    """Return a seed of order and samples, the same on all ranks. Return None if the loader's own settings are enough.
+
+    `use_seedable_sampler`, which the Trainer sets, asks for one: it cannot save what torch's global state was.
+    """
+    if found := generators(index_sampler):
+        if world_size > 1:
             synchronize_rng_states(["generator"], found[0])
         return None
+    draws = getattr(single_sampler(index_sampler), "generator", loader) is None
+    divides = draws or isinstance(loader.dataset, IterableDataset)
     seed: int | None = loader.seed
     if seed is None and accelerator.use_seedable_sampler:
         seed = accelerator.dataloader_config.data_seed
         seed = torch.initial_seed() if seed is None else seed
-    if world_size > 1:
+    if world_size > 1 and (divides or loader.seed is None and seed is not None):
         drawn = seed if seed is not None else torch.empty((), dtype=torch.int64).random_().item()
         return int(broadcast_object_list([drawn])[0])
-    return seed
+    return seed if draws or loader.seed is None else None
 
 
 def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> dict[str, Any]:

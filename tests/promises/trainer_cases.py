@@ -21,6 +21,8 @@ GROUPED = (
     else {"group_by_length": True}  # its older name
 )
 
+IN_ORDER = {"train_sampling_strategy": "sequential"} if "train_sampling_strategy" in ARGUMENTS else {}
+
 
 class Texts(Dataset[Any]):
     """Tokens of other numbers, and a random number that is drawn for each sample."""
@@ -36,6 +38,8 @@ class Texts(Dataset[Any]):
         return self.length
 
     def __getitem__(self, index: int) -> Any:
+        if index >= self.length:
+            raise IndexError(index)  # the sampler by length iterates over the dataset
         self.threads.add(threading.current_thread().name.rstrip("-0123456789"))
         self.read.append(index)
         return text(index)
@@ -49,6 +53,11 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return map(text, range(self.length))
+
+
+class KnownStream(Stream):
+    def __len__(self) -> int:
+        return self.length
 
 
 def text(index: int) -> dict[str, Any]:
@@ -125,7 +134,7 @@ def trained(folder: str, options: list[dict[str, Any]]) -> list[Any]:
     for given in options:
         own = trainer(folder, **given)
         own.train()
-        read = sorted(own.train_dataset.read), own.train_dataset.threads
+        threads = own.train_dataset.threads
         evaluated = own.evaluate()
         predicted = own.predict(Texts(11))
         ours = [
@@ -135,7 +144,7 @@ def trained(folder: str, options: list[dict[str, Any]]) -> list[Any]:
         labels = predicted.label_ids.tolist()
         losses = sorted(name for name in evaluated if name.endswith("loss"))
         answers.append(
-            (own.model.batches, read, predicted.predictions.tolist(), labels, ours, losses)
+            (own.model.batches, threads, predicted.predictions.tolist(), labels, ours, losses)
         )
     return answers
 
@@ -147,10 +156,10 @@ def resumed(folder: str, cases: list[tuple[dict[str, Any], int]]) -> list[Any]:
     """
     answers = []
     for number, (given, step) in enumerate(cases):
-        streams = given.get("train") == "stream"
+        stream = {"stream": Stream, "known stream": KnownStream}.get(given.get("train", ""))
 
-        def make(given: Any = given, number: int = number, streams: bool = streams) -> Any:
-            more = {"train": Stream(26)} if streams else {}
+        def make(given: Any = given, number: int = number, stream: Any = stream) -> Any:
+            more = {"train": stream(26)} if stream else {}
             saved = {"save_strategy": "steps", "save_steps": 1}
             return trainer(f"{folder}/{number}", **{**given, **saved, **more})
 
@@ -163,7 +172,7 @@ def resumed(folder: str, cases: list[tuple[dict[str, Any], int]]) -> list[Any]:
         if given.get("gradient_accumulation_steps"):
             updates = -(-per_epoch // given["gradient_accumulation_steps"])
             done = step // updates * per_epoch + step % updates * given["gradient_accumulation_steps"]
-        read = None if streams else len(rest.train_dataset.read)
+        read = None if stream else len(rest.train_dataset.read)
         answers.append((whole.model.batches[done:], rest.model.batches, read))
     return answers
 
@@ -173,12 +182,12 @@ def loader_arguments(folder: str) -> list[Any]:
     own = trainer(
         folder,
         dataloader_num_workers=3,
-        dataloader_pin_memory=True,
         dataloader_persistent_workers=True,
         dataloader_prefetch_factor=5,
         dataloader_drop_last=True,
         **({"dataloader_in_order": False} if "dataloader_in_order" in ARGUMENTS else {}),
     )
+    own.args.dataloader_pin_memory = True  # `use_cpu` has reset it
     names = "num_workers pin_memory persistent_workers prefetch_factor in_order drop_last"
     return [
         {name: getattr(loader, name) for name in names.split()}
