@@ -27,7 +27,7 @@ CORE = {
 }
 
 PLUG_INS = {
-    "accelerated": "errors _kit settings order",
+    "accelerated": "errors _kit random settings order",
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random isolation verdicts reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",

@@ -43,6 +43,8 @@ def prepare(loader: Any, *, asked_by: FrameType) -> bool:
     loader.__class__ = type(own.__name__, (Prepared, own), {})
     try:
         loader.adopt(accelerator)
+        if asked_by.f_locals.get("device_placement") is False:
+            loader.device = None
     except BaseException as error:
         loader.__class__ = own
         if isinstance(

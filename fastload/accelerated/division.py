@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from accelerate.data_loader import BatchSamplerShard
 from accelerate.state import DistributedType
 from accelerate.utils import broadcast_object_list, synchronize_rng_states
 from torch.utils.data import (
@@ -17,6 +17,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from fastload.accelerated.stream import Part
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, single_sampler
 from fastload.order.state import known_length
@@ -47,6 +48,14 @@ def check(loader: Any, accelerator: Accelerator) -> None:
         raise ValueError(f"{loader!r} and Accelerate: {problem}")
 
 
+def number_of_samples(loader: Any) -> int | None:
+    """Return how many samples an epoch of all ranks has, or None if nobody knows."""
+    sampler = single_sampler(loader._index_sampler)
+    if isinstance(loader.dataset, IterableDataset) or sampler is loader._index_sampler:
+        return known_length(loader.dataset)
+    return known_length(sampler)
+
+
 def data_rank(accelerator: Accelerator) -> tuple[int, int]:
     """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
     prepare_mesh = getattr(accelerator, "_prepare_device_mesh", lambda: None)  # since 1.8
@@ -62,26 +71,30 @@ def data_rank(accelerator: Accelerator) -> tuple[int, int]:
 def agreed_seed(
     loader: Any, index_sampler: Any, accelerator: Accelerator, world_size: int
 ) -> int | None:
-    """Return a seed for an order that is drawn, the same on all ranks. Return None if the order needs none."""
-    if getattr(single_sampler(index_sampler), "generator", loader) is not None:
-        # It draws nothing, or from a generator of the user's.
-        if world_size > 1 and (found := generators(index_sampler)):
+    """Return a seed of order and samples, the same on all ranks. Return None if the loader's own settings are enough.
+
+    `use_seedable_sampler`, which the Trainer sets, asks for one: it cannot save what torch's global state was.
+    """
+    if found := generators(index_sampler):
+        if world_size > 1:
             synchronize_rng_states(["generator"], found[0])
         return None
+    draws = getattr(single_sampler(index_sampler), "generator", loader) is None
+    divides = draws or isinstance(loader.dataset, IterableDataset)
     seed: int | None = loader.seed
     if seed is None and accelerator.use_seedable_sampler:
         seed = accelerator.dataloader_config.data_seed
         seed = torch.initial_seed() if seed is None else seed
-    if world_size > 1:
+    if world_size > 1 and (divides or loader.seed is None and seed is not None):
         drawn = seed if seed is not None else torch.empty((), dtype=torch.int64).random_().item()
         return int(broadcast_object_list([drawn])[0])
-    return seed
+    return seed if draws or loader.seed is None else None
 
 
 def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> dict[str, Any]:
     """Return the attributes with which a loader reads the part of a rank."""
     if isinstance(loader.dataset, IterableDataset):
-        return {"dataset": _part_of_stream(loader, accelerator, rank, world_size)}
+        return _part_of_stream(loader, accelerator, rank, world_size)
     key = "sampler" if loader.batch_sampler is None else "batch_sampler"
     batches = getattr(loader, key)
     if key == "sampler" and not isinstance(batches, BatchSampler):
@@ -98,7 +111,7 @@ def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -
             batches, world_size, rank, accelerator.split_batches, accelerator.even_batches
         )
         return {key: own, "sampler": own if key == "sampler" else own.sampler}
-    size = batches.batch_size // (world_size if accelerator.split_batches else 1)
+    size = rank_size(batches.batch_size, accelerator, world_size)
     ends: Any = "pad" if accelerator.even_batches else "uneven"
     if world_size == 1 or batches.drop_last:
         ends = "drop" if world_size > 1 else "uneven"
@@ -129,26 +142,41 @@ def _order(sampler: Any, loader: Any) -> dict[str, Any] | None:
     return {"shuffle": True, "seed": loader.seed}
 
 
-def _part_of_stream(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> Any:
-    """Return the part of an iterable dataset: whole shards if it has them for all ranks, or every n-th batch."""
+def _part_of_stream(
+    loader: Any, accelerator: Accelerator, rank: int, world_size: int
+) -> dict[str, Any]:
+    """Return the attributes of a loader of a rank's part of an iterable dataset.
+
+    By default all ranks get equally many batches. So each must read all samples. `dispatch_batches=False` says, as it
+    does to Accelerate, that a rank may read shards of its own.
+    """
     dataset: Any = loader.dataset
     if world_size == 1 or getattr(dataset, "partitioned_by_rank", False):
-        return dataset
-    if hasattr(dataset, "shard") and getattr(dataset, "num_shards", 0) >= world_size:
-        return dataset.shard(num_shards=world_size, index=rank)
+        return {}
+    own_shards = accelerator.dispatch_batches is False and not accelerator.split_batches
+    if own_shards and getattr(dataset, "num_shards", 0) >= world_size and hasattr(dataset, "shard"):
+        return {"dataset": dataset.shard(num_shards=world_size, index=rank)}
     if loader.batch_size is None:
         raise ValueError(
-            f"{loader!r} and Accelerate: an iterable dataset is divided by batches. Give batch_size, or a dataset of "
-            f"{world_size} shards or more"
+            f"{loader!r} and Accelerate: an iterable dataset is divided by batches. Give batch_size"
         )
-    return IterableDatasetShard(
-        dataset,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-        num_processes=world_size,
-        process_index=rank,
-        split_batches=accelerator.split_batches,
-    )
+    size = rank_size(loader.batch_size, accelerator, world_size)
+    part = Part(
+        dataset, size, rank, world_size, drop_last=loader.drop_last, seed=loader.seed
+    )  # agreed_seed() gave it one
+    return {"dataset": part, "batch_size": size}
+
+
+def rank_size(batch_size: int, accelerator: Accelerator, world_size: int) -> int:
+    """Return the size of a rank's batches. Raise ValueError if `split_batches` cannot split them."""
+    if not accelerator.split_batches:
+        return batch_size
+    if batch_size % world_size:
+        raise ValueError(
+            f"split_batches=True splits batches among the {world_size} ranks, but batch_size={batch_size} is no "
+            "multiple of their number. Give one that is"
+        )
+    return batch_size // world_size
 
 
 class EvenBatches(BatchSampler):

@@ -13,13 +13,14 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
 from fastload._kit.hashing import mix64
-from fastload.accelerated.division import agreed_seed, data_rank, divided
+from fastload.accelerated.division import agreed_seed, data_rank, divided, number_of_samples
+from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
-from fastload.order.state import known_length
+from fastload.order.state import IterableState
 from fastload.settings import Settings
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class Prepared(Generic[T]):
         rank, world_size = data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
         size = getattr(self._index_sampler, "batch_size", None) or self.batch_size
-        self.total_dataset_length = known_length(self.dataset)
+        self.total_dataset_length = number_of_samples(self)
         self.total_batch_size = size and size * ranks
         self.device = accelerator.device if accelerator.device_placement else None
         self.non_blocking = accelerator.non_blocking
@@ -86,6 +87,13 @@ class Prepared(Generic[T]):
             next(batches, None)
         return _Batches(self, batches)
 
+    def __len__(self) -> int:
+        """Return the number of batches. Raise TypeError if the dataset or the sampler does not know it."""
+        if isinstance(self.dataset, Part):
+            return self.dataset.batches()
+        length: int = super().__len__()  # type: ignore[misc]
+        return length
+
     def state_dict(self) -> dict[str, Any]:
         """See `fastload.DataLoader.state_dict`."""
         return self._state_before or self.delivered()
@@ -99,6 +107,8 @@ class Prepared(Generic[T]):
         """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
         if self._agreed is not None and isinstance(state.get("seed"), int):
             self._agreed = self.seed = state["seed"]
+            if isinstance(self.dataset, Part):
+                self.dataset.seed = state["seed"]
             sampler, seed = single_sampler(self._index_sampler), state.get("sampler_seed")
             if isinstance(sampler, RankSampler) and isinstance(seed, int):
                 sampler.seed = seed
@@ -111,6 +121,13 @@ class Prepared(Generic[T]):
         self.end_of_dataloader = False
         self.remainder = -1 if self.drop_last or not (length and total) else length % total
         self.gradient_state._add_dataloader(self)
+
+    def last(self) -> None:
+        """Tell Accelerate that the batch that it gets next is the last."""
+        self.end_of_dataloader = True
+        if isinstance(self.dataset, Part) and (state := self._state_before) and not self.drop_last:
+            lane = state["lanes"][state["turn"] - 1]  # the last batch is from this worker
+            self.remainder = lane["state"]["new"]
 
     def end(self) -> None:
         """Tell Accelerate that no epoch of this loader runs."""
@@ -128,12 +145,18 @@ class Prepared(Generic[T]):
     def _skip(self, epoch: int) -> int:
         """Move the beginning of the coming epoch. Return how many batches must be read and dropped for it."""
         count, self._skipped = self._skipped, 0
+        if not count:
+            return 0
+        state: Any = self._epochs.resume
+        if state is None or state.ended or state.epoch != epoch:
+            state = None
+        if isinstance(state, IterableState):
+            return max(0, count - _batches_of(state))
         sampler = self._index_sampler
         size = getattr(sampler, "batch_size", None)
-        if not count or not size or isinstance(self.dataset, IterableDataset):
+        if not size or isinstance(self.dataset, IterableDataset):
             return count
-        state: Any = self._epochs.resume
-        if state is None or state.ended:
+        if state is None:
             state = fresh_state(Settings.of(self), epoch, None)
             if not draws_nothing(sampler):
                 state = replace(
@@ -150,6 +173,12 @@ class Prepared(Generic[T]):
             )
             super().load_state_dict(state.to_json())  # type: ignore[misc]
         return 0
+
+
+def _batches_of(state: IterableState) -> int:
+    """Return how many batches were delivered in the epoch of a state."""
+    size = state.global_batch or 1
+    return sum(-(-lane["samples"] // size) for lane in state.lanes)
 
 
 class _Batches(Iterator[Any]):
@@ -200,7 +229,7 @@ class _Batches(Iterator[Any]):
         try:
             self._ahead.append(next(self._batches))
         except StopIteration:
-            self._loader.end_of_dataloader = True
+            self._loader.last()
         except Exception as error:
             self._ahead.append(error)  # for the next `next()`
         return batch

@@ -1,162 +1,184 @@
 """Promises:
-- Accelerate's `prepare` replaces the threads of a loader, and fastload warns of it. A loader that is not prepared
-  keeps its threads and its ranks.
-- Accelerate's `register_for_checkpointing` puts the state of a loader into `save_state`.
-- A Hugging Face Trainer that returns a fastload loader keeps its threads, except in the epoch in which it resumes.
+- Accelerate's `prepare(loader)` keeps a loader: the same object, with its workers, seed and state.
+- The batches, the mark of the last one and its padding are those of Accelerate's own loaders for the same arguments,
+  on one and on two processes. So `accumulate`, `even_batches`, `split_batches` and `join_uneven_inputs` mean the same.
+- `gather_for_metrics` gives each sample once, for every length, sampler and stream. No rank waits for ever.
+- What cannot be kept is refused, with the reason: `dispatch_batches=True`, a loader that is divided already, a dataset
+  without batches on several ranks.
+
+See also `tests/promises/test_accelerate_resume.py`.
 """
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset
 
-import fastload
-from fastload import RankSampler
+pytest.importorskip("accelerate")
 
-accelerate = pytest.importorskip("accelerate")
+from tests.promises import accelerate_cases as cases
+from tests.promises.accelerate_cases import KnownStream, Stream, run
 
-
-class Augmented(Dataset[Any]):
-    """An index and a random number drawn for it."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(1)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Accelerate's own
+    pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS"),
+]
+worlds = pytest.mark.parametrize("world", [1, 2])
+LENGTHS = (0, 1, 2, 3, 5, 6, 7, 11, 12, 13)  # around multiples of 3, 6 and 12
+SPLIT = {"config": {"split_batches": True}}
+UNEVEN = {"config": {"even_batches": False}}
 
 
-def loader_of(accelerator: Any, *, workers: int) -> fastload.DataLoader[Any]:
-    dataset = Augmented()
-    sampler = RankSampler(
-        dataset, rank=accelerator.process_index, world_size=accelerator.num_processes
-    )
-    return fastload.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=workers, seed=3)
+@worlds
+def test_a_prepared_loader_is_the_same_one_with_its_workers_and_seed(world: int) -> None:
+    specs: list[Any] = [
+        {"worker_method": method, "num_workers": workers, "seed": 4, "shuffle": True, **more}
+        for method, workers in (("thread", 2), ("process", 2), ("thread", 0))
+        for more in ({}, {"persistent_workers": bool(workers)})
+    ]
+    ours = {"thread": {"fastload-worker"}, "process": set(), "none": {"MainThread"}}
+    for found in run(world, cases.kept, specs):
+        for spec, (same, kinds, count, threads, seed, counted) in zip(specs, found, strict=True):
+            assert same
+            assert kinds == (True, True)
+            assert count == counted == {1: 20, 2: 12}[world]
+            assert threads == ours[spec["worker_method"] if spec["num_workers"] else "none"]
+            assert seed == 4
 
 
-def as_lists(batches: Any) -> list[Any]:
-    return [[part.tolist() for part in batch] for batch in batches]
+@worlds
+def test_batches_and_their_marks_are_those_of_accelerate_s_own_loaders(world: int) -> None:
+    lengths: list[Any] = [{"length": length} for length in LENGTHS]
+    fours = [{**spec, "batch_size": 4} for spec in lengths]
+    given: list[Any] = [
+        (lengths, {}, True),
+        ([{**spec, "drop_last": True, "num_workers": 1} for spec in lengths], {}, True),
+        (fours, SPLIT, True),
+        ([{**spec, "drop_last": True} for spec in fours], SPLIT, True),
+        ([{**spec, "order": "backwards"} for spec in lengths[1:]], {}, True),
+        (lengths, UNEVEN, False),
+        ([{**spec, "order": "ragged"} for spec in lengths[1:]], UNEVEN, False),
+    ]
+    for found in run(world, cases.walk_both, given):
+        for (specs, options, _), (ours, theirs) in zip(given, found, strict=True):
+            for spec, one, other in zip(specs, ours, theirs, strict=True):
+                assert one == other, (spec, options)
 
 
-def test_a_checkpoint_of_accelerate_in_the_middle_of_an_epoch_resumes_the_loader(
-    tmp_path: Path,
-) -> None:
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = accelerator.prepare(torch.nn.Linear(1, 1))
-    loader = loader_of(accelerator, workers=2)
-    accelerator.register_for_checkpointing(loader)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    accelerator.save_state(str(tmp_path), safe_serialization=False)
-    rest = as_lists(batches)
-    loader.close()
-    assert len(rest) == 7
-    assert model is not None
-
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    another = accelerate.Accelerator(cpu=True)
-    another.prepare(torch.nn.Linear(1, 1))
-    resumed = loader_of(another, workers=1)
-    another.register_for_checkpointing(resumed)
-    another.load_state(str(tmp_path))
-    with resumed:
-        assert as_lists(resumed) == rest
+@worlds
+def test_gather_for_metrics_gives_each_sample_once(world: int) -> None:
+    workers: list[Any] = [{"num_workers": 0}, {"num_workers": 1}]
+    shuffled: list[Any] = [{"shuffle": True, "seed": 1}, {"shuffle": True}, {"order": "subset"}]
+    streams: list[Any] = [{"dataset": Stream}, {"dataset": KnownStream}]
+    given: list[Any] = [
+        ([{"length": n, **one, **some} for n in LENGTHS[1:] for one in kinds for some in workers], opt)
+        for kinds, opt in ((shuffled, {}), (streams, {}), (streams, SPLIT))
+    ]
+    given[2][0][:] = [{**spec, "batch_size": 4} for spec in given[2][0]]
+    for found in run(world, cases.walk_ours, given):
+        for (specs, _), answers in zip(given, found, strict=True):
+            for spec, (_, epochs) in zip(specs, answers, strict=True):
+                step = 2 if spec.get("order") == "subset" else 1
+                for batches, gathered in epochs:
+                    assert sorted(gathered) == list(range(0, spec["length"], step)), spec
+                    assert [last for _, last, _ in batches] == [False] * (len(batches) - 1) + (
+                        [True] if batches else []
+                    )
 
 
-def test_prepare_drops_the_threads_and_a_warning_says_so() -> None:
-    """Should it keep them, the README's section can be shorter."""
-    accelerator = accelerate.Accelerator(cpu=True)
-    with pytest.warns(UserWarning, match="without fastload's workers, seed and state.*RankSampler"):
-        prepared = accelerator.prepare(loader_of(accelerator, workers=2))
-    assert not isinstance(prepared, fastload.DataLoader)
+@worlds
+def test_a_stream_leaves_the_last_samples_out_with_drop_last(world: int) -> None:
+    specs = [{"dataset": kind, "length": 13, "drop_last": True} for kind in (Stream, KnownStream)]
+    for found in run(world, cases.walk_ours, [(specs, {})]):
+        for length, epochs in found[0]:
+            assert length in (None, 12 // 3 // world)
+            assert [sorted(gathered) for _, gathered in epochs] == [list(range(12))] * 2
 
 
-def test_prepare_drops_nothing_of_torch_s_own_iterator() -> None:
-    accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.prepare(fastload.DataLoader(Augmented(), worker_method="torch"))
+@worlds
+def test_accumulate_synchronizes_as_with_torch_s_loaders(world: int) -> None:
+    """At every third batch and at the last. A stream reads one batch ahead for that."""
+    specs: list[Any] = [{}, {"length": 14, "dataset": Stream}]
+    for answers in run(world, cases.accumulated, specs):
+        for ours, theirs in answers:
+            assert ours == theirs
+            assert ours[0][-1]
+            assert ours[0].count(True) == 2 * -(-len(ours[0]) // 6)
 
 
-# ---- Hugging Face's Trainer ----
+def test_join_uneven_inputs_asks_for_the_batches_that_it_needs() -> None:
+    found = run(2, cases.joined_both)
+    assert [len(ours) for ours, _ in found] == [3 + 3 + 3, 2 + 3 + 3]
+    for ours, theirs in found:
+        assert ours == theirs
 
 
-class Names(Dataset[Any]):
-    """Samples for a model, and the threads that read them."""
-
-    fastload_per_worker = ()  # one for all workers, to be looked at
-
-    def __init__(self) -> None:
-        self.threads: set[str] = set()
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        self.threads.add(threading.current_thread().name)
-        return {"x": torch.tensor([float(index)])}
+@worlds
+def test_loops_in_a_loop_and_loops_that_end_early(world: int) -> None:
+    for ours, theirs in run(world, cases.nested_both):
+        assert ours == theirs
 
 
-class Model(torch.nn.Module):
-    """Keeps the batches that it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.zeros(()))
-        self.batches: list[list[float]] = []
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.batches.append(x.flatten().tolist())
-        return {"loss": (x * self.scale).sum()}
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Any:
-    """The Trainer of the README, with 10 steps an epoch and a checkpoint after the fifth."""
-    transformers = pytest.importorskip("transformers")
-
-    class Trainer(transformers.Trainer):
-        def get_train_dataloader(self) -> Any:
-            args = self.args
-            sampler = RankSampler(
-                self.train_dataset, rank=args.process_index, world_size=args.world_size, seed=0
-            )
-            return fastload.DataLoader(
-                self.train_dataset,
-                batch_size=args.train_batch_size,
-                sampler=sampler,
-                num_workers=2,
-                seed=0,
-                collate_fn=self.data_collator,
-            )
-
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        per_device_train_batch_size=4,
-        num_train_epochs=2,
-        save_steps=5,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to=[],
-    )
-
-    def make() -> Any:
-        return Trainer(Model(), arguments, train_dataset=Names())
-
-    return make
+@worlds
+@pytest.mark.parametrize("kind", ["thread", "process", "stream"])
+def test_an_error_stands_where_its_batch_would(world: int, kind: str) -> None:
+    spec: Any = {"num_workers": 1, "length": 12, "dataset": cases.failing_rows, "worker_method": kind}
+    if kind == "stream":
+        spec |= {"dataset": cases.FailingStream, "worker_method": "thread"}
+    expected: Any = {
+        1: [[([0, 1, 2], False), ("sample 4", 2), ([6, 7, 8], False), ([9, 10, 11], True)]],
+        2: [
+            [([0, 1, 2], False), ([6, 7, 8], True)],
+            [("sample 4", 1), ([9, 10, 11], True)],
+        ],
+    }[world]
+    if kind == "stream":  # all ranks read the sample, and go on after it
+        before, first, rest = [([0, 1, 2], False)], [0, 1, 2], ([5, 6, 7], [8, 9, 10], [11])
+        error = ("sample 4", None)
+        expected = {
+            1: [[*before, error, *((batch, batch == [11]) for batch in rest)]],
+            2: [
+                [error, (first, False), ([7, 8, 9], True)],
+                [error, ([3, 5, 6], False), ([10, 11, 0], True)],
+            ],
+        }[world]
+    assert run(world, cases.failing, spec) == expected
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_trainer_whose_loader_is_ours_keeps_the_threads(trainer: Any, tmp_path: Path) -> None:
-    """A resumed one too, and it goes on with the same batches; but for the epoch that it resumes in."""
-    whole = trainer()
-    whole.train()
-    assert whole.train_dataset.threads == {"fastload-worker-0", "fastload-worker-1"}
-    resumed = trainer()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert resumed.model.batches == whole.model.batches[5:]
-    assert resumed.train_dataset.threads >= {"fastload-worker-0", "fastload-worker-1"}
+def test_what_cannot_be_kept_is_refused() -> None:
+    [dispatched] = run(1, cases.refused, {"config": {"dispatch_batches": True}}, {})
+    assert "dispatch_batches=True lets the first rank read for all" in dispatched
+    [divided] = run(1, cases.ranks_of_their_own, 2)
+    assert "RankSampler gives only the samples of its rank" in divided
+    assert run(1, cases.ranks_of_their_own, 1) == [""]
+    for options, spec, reason in (
+        ({}, {"batch_size": None}, "without batches there is nothing to divide"),
+        ({}, {"batch_size": None, "dataset": Stream}, "an iterable dataset is divided by batches"),
+        (SPLIT, {"batch_size": 3}, "batch_size=3 is no multiple"),
+        (SPLIT, {"batch_size": 3, "dataset": Stream}, "batch_size=3 is no multiple"),
+    ):
+        for said in run(2, cases.refused, options, spec):
+            assert reason in said
+
+
+def test_a_loader_of_torch_s_workers_stays_accelerate_s() -> None:
+    def prepared() -> Any:
+        import fastload
+
+        loader = fastload.DataLoader(cases.Rows(5), worker_method="torch")
+        return type(cases.fresh().prepare(loader)).__name__
+
+    assert run(1, prepared) == ["DataLoaderShard"]
+
+
+def test_device_placement_of_one_loader_is_that_of_prepare() -> None:
+    def devices() -> Any:
+        accelerator = cases.fresh()
+        loaders = accelerator.prepare(
+            *(cases.make("ours", {}) for _ in range(2)), device_placement=[True, False]
+        )
+        return [loader.device for loader in loaders]
+
+    [[placed, left]] = run(1, devices)
+    assert (str(placed), left) == ("cpu", None)
