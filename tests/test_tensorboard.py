@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastload.cli import main
-from fastload.train.scalars import Scalars
+from fastload.train.scalars import add_scalars
 from tests.conftest import settle
 from tests.tensorboard_process import tensorboard
 
@@ -45,9 +45,11 @@ def group_of(pid: int) -> list[str]:
 
 def test_it_answers_where_it_says_and_ends(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     logdir = tmp_path / "logdir"
-    with Scalars(logdir / "2026-11-21-18-30-05") as scalars:
-        scalars.add(1, {"train/loss": 1.0})
+    with SummaryWriter(str(logdir / "2026-11-21-18-30-05")) as scalars:
+        add_scalars(scalars, 1, {"train/loss": 1.0})
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()

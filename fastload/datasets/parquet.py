@@ -17,22 +17,20 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from fastload.errors import FastloadError, ParquetError, needs
+
 try:
     import pyarrow as pa
     import pyarrow.dataset as pads
     import pyarrow.parquet as pq
     from pyarrow.fs import LocalFileSystem
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'fastload reads Parquet with pyarrow, which is not installed: pip install "fastload[arrow]"',
-        name=error.name,
-    ) from error
+    raise needs("ParquetDataset", "pyarrow", "arrow", error) from error
 
 from fastload._kit.integers import as_indices
 from fastload.datasets.arrow_columns import Column, fill_value, indexable, kind_of, rows_as_list
 from fastload.datasets.row_groups import Decoder, ParquetPart, RowGroup, RowGroupCache
 from fastload.datasets.sample_columns import SampleColumns
-from fastload.errors import FastloadError, ParquetError
 from fastload.reading.rows import Gatherer
 from fastload.rows import Run
 

@@ -7,13 +7,12 @@ sets lie in shared memory. With `root=`, or with a path as name, they can lie on
 
 from typing import TYPE_CHECKING, Any
 
+from fastload.errors import needs
+
 try:
     import pyarrow  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'fastload.store needs pyarrow, which is not installed: pip install "fastload[arrow]"',
-        name=error.name,
-    ) from error
+    raise needs("fastload.store", "pyarrow", "arrow", error) from error
 
 if TYPE_CHECKING:
     from fastload.store.backbones import backbone

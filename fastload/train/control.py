@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fastload.distributed import Control, Vote
 from fastload.distributed.guard import asked_to_end
@@ -43,11 +42,9 @@ class Stopping:
         self._request = self._block.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, exc, tb)
-        if exc is None:
+    def __exit__(self, *raised: Any) -> None:
+        self._block.__exit__(*raised)
+        if raised[1] is None:
             self._settled()
         else:
             # Another rank may have ended, and then this vote has no result.

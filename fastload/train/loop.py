@@ -79,7 +79,8 @@ def _train(
 ) -> Trained:
     control = Control(rank)
     torch.manual_seed(recipe.seed)
-    _check_stats_file(recipe.logdir / STATS_FILE, control)
+    table = recipe.logdir / STATS_FILE
+    _expect_writable(table, "--logdir", StatsFileError, control, lambda: _checked_table(table))
     dataset = open_dataset(recipe)
     learner = open_learner(recipe, rank, classes=len(dataset.classes))
     torch.manual_seed(recipe.seed + rank.rank)  # so that dropout differs between ranks
@@ -113,24 +114,44 @@ def _train(
     return trained
 
 
-def _check_stats_file(path: Path, control: Control) -> None:
-    """Raise `StatsFileError` on all ranks, before training, if rank 0 cannot write its row.
+def _expect_writable(
+    path: Path,
+    option: str,
+    kind: type[FastloadError],
+    control: Control,
+    prepare: Callable[[], Path],
+) -> None:
+    """Raise an error of this kind on all ranks, before training, if rank 0 cannot write.
 
     If rank 0 raised alone, the others would wait for it.
+
+    Args:
+        path, option: what rank 0 writes, and the option that names it.
+        prepare: called on rank 0. Returns the file or the folder that must be writable.
     """
     problem: str | None = None
     if control.rank.rank == 0:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            check_table(path, COLUMNS)
-            if not os.access(path if path.exists() else path.parent, os.W_OK):
-                problem = f"{path} is not writable. Choose another --logdir"
+            written = prepare()
+            if not os.access(written, os.W_OK | (os.X_OK if written.is_dir() else 0)):
+                problem = f"{path} is not writable. Choose another {option}"
         except StatsFileError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"{path}: {error.strerror}. Choose another --logdir"
+            problem = f"{path}: {error.strerror}. Choose another {option}"
     if problem := control.broadcast(problem):
-        raise StatsFileError(problem)
+        raise kind(problem)
+
+
+def _checked_table(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_table(path, COLUMNS)
+    return path if path.exists() else path.parent
+
+
+def _made_folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def begin(
@@ -232,7 +253,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     folder = recipe.checkpoint
     if folder is None:
         return 0
-    _check_folder(folder, control)
+    _expect_writable(folder, "--checkpoint", CheckpointError, control, lambda: _made_folder(folder))
     if not recipe.resume:
         if any(control.gather((folder / NAME).exists())):
             raise CheckpointError(
@@ -263,20 +284,6 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     before = len(found.randomness)
     say(f"Resumed after step {found.step} of a run with {before} rank{'s' * (before > 1)}")
     return found.step
-
-
-def _check_folder(folder: Path, control: Control) -> None:
-    """Raise `CheckpointError` on all ranks if rank 0 cannot write, now instead of at the first checkpoint."""
-    problem: str | None = None
-    if control.rank.rank == 0:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                problem = f"{folder} is not writable. Choose another --checkpoint"
-        except OSError as error:
-            problem = f"{folder}: {error.strerror}. Choose another --checkpoint"
-    if problem := control.broadcast(problem):
-        raise CheckpointError(problem)
 
 
 def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -20,48 +19,8 @@ WAIT, WARMUP, ACTIVE = 5, 1, 10
 """The tutorial's schedule, in steps."""
 
 
-def profile_steps(
-    run_dir: Path,
-    *,
-    steps: int,
-    wait: int = WAIT,
-    warmup: int = WARMUP,
-    active: int = ACTIVE,
-    stacks: bool = False,
-    say: Callable[[str], None] = print,
-) -> StepProfiler:
-    """Profile this process for `active` of its `steps` training steps: the CPU, and a GPU if there is one.
-
-        with profile_steps(run_dir, steps=100) as profiler:
-            for batch in loader:
-                ...
-                profiler.step()
-
-    `wait` steps are skipped, `warmup` steps are observed and discarded, then `active` steps are recorded. The stages of
-    the loader are spans `fastload.*`, with a row for each worker thread. The loop's wait for a batch is the span
-    `fastload::wait`, which TensorBoard calls DataLoader.
-
-    The trace is saved once, into `run_dir`, as `HOST_PID.TIME.pt.trace.json.gz`. TensorBoard's profiler plugin and
-    Perfetto (ui.perfetto.dev) open it. `say` gets its path and size. Saving happens in the last recorded step. It takes
-    a second or more.
-
-    The last skipped step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`, because a
-    profiler that sees worker threads sees no allocations. If `wait` is less than 2, this file is not written.
-
-    Args:
-        steps: number of steps of the loop.
-        stacks: record the Python stack of every operation too. The trace becomes many times larger.
-
-    Raise ValueError if `steps` is too small, with the numbers that would fit.
-    """
-    check_schedule(steps=steps, wait=wait, warmup=warmup, active=active)
-    return StepProfiler(run_dir, wait, warmup, active, stacks=stacks, say=say)
-
-
-def check_schedule(
-    *, steps: int, wait: int = WAIT, warmup: int = WARMUP, active: int = ACTIVE
-) -> None:
-    """Raise ValueError if `steps` is too small for a profile by `profile_steps`, with the numbers that would fit."""
+def check_schedule(*, steps: int, wait: int, warmup: int, active: int) -> None:
+    """Raise ValueError if `steps` is too small for a profile by `StepProfiler`, with the numbers that would fit."""
     for name, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1)):
         if integer(name, value) < least:
             raise ValueError(f"{name} must be {least} or more, got {value}")
@@ -82,20 +41,47 @@ def _what_would_do(steps: int, wait: int, warmup: int, needed: int) -> str:
 
 
 class StepProfiler:
-    """The result of `profile_steps`, used in a `with` block. Call `step()` at the end of each training step."""
+    """Profiles this process for `active` of its `steps` training steps: the CPU, and a GPU if there is one.
+
+        with StepProfiler(run_dir, steps=100) as profiler:
+            for batch in loader:
+                ...
+                profiler.step()
+
+    `wait` steps are skipped, `warmup` steps are observed and discarded, then `active` steps are recorded. The stages of
+    the loader are spans `fastload.*`, with a row for each worker thread. The loop's wait for a batch is the span
+    `fastload::wait`, which TensorBoard calls DataLoader.
+
+    The trace is saved once, into `run_dir`, as `HOST_PID.TIME.pt.trace.json.gz`. TensorBoard's profiler plugin and
+    Perfetto (ui.perfetto.dev) open it. `say` gets its path and size. Saving happens in the last recorded step. It takes
+    a second or more.
+
+    The last skipped step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`, because a
+    profiler that sees worker threads sees no allocations. If `wait` is less than 2, this file is not written.
+
+    Args:
+        steps: number of steps of the loop.
+        stacks: record the Python stack of every operation too. The trace becomes many times larger.
+
+    Raises ValueError if `steps` is too small, with the numbers that would fit.
+
+    Attributes:
+        path: path of the trace, after it has been saved.
+    """
 
     def __init__(
         self,
         run_dir: Path,
-        wait: int,
-        warmup: int,
-        active: int,
         *,
-        stacks: bool,
-        say: Callable[[str], None],
+        steps: int,
+        wait: int = WAIT,
+        warmup: int = WARMUP,
+        active: int = ACTIVE,
+        stacks: bool = False,
+        say: Callable[[str], None] = print,
     ) -> None:
+        check_schedule(steps=steps, wait=wait, warmup=warmup, active=active)
         self.path: Path | None = None
-        """Path of the trace, after it has been saved."""
         self._run_dir = run_dir
         self._wait = wait
         self._first = wait + warmup  # number of steps before the recorded ones
@@ -114,7 +100,7 @@ class StepProfiler:
             )
             memory.record_steps = False  # the other profiler marks the steps in both traces
             self._profiles.append(memory)  # first, because it ends before the other one begins
-        steps: Any = profile(
+        recorded: Any = profile(
             activities=_activities(),
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
             on_trace_ready=self._save,
@@ -122,7 +108,7 @@ class StepProfiler:
             with_stack=stacks,
             experimental_config=profiler_config(),
         )
-        self._profiles.append(steps)
+        self._profiles.append(recorded)
 
     def __enter__(self) -> Self:
         for each in self._profiles:
@@ -135,11 +121,9 @@ class StepProfiler:
         for each in self._profiles:
             each.step()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         for each in self._profiles:
-            each.__exit__(kind, exc, tb)
+            each.__exit__(*raised)
         if self.path is None:
             self._say(
                 f"No profile was recorded: the loop ended after {self._steps} steps, and recording starts with "

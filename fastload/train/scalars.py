@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from fastload.telemetry import Stats
 
 
-class Scalars:
-    """Writes scalars for TensorBoard into a run directory. If the directory is None, it writes nothing.
+def add_scalars(writer: Any, step: int, values: Mapping[str, float]) -> None:
+    """Write the figures of a step, which counts from 1, with a `SummaryWriter` of `torch.utils.tensorboard`.
 
     Names are paths, such as `rank0/images_per_s` and `train/loss`. TensorBoard groups them by the first part.
-    It needs the extra `tensorboard`, but only if it writes something.
     """
-
-    def __init__(self, run_dir: Path | None) -> None:
-        self._writer: Any = None
-        if run_dir is not None:
-            from torch.utils.tensorboard import SummaryWriter  # takes seconds
-
-            self._writer = SummaryWriter(str(run_dir))
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the figures of a step, which counts from 1."""
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Write all scalars to disk. None can be added afterwards."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
+    for name, value in values.items():
+        writer.add_scalar(name, value, step)
 
 
 def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:

@@ -6,16 +6,15 @@ import datetime
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 
 from fastload.distributed import Control
 from fastload.telemetry import Stats
-from fastload.train.profiling import ACTIVE, WAIT, WARMUP, profile_steps
+from fastload.train.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
-from fastload.train.scalars import Scalars, loader_scalars
+from fastload.train.scalars import add_scalars, loader_scalars
 
 
 class Recording:
@@ -42,7 +41,7 @@ class Recording:
         self.folder: Path | None = None
         """Folder of the files, or None if nothing is recorded."""
         self._profile: Any = None
-        self._scalars = Scalars(None)
+        self._scalars: Any = None
         self._stats = stats
         self._before: Stats | None = None
         self._ends = ExitStack()
@@ -54,9 +53,11 @@ class Recording:
         say(f"Folder of this run: {folder}")
         if control.rank.rank == 0:
             if recipe.profile:
-                self._profile = profile_steps(folder, steps=steps, say=say)
+                self._profile = StepProfiler(folder, steps=steps, say=say)
             if recipe.scalars:
-                self._scalars = Scalars(folder)
+                from torch.utils.tensorboard import SummaryWriter  # takes seconds
+
+                self._scalars = SummaryWriter(str(folder))
 
     def step(self) -> None:
         """Record a step. Call this after each step."""
@@ -65,23 +66,23 @@ class Recording:
 
     def window(self, step: int, *, rate: float, loss: torch.Tensor) -> None:
         """Record a status window, after its end: its rate in samples per second, and the loss of its last batch."""
+        if self._scalars is None:
+            return
         values = {"rank0/images_per_s": rate, "train/loss": float(loss)}
         if self._stats is not None:
             now = self._stats()
             values |= loader_scalars(now, self._before)
             self._before = now
-        self._scalars.add(step, values)
+        add_scalars(self._scalars, step, values)
 
     def __enter__(self) -> Self:
-        self._ends.enter_context(self._scalars)
-        if self._profile is not None:
-            self._ends.enter_context(self._profile)
+        for each in (self._scalars, self._profile):
+            if each is not None:
+                self._ends.enter_context(each)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._ends.__exit__(kind, exc, tb)
+    def __exit__(self, *raised: Any) -> None:
+        self._ends.__exit__(*raised)
 
 
 def _check_steps(first: int, steps: int) -> None:

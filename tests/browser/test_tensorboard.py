@@ -16,8 +16,8 @@ import torch
 
 import fastload
 from fastload import DataLoader
-from fastload.train.profiling import profile_steps
-from fastload.train.scalars import Scalars, loader_scalars
+from fastload.train.profiling import StepProfiler
+from fastload.train.scalars import add_scalars, loader_scalars
 from tests.browser.conftest import Browser
 from tests.tensorboard_process import tensorboard
 
@@ -48,17 +48,21 @@ class Images:
 def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """TensorBoard on the logs of one run. Asks for the browser first, so that nothing is done for nobody."""
     pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     logdir = tmp_path_factory.mktemp("logs")
     loader: Any = DataLoader(Images(), 4, num_workers=2)  # type: ignore[arg-type, var-annotated]
     with (
         loader,
-        Scalars(logdir / RUN) as scalars,
-        profile_steps(logdir / RUN, steps=STEPS, say=lambda line: None) as profiler,
+        SummaryWriter(str(logdir / RUN)) as scalars,
+        StepProfiler(logdir / RUN, steps=STEPS, say=lambda line: None) as profiler,
     ):
         for step, batch in zip(range(1, STEPS + 1), loader, strict=False):
             torch.mm(batch[0], batch[1]).relu().sum()
-            scalars.add(step, {"train/loss": 1.0 / step, "rate/images_per_s": 1000.0 + step})
-            scalars.add(step, loader_scalars(loader.stats()))
+            add_scalars(
+                scalars, step, {"train/loss": 1.0 / step, "rate/images_per_s": 1000.0 + step}
+            )
+            add_scalars(scalars, step, loader_scalars(loader.stats()))
             profiler.step()
     errors = tmp_path_factory.mktemp("errors") / "stderr"
     with tensorboard(logdir, "--port", "0", errors=errors) as running:

@@ -19,7 +19,7 @@ import torch
 
 import fastload
 from fastload import DataLoader
-from fastload.train.profiling import profile_steps
+from fastload.train.profiling import StepProfiler
 
 
 class Staged:
@@ -39,7 +39,7 @@ def profiled(run_dir: Path, steps: int, **schedule: Any) -> tuple[Path | None, l
     # Each batch is claimed only when the one before is taken: the workers are busy while it is recorded.
     with (
         DataLoader(Staged(), 4, num_workers=2, prefetch_batches=1) as loader,
-        profile_steps(run_dir, steps=30, say=said.append, **schedule) as profiler,
+        StepProfiler(run_dir, steps=30, say=said.append, **schedule) as profiler,
     ):
         for _, batch in zip(range(steps), loader, strict=False):
             with torch.profiler.record_function("the step"):
@@ -127,7 +127,7 @@ def test_a_loop_that_ends_early_is_said_to(tmp_path: Path) -> None:
 def test_an_error_of_the_loop_comes_out(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        profile_steps(tmp_path, steps=16, say=lambda line: None) as profiler,
+        StepProfiler(tmp_path, steps=16, say=lambda line: None) as profiler,
     ):
         for _ in range(8):
             profiler.step()
@@ -151,15 +151,15 @@ def test_a_schedule_that_cannot_finish_is_refused(
     tmp_path: Path, steps: int, schedule: dict[str, int], would_do: str
 ) -> None:
     with pytest.raises(ValueError, match=would_do):
-        profile_steps(tmp_path, steps=steps, **schedule)
+        StepProfiler(tmp_path, steps=steps, **schedule)
 
 
 @pytest.mark.parametrize("steps", [2, 7, 15])
 def test_what_would_do_does(tmp_path: Path, steps: int) -> None:
     with pytest.raises(ValueError, match="too few") as refused:
-        profile_steps(tmp_path, steps=steps)
+        StepProfiler(tmp_path, steps=steps)
     advice = str(refused.value).rpartition(". Give ")[2]
     numbers = [int(word) for word in re.findall(r"\d+", advice)]
-    profile_steps(tmp_path, steps=numbers[0])
+    StepProfiler(tmp_path, steps=numbers[0])
     names = ("wait", "warmup", "active")[-len(numbers[1:]) :]
-    profile_steps(tmp_path, steps=steps, **dict(zip(names, numbers[1:], strict=True)))
+    StepProfiler(tmp_path, steps=steps, **dict(zip(names, numbers[1:], strict=True)))

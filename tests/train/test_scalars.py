@@ -11,17 +11,18 @@ import pytest
 
 from fastload import Stats
 from fastload.telemetry import Stage
-from fastload.train.scalars import Scalars, loader_scalars
+from fastload.train.scalars import add_scalars, loader_scalars
 from tests.children import run_python
 
 
 def test_what_is_added_is_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
 
-    with Scalars(tmp_path / "new" / "run") as scalars:
+    with SummaryWriter(str(tmp_path / "new" / "run")) as scalars:
         for step in range(1, 6):
-            scalars.add(step, {"train/loss": 1 / step, "rate/images_per_s": 100.0 * step})
+            add_scalars(scalars, step, {"train/loss": 1 / step, "rate/images_per_s": 100.0 * step})
     read = EventAccumulator(str(tmp_path / "new" / "run"))
     read.Reload()
     assert read.Tags()["scalars"] == ["train/loss", "rate/images_per_s"]
@@ -36,10 +37,16 @@ def test_what_is_added_is_read_back(tmp_path: Path) -> None:
 def test_into_nothing_nothing_is_written_and_tensorboard_not_needed() -> None:
     code = """
 import sys
-from fastload.train.scalars import Scalars
-scalars = Scalars(None)
-scalars.add(1, {"a": 1.0})
-scalars.close()
+from pathlib import Path
+import torch
+from fastload.distributed import Control, detect_rank
+from fastload.train.recipe import Recipe
+from fastload.train.tensorboard import Recording
+recipe = Recipe(packed=Path("set"))
+recording = Recording(recipe, Control(detect_rank().rank), first=0, steps=1, stats=None, say=print)
+with recording:
+    recording.step()
+    recording.window(1, rate=1.0, loss=torch.ones(()))
 print("tensorboard" in sys.modules)
 """
     run = run_python("-c", code, check=True)

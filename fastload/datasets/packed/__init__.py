@@ -6,14 +6,12 @@ packing. `packing`, `inspecting`, `verifying` and `staging` are the commands.
 
 from typing import TYPE_CHECKING, Any
 
+from fastload.errors import needs
+
 try:
     import pyarrow  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "fastload reads and writes packed sets with pyarrow, which is not installed: "
-        'pip install "fastload[arrow]"',
-        name=error.name,
-    ) from error
+    raise needs("a packed set", "pyarrow", "arrow", error) from error
 
 if TYPE_CHECKING:
     from fastload.datasets.packed.reader import PackedDataset

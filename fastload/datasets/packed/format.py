@@ -136,11 +136,7 @@ def read_packed_index(path: str) -> Index:
     Raises FileNotFoundError if the index is missing. Raises `PackedDataError` if it is damaged, of another version, or
     of a set of columns.
     """
-    return as_packed(path, read_index(path))
-
-
-def as_packed(path: str, index: Index) -> Index:
-    """Return `index`. Raises `PackedDataError` if it does not belong to a packed set."""
+    index = read_index(path)
     if index.mode not in MODES:
         raise PackedDataError(path, "this is a set of columns. Read it with fastload.store.get()")
     own = described(schema_of(index.mode))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -32,9 +34,17 @@ class Payloads:
         self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes
 
-    def buffer(self, number: int, row: int) -> _Buffer:
-        """Return a context manager for memory of the calling thread, large enough for the payload."""
-        return _Buffer(int(self.shards.table(number).lengths[row]))
+    @contextmanager
+    def buffer(self, number: int, row: int) -> Iterator[NDArray[np.uint8]]:
+        """Lend memory of the calling thread, large enough for the payload. A nested block gets another one."""
+        length = int(self.shards.table(number).lengths[row])
+        buffer: NDArray[np.uint8] | None = _scratch.__dict__.pop("buffer", None)
+        if buffer is None or len(buffer) < length:
+            buffer = np.empty(max(length, 2**16) * 5 // 4, np.uint8)
+        try:
+            yield buffer
+        finally:
+            _scratch.buffer = buffer
 
     def read(self, number: int, row: int, buffer: NDArray[np.uint8] | None = None) -> memoryview:
         """Return a payload, in `buffer` or in new memory, checked as `verify` says."""
@@ -100,20 +110,3 @@ class Payloads:
         length = begin + len(payload) - piece  # the record may reach beyond its piece
         os.posix_fadvise(fd, piece, max(length, self.read_ahead_bytes), os.POSIX_FADV_WILLNEED)
         return False
-
-
-class _Buffer:
-    """Lends, in a `with` block, the thread's buffer of at least `length` bytes. A nested block gets another one."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __enter__(self) -> NDArray[np.uint8]:
-        buffer: NDArray[np.uint8] | None = _scratch.__dict__.pop("buffer", None)
-        if buffer is None or len(buffer) < self.length:
-            buffer = np.empty(max(self.length, 2**16) * 5 // 4, np.uint8)
-        self.buffer = buffer
-        return buffer
-
-    def __exit__(self, *_: object) -> None:
-        _scratch.buffer = self.buffer

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,24 +33,11 @@ class Input:
         return self.name
 
 
-class Source(Protocol):
-    """Inputs in a fixed order.
+class Files:
+    """The images of a file list or of a tree with one directory per class, in a fixed order.
 
     `about` identifies the inputs: JSON values that differ if the inputs differ. `columns` are their extra columns.
     """
-
-    classes: list[str]
-    columns: dict[str, pa.DataType]
-    about: dict[str, Any]
-
-    def __len__(self) -> int: ...
-
-    def inputs(self, start: int) -> Iterator[Input]:
-        """Yield the inputs from number `start` on."""
-
-
-class Files:
-    """The images of a file list or of a tree with one directory per class."""
 
     def __init__(self, source: str, *, base_dir: str | None) -> None:
         if os.path.isdir(source):
@@ -83,7 +70,7 @@ class Files:
 
 
 class Parquet:
-    """The rows of Parquet files, in the order of the files' names.
+    """The rows of Parquet files, in the order of the files' names. It has the attributes of `Files`.
 
     `paths` are the files, at least one: `source`, or those in it.
 
@@ -194,7 +181,7 @@ def open_source(
     image_column: str,
     label_column: str,
     columns: Sequence[str],
-) -> Source:
+) -> Files | Parquet:
     """Return the inputs of a file list, a folder of images, a Parquet file, or a folder of Parquet files.
 
     Raises ValueError if `columns` are given without a Parquet file.
