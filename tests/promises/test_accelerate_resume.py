@@ -1,9 +1,9 @@
 """Promises:
-- Accelerate's `save_state` and `load_state` hold the position of prepared loaders. Register nothing. A training
+- Accelerate's `save_state` and `load_state` hold the position of prepared loaders, unregistered. A training
   that is interrupted in any epoch, also twice, gives the batches and random numbers of one that is not.
 - `accelerator.skip_first_batches` skips by the loader's own state, before and after `set_epoch` and `load_state`. It
   reads no sample of a map-style dataset.
-- A checkpoint without the loader's state warns, and the epoch starts anew.
+- A checkpoint without the loader's state warns, and the epoch starts from its first batch.
 
 See also `tests/promises/test_accelerate.py`.
 """
