@@ -83,9 +83,9 @@ def agreed_seed(
     divides = draws or isinstance(loader.dataset, IterableDataset)
     seed: int | None = loader.seed
     if seed is None and accelerator.use_seedable_sampler:
-        seed = accelerator.dataloader_config.data_seed
+        seed = getattr(accelerator.dataloader_config, "data_seed", None)  # since 1.1
         seed = torch.initial_seed() if seed is None else seed
-    if world_size > 1 and (divides or loader.seed is None and seed is not None):
+    if world_size > 1 and (divides or (loader.seed is None and seed is not None)):
         drawn = seed if seed is not None else torch.empty((), dtype=torch.int64).random_().item()
         return int(broadcast_object_list([drawn])[0])
     return seed if draws or loader.seed is None else None

@@ -186,7 +186,11 @@ def walk(
         epochs: Any = []
         for _ in range(2):
             batches, gathered = [], []
-            for indices, _ in loader:
+            for batch in loader:
+                if batch is None:  # an empty loader of Accelerate's, before 1.11
+                    accelerator.gradient_state._remove_dataloader(loader)
+                    break
+                indices = batch[0]
                 state = accelerator.gradient_state
                 batches.append((indices.tolist(), state.end_of_dataloader, state.remainder))
                 if gather:
@@ -356,7 +360,9 @@ def ranks_of_their_own(world_size: int) -> str:
     """Return why a loader with a RankSampler of several ranks cannot be prepared, and what it then is."""
     accelerator = fresh()
     dataset = Rows(20)
-    sampler = fastload.RankSampler(dataset, rank=accelerator.process_index % 2, world_size=world_size)
+    sampler = fastload.RankSampler(
+        dataset, rank=accelerator.process_index % 2, world_size=world_size
+    )
     loader = fastload.DataLoader(dataset, batch_size=3, sampler=sampler)
     try:
         accelerator.prepare(loader)

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.promises.accelerate_cases import Spec, begin, close, fresh, make, plain
 
+
 def resumed_all(cases: list[tuple[Spec, dict[str, Any]]], folder: str) -> list[Any]:
     return [
         resumed(spec, options, f"{folder}/{number}") for number, (spec, options) in enumerate(cases)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.children import READ_TOO_EARLY, ROOT, Python
+from tests.children import ROOT, Python
 
 PROGRAM = "from tests.promises.framework_ranks import main; main()"
 LIMIT_S = 100.0
@@ -47,7 +47,9 @@ def on_ranks(
                         os.kill(rank.pid, 9)
         if any(rank.returncode for rank in ranks):
             said = (Path(folder, f"output-{rank}").read_text() for rank in range(world_size))
-            raise AssertionError("\n".join([f"a rank failed: {[r.returncode for r in ranks]}", *said]))
+            raise AssertionError(
+                "\n".join([f"a rank failed: {[r.returncode for r in ranks]}", *said])
+            )
         return [
             pickle.loads(Path(folder, f"result-{rank}").read_bytes()) for rank in range(world_size)
         ]

@@ -2,7 +2,7 @@
 - Accelerate's `prepare(loader)` keeps a loader: the same object, with its workers, seed and state.
 - The batches, the mark of the last one and its padding are those of Accelerate's own loaders for the same arguments,
   on one and on two processes. So `accumulate`, `even_batches`, `split_batches` and `join_uneven_inputs` mean the same.
-- `gather_for_metrics` gives each sample once, for every length, sampler and stream. No rank waits for ever.
+- `gather_for_metrics` gives each sample once, for every length, sampler and stream. No rank hangs.
 - What cannot be kept is refused, with the reason: `dispatch_batches=True`, a loader that is divided already, a dataset
   without batches on several ranks.
 
@@ -49,16 +49,16 @@ def test_a_prepared_loader_is_the_same_one_with_its_workers_and_seed(world: int)
 
 @worlds
 def test_batches_and_their_marks_are_those_of_accelerate_s_own_loaders(world: int) -> None:
-    lengths: list[Any] = [{"length": length} for length in LENGTHS]
+    lengths: list[Any] = [{"length": length} for length in LENGTHS[1:]]
     fours = [{**spec, "batch_size": 4} for spec in lengths]
     given: list[Any] = [
         (lengths, {}, True),
         ([{**spec, "drop_last": True, "num_workers": 1} for spec in lengths], {}, True),
         (fours, SPLIT, True),
         ([{**spec, "drop_last": True} for spec in fours], SPLIT, True),
-        ([{**spec, "order": "backwards"} for spec in lengths[1:]], {}, True),
+        ([{**spec, "order": "backwards"} for spec in lengths], {}, True),
         (lengths, UNEVEN, False),
-        ([{**spec, "order": "ragged"} for spec in lengths[1:]], UNEVEN, False),
+        ([{**spec, "order": "ragged"} for spec in lengths], UNEVEN, False),
     ]
     for found in run(world, cases.walk_both, given):
         for (specs, options, _), (ours, theirs) in zip(given, found, strict=True):
@@ -72,8 +72,12 @@ def test_gather_for_metrics_gives_each_sample_once(world: int) -> None:
     shuffled: list[Any] = [{"shuffle": True, "seed": 1}, {"shuffle": True}, {"order": "subset"}]
     streams: list[Any] = [{"dataset": Stream}, {"dataset": KnownStream}]
     given: list[Any] = [
-        ([{"length": n, **one, **some} for n in LENGTHS[1:] for one in kinds for some in workers], opt)
-        for kinds, opt in ((shuffled, {}), (streams, {}), (streams, SPLIT))
+        ([{"length": n, **one, **some} for n in lengths for one in kinds for some in workers], opt)
+        for lengths, kinds, opt in (
+            (LENGTHS[1:], shuffled, {}),  # torch's RandomSampler refuses 0 samples
+            (LENGTHS, [{}, *streams], {}),
+            (LENGTHS, [{}, *streams], SPLIT),
+        )
     ]
     given[2][0][:] = [{**spec, "batch_size": 4} for spec in given[2][0]]
     for found in run(world, cases.walk_ours, given):
@@ -123,7 +127,12 @@ def test_loops_in_a_loop_and_loops_that_end_early(world: int) -> None:
 @worlds
 @pytest.mark.parametrize("kind", ["thread", "process", "stream"])
 def test_an_error_stands_where_its_batch_would(world: int, kind: str) -> None:
-    spec: Any = {"num_workers": 1, "length": 12, "dataset": cases.failing_rows, "worker_method": kind}
+    spec: Any = {
+        "num_workers": 1,
+        "length": 12,
+        "dataset": cases.failing_rows,
+        "worker_method": kind,
+    }
     if kind == "stream":
         spec |= {"dataset": cases.FailingStream, "worker_method": "thread"}
     expected: Any = {

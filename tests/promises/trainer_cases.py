@@ -21,7 +21,9 @@ GROUPED = (
     else {"group_by_length": True}  # its older name
 )
 
-IN_ORDER = {"train_sampling_strategy": "sequential"} if "train_sampling_strategy" in ARGUMENTS else {}
+IN_ORDER = (
+    {"train_sampling_strategy": "sequential"} if "train_sampling_strategy" in ARGUMENTS else {}
+)
 
 
 class Texts(Dataset[Any]):
@@ -171,7 +173,9 @@ def resumed(folder: str, cases: list[tuple[dict[str, Any], int]]) -> list[Any]:
         per_epoch = len(whole.model.batches) // whole.args.num_train_epochs
         if given.get("gradient_accumulation_steps"):
             updates = -(-per_epoch // given["gradient_accumulation_steps"])
-            done = step // updates * per_epoch + step % updates * given["gradient_accumulation_steps"]
+            done = (
+                step // updates * per_epoch + step % updates * given["gradient_accumulation_steps"]
+            )
         read = None if stream else len(rest.train_dataset.read)
         answers.append((whole.model.batches[done:], rest.model.batches, read))
     return answers
