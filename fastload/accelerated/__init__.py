@@ -18,7 +18,6 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate import skip_first_batches as _theirs
 
-from fastload.accelerated.division import check
 from fastload.accelerated.prepared import Prepared
 
 _hooked: weakref.WeakSet[Accelerator] = weakref.WeakSet()
@@ -38,7 +37,6 @@ def prepare(loader: Any, *, asked_by: FrameType) -> bool:
     accelerator = asked_by.f_locals.get("self")
     if not isinstance(accelerator, Accelerator):
         return False
-    check(loader, accelerator)
     own = type(loader)
     loader.__class__ = type(own.__name__, (Prepared, own), {})
     try:

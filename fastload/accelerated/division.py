@@ -23,9 +23,9 @@ from fastload.order.sampler_state import generators, single_sampler
 from fastload.order.state import known_length
 
 
-def check(loader: Any, accelerator: Accelerator) -> None:
+def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes: bool) -> None:
     """Raise ValueError if the accelerator asks for what a fastload loader cannot do."""
-    sampler = single_sampler(loader._index_sampler)
+    sampler = single_sampler(index_sampler)
     ranks = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
     problem = None
     if accelerator.dispatch_batches:
@@ -42,16 +42,16 @@ def check(loader: Any, accelerator: Accelerator) -> None:
             f"{type(sampler).__name__} gives only the samples of its rank, and Accelerate would divide them again. "
             "Give the loader shuffle=True and a seed, or leave it out of prepare()"
         )
-    elif loader._epochs.resume is not None and accelerator.num_processes > 1:
+    elif resumes and accelerator.num_processes > 1:
         problem = "load the loader's state after prepare(), which divides it among the ranks"
     if problem is not None:
         raise ValueError(f"{loader!r} and Accelerate: {problem}")
 
 
-def number_of_samples(loader: Any) -> int | None:
+def number_of_samples(loader: Any, index_sampler: Any) -> int | None:
     """Return how many samples an epoch of all ranks has, or None if nobody knows."""
-    sampler = single_sampler(loader._index_sampler)
-    if isinstance(loader.dataset, IterableDataset) or sampler is loader._index_sampler:
+    sampler = single_sampler(index_sampler)
+    if isinstance(loader.dataset, IterableDataset) or sampler is index_sampler:
         return known_length(loader.dataset)
     return known_length(sampler)
 

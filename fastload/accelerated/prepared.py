@@ -13,7 +13,7 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
 from fastload._kit.hashing import mix64
-from fastload.accelerated.division import agreed_seed, data_rank, divided, number_of_samples
+from fastload.accelerated.division import agreed_seed, check, data_rank, divided, number_of_samples
 from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
@@ -48,10 +48,11 @@ class Prepared(Generic[T]):
 
     def adopt(self, accelerator: Accelerator) -> None:
         """Take the rank's part of the samples, and the accelerator's device."""
+        check(self, self._index_sampler, accelerator, resumes=self._epochs.resume is not None)
         rank, world_size = data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
         size = getattr(self._index_sampler, "batch_size", None) or self.batch_size
-        self.total_dataset_length = number_of_samples(self)
+        self.total_dataset_length = number_of_samples(self, self._index_sampler)
         self.total_batch_size = size and size * ranks
         self.device = accelerator.device if accelerator.device_placement else None
         self.non_blocking = accelerator.non_blocking

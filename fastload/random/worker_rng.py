@@ -30,4 +30,4 @@ class WorkerRng:
     def random_generator(self) -> random.Random:
         """Python's: the one from which `random.random()` draws, if `random` is routed."""
         stream = current_stream()
-        return random._inst if stream is None else stream.python()
+        return random.random.__self__ if stream is None else stream.python()  # type: ignore[attr-defined]
