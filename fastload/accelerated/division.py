@@ -48,6 +48,11 @@ def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes:
         raise ValueError(f"{loader!r} and Accelerate: {problem}")
 
 
+def index_sampler_of(loader: Any) -> Any:
+    """Return what gives a loader's indices: its batch sampler, or without batches its sampler."""
+    return loader._index_sampler
+
+
 def number_of_samples(loader: Any, index_sampler: Any) -> int | None:
     """Return how many samples an epoch of all ranks has, or None if nobody knows."""
     sampler = single_sampler(index_sampler)

@@ -13,7 +13,14 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
 from fastload._kit.hashing import mix64
-from fastload.accelerated.division import agreed_seed, check, data_rank, divided, number_of_samples
+from fastload.accelerated.division import (
+    agreed_seed,
+    check,
+    data_rank,
+    divided,
+    index_sampler_of,
+    number_of_samples,
+)
 from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
@@ -38,7 +45,6 @@ class Prepared(Generic[T]):
     drop_last: bool
     seed: int | None
     generator: Any
-    _index_sampler: Any
     _epochs: Epochs
 
     _is_accelerate_prepared = True
@@ -48,11 +54,11 @@ class Prepared(Generic[T]):
 
     def adopt(self, accelerator: Accelerator) -> None:
         """Take the rank's part of the samples, and the accelerator's device."""
-        check(self, self._index_sampler, accelerator, resumes=self._epochs.resume is not None)
+        check(self, index_sampler_of(self), accelerator, resumes=self._epochs.resume is not None)
         rank, world_size = data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
-        size = getattr(self._index_sampler, "batch_size", None) or self.batch_size
-        self.total_dataset_length = number_of_samples(self, self._index_sampler)
+        size = getattr(index_sampler_of(self), "batch_size", None) or self.batch_size
+        self.total_dataset_length = number_of_samples(self, index_sampler_of(self))
         self.total_batch_size = size and size * ranks
         self.device = accelerator.device if accelerator.device_placement else None
         self.non_blocking = accelerator.non_blocking
@@ -60,7 +66,7 @@ class Prepared(Generic[T]):
         self._rng_types = [t for t in accelerator.rng_types or () if str(t) != "generator"]
         self._skipped = 0
         self._state_before: dict[str, Any] | None = None  # of the batch that is read ahead
-        self._agreed = agreed_seed(self, self._index_sampler, accelerator, world_size)
+        self._agreed = agreed_seed(self, index_sampler_of(self), accelerator, world_size)
         if world_size == 1 and self._agreed is None:
             return
         coming = self._epochs.coming()
@@ -79,7 +85,7 @@ class Prepared(Generic[T]):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         if self._agreed is not None:
-            for generator in generators(self._index_sampler):
+            for generator in generators(index_sampler_of(self)):
                 generator.manual_seed(mix64(mix64(self._agreed) ^ epoch) >> 1)
         read = self._skip(epoch)
         self._state_before = None
@@ -110,7 +116,7 @@ class Prepared(Generic[T]):
             self._agreed = self.seed = state["seed"]
             if isinstance(self.dataset, Part):
                 self.dataset.seed = state["seed"]
-            sampler, seed = single_sampler(self._index_sampler), state.get("sampler_seed")
+            sampler, seed = single_sampler(index_sampler_of(self)), state.get("sampler_seed")
             if isinstance(sampler, RankSampler) and isinstance(seed, int):
                 sampler.seed = seed
         super().load_state_dict(state)  # type: ignore[misc]
@@ -153,7 +159,7 @@ class Prepared(Generic[T]):
             state = None
         if isinstance(state, IterableState):
             return max(0, count - _batches_of(state))
-        sampler = self._index_sampler
+        sampler = index_sampler_of(self)
         size = getattr(sampler, "batch_size", None)
         if not size or isinstance(self.dataset, IterableDataset):
             return count
