@@ -109,29 +109,36 @@ HOW = {
 
 
 def _ours(group: Group, how: str, *, cold: bool = False, slow: bool = False) -> Contender:
-    files = group == "files"
+    recipe, variant = ("fused", "") if group == "files" else ("packed_set", group)
+    name = f"fastload, a plan, {HOW[how]}, 2 threads"
     return Contender(
-        group,
-        f"fastload, a plan, {HOW[how]}, 2 threads",
-        "fused" if files else "packed_set",
-        "" if files else group,
-        how,
-        needs="fastload",
-        kind="ours",
-        cold=cold,
-        slow=slow,
+        group, name, recipe, variant, how, needs="fastload", kind="ours", cold=cold, slow=slow
+    )
+
+
+DECODERS = {"torchvision": "torchvision decoder + v2", "pillow": "Pillow + v1"}
+
+
+def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
+    """Return a user's unmodified dataset, under either loader."""
+    ours, extremes = loader == "fastload", (loader, decoder, workers) == ("torch", "torchvision", 2)
+    readers = f"{workers} {'threads' if ours else 'processes'}" if workers else "serial"
+    return Contender(
+        "files",
+        f"{loader}, {DECODERS[decoder]}, {readers}",
+        "loose",
+        f"{loader}-{decoder}",
+        workers=workers,
+        kind="ours" if ours else "peer",
+        cold=extremes,
+        slow=extremes,
     )
 
 
 FUSED = _ours("files", "planes", cold=True, slow=True)
 FUSED_REGION = _ours("files", "planes region")
-BARE = Contender(
-    "files",
-    "bare loop, simplejpeg + torch resize, 2 threads",
-    "bare",
-    needs="simplejpeg",
-    kind="bound",
-)
+BARE_NAME = "bare loop, simplejpeg + torch resize, 2 threads"
+BARE = Contender("files", BARE_NAME, "bare", needs="simplejpeg", kind="bound")
 PACKED = {
     group: _ours(group, "planes", cold=True, slow=group == "encoded") for group in PACKED_GROUPS
 }
@@ -148,35 +155,22 @@ FFCV: dict[Group, Contender] = {
     )
     for group in PACKED_GROUPS
 }
-TORCH = [
-    Contender(
-        "files",
-        f"torch, {named}, {f'{workers} processes' if workers else 'serial'}",
-        "loose",
-        f"torch-{decoder}",
-        workers=workers,
-        cold=(decoder, workers) == ("torchvision", 2),
-        slow=(decoder, workers) == ("torchvision", 2),
-    )
-    for decoder, named in (
-        ("torchvision", "torchvision decoder + v2"),
-        ("pillow", "Pillow + v1"),
-    )
-    for workers in (0, 2, 4)
-]
+TORCH = [_loose("torch", decoder, workers) for decoder in DECODERS for workers in (0, 2, 4)]
+WEBDATASET = Contender(
+    "encoded",
+    "WebDataset, 2 processes",
+    "webdataset",
+    "encoded",
+    needs="webdataset",
+    cold=True,
+    slow=True,
+)
 CONTENDERS = [
     FUSED,
     FUSED_REGION,
     _ours("files", "last"),
     _ours("files", "last region"),
-    Contender(
-        "files",
-        "fastload, torchvision decoder + v2, 2 threads",
-        "loose",
-        "fastload-torchvision",
-        kind="ours",
-    ),
-    Contender("files", "fastload, Pillow + v1, 2 threads", "loose", "fastload-pillow", kind="ours"),
+    *(_loose("fastload", decoder) for decoder in DECODERS),
     BARE,
     *TORCH,
     Contender("files", "torchdata.nodes, 2 threads", "nodes", needs="torchdata"),
@@ -184,15 +178,7 @@ CONTENDERS = [
     Contender("files", "SPDL, FFmpeg, 2 threads", "spdl", needs="spdl"),
     Contender("files", "DALI on the CPU, 2 threads", "dali", needs="nvidia.dali"),
     PACKED["encoded"],
-    Contender(
-        "encoded",
-        "WebDataset, 2 processes",
-        "webdataset",
-        "encoded",
-        needs="webdataset",
-        cold=True,
-        slow=True,
-    ),
+    WEBDATASET,
     Contender("encoded", "MosaicML Streaming, 2 processes", "mds", "encoded", needs="streaming"),
     Contender("encoded", "LitData, 2 processes", "litdata", "encoded", needs="litdata"),
     FFCV["encoded"],
@@ -271,7 +257,8 @@ def measure(
     torch.manual_seed(0)
     with slow_opens(open_ms / 1000, below=source) as opens:
         began = perf_counter()
-        with module.opened(Task(source, variant, count, batch, workers, how)) as batches:
+        task = Task(source, variant, count, batch, workers, how)
+        with contextmanager(module.opened)(task) as batches:
             passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
             memory = tree_memory(os.getpid())
         if open_ms:

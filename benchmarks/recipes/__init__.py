@@ -2,7 +2,7 @@
 
 A module of this package offers
 
-    opened(task: Task) -> context manager of the passes: an iterable whose every pass is an epoch of Batch
+    opened(task: Task) -> generator of the passes, one iterable whose every pass is an epoch of Batch, which it closes
     pack(root: Path, out: Path, variant: str)      where the loader reads a format of its own: writes `root` to `out`
 
 and imports its loader at the top, so that a loader which is not installed is an ImportError. The work is:
@@ -101,15 +101,7 @@ def packed(recipe: str, variant: str, root: Path) -> Path:
     out = root.parent / f"{recipe}-{variant}"
     if not out.exists():
         partial = _emptied(root.parent / f"{recipe}-{variant}.{os.getpid()}")
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.recipes",
-            recipe,
-            variant,
-            str(root),
-            str(partial),
-        ]
+        command = [sys.executable, "-m", "benchmarks.recipes", recipe, variant, root, partial]
         try:
             subprocess.run(command, check=True, stdout=sys.stderr.fileno())
             partial.rename(out)

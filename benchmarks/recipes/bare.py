@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from random import sample
 
 import simplejpeg
@@ -31,7 +30,6 @@ class _Passes:
         yield torch.cat(made), torch.tensor(numbers)
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     torch.set_num_threads(1)  # The threads are the parallelism; a resize shall not start more.
     yield _Passes(task)

@@ -6,7 +6,6 @@ Its shuffle is a buffer of 1,024 images, its default: not a global one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from nvidia.dali import fn, pipeline_def, types
@@ -45,7 +44,6 @@ class _Passes:
             yield batch["data"], batch["label"].squeeze(1)
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     pipeline = _pipeline(
         files(task.source),

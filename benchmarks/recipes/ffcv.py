@@ -9,7 +9,6 @@ original bytes: FFCV encodes every image again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ffcv.fields import IntField, RGBImageField
@@ -22,7 +21,6 @@ from torchvision.datasets import ImageFolder
 from benchmarks.recipes import PACKED_SIDE, QUALITY, SIZE, Batch, Task
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     yield Loader(
         str(task.source / "images.beton"),

@@ -15,7 +15,6 @@ from fastload.datasets import ImageFileList
 from fastload.image import RandomResizedCrop
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     dataset = ImageFileList(task.source / "filelist.txt", transform=plan(task))
     with planned(task, dataset) as loader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import grain
@@ -14,7 +14,6 @@ from benchmarks.recipes import Batch, Endless, Task, files
 from benchmarks.recipes._decoding import crop, decode_file
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     torch.set_num_threads(1)  # Its threads are the parallelism; a resize shall not start more.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ class _Images(StreamingDataset):
         return crop(decode(sample["image"])), sample["number"]
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     dataset = _Images(str(task.source), shuffle=True)
     yield StreamingDataLoader(

@@ -7,7 +7,6 @@ Variants: LOADER-DECODER, the loader "torch" or "fastload", the decoder "pillow"
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 from torchvision import transforms
@@ -18,7 +17,6 @@ from benchmarks.recipes import SIZE, Batch, Task
 from benchmarks.recipes._decoding import crop, decode_file
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     kind, decoder = task.variant.split("-")
     dataset: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ class _Images(StreamingDataset):
         return crop(decode(sample["image"])), sample["number"]
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     clean_stale_shared_memory()
     dataset = _Images(local=str(task.source), shuffle=True, batch_size=task.batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import RandomSampler, default_collate
@@ -14,7 +13,6 @@ from benchmarks.recipes import Batch, Task
 from benchmarks.recipes._decoding import crop, decode_file
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     dataset = ImageFolder(str(task.source), crop, loader=decode_file)
 

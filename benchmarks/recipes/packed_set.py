@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.recipes import PACKED_SIDE, QUALITY, Batch, Task
@@ -13,7 +12,6 @@ from benchmarks.recipes.fused import plan, planned
 from fastload.datasets import PackedDataset
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     with planned(task, PackedDataset(task.source / "set", transform=plan(task))) as loader:
         yield loader

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import spdl.io
@@ -46,7 +45,6 @@ class _Passes:
             yield from pipeline
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     yield _Passes(task)
 

@@ -6,7 +6,6 @@ Two shards or more per worker, shuffled, and a buffer of 1,000 samples in each w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ SHARDS = 8
 """Equal ones, so that each of 2 or 4 workers has whole batches of 64 of 2,048 images."""
 
 
-@contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     shards = sorted(str(path) for path in task.source.glob("*.tar"))
     dataset = (

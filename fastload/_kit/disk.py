@@ -56,6 +56,12 @@ def replace_file(
         raise
 
 
+def write_file(path: str | os.PathLike[str], content: Any, **options: Any) -> None:
+    """Write a file that has `content`, a buffer of bytes, or does not change. Options are those of `replace_file`."""
+    with replace_file(path, **options) as file:
+        write_all(file.fileno(), os.fspath(options.get("partial") or path), content)
+
+
 def create(path: str | os.PathLike[str], mode: int = 0o666) -> int:
     """Create a file to write, and return its descriptor. What a killed writer left at `path`, or a link, is deleted."""
     with suppress(FileNotFoundError):
@@ -147,10 +153,7 @@ def locked(
 
 @contextmanager
 def locked_path(
-    path: str | os.PathLike[str],
-    *,
-    wait: bool | Callable[[], object] = True,
-    needed: bool = True,
+    path: str | os.PathLike[str], *, wait: bool | Callable[[], object] = True, needed: bool = True
 ) -> Iterator[None]:
     """Hold the lock of the file at `path` in the block, with the arguments of `lock`. Create the file if needed.
 

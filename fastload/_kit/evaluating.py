@@ -22,22 +22,19 @@ def evaluating(model: Any, device: torch.device | str | None) -> Iterator[torch.
         return
     modes = [(module, module.training) for module in model.modules()]
     places = {value.device for value in (*model.parameters(), *model.buffers())}
-    home = next(iter(places)) if len(places) == 1 else None
+    home = next(iter(places), torch.device("cpu"))
     if device is not None and len(places) > 1:
         raise ValueError(
             f"the model is on several devices, {sorted(map(str, places))}. Do not pass device"
         )
+    on = home if device is None else torch.device(device)
     model.eval()
     try:
         if device is not None:
-            model.to(device)
-        yield (
-            torch.device(device)
-            if device is not None
-            else home or next(iter(places), torch.device("cpu"))
-        )
+            model.to(on)
+        yield on
     finally:
-        if device is not None and home is not None:
+        if device is not None:
             model.to(home)
         for module, mode in modes:
             module.training = mode

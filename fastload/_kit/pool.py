@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from fastload._kit.cores import usable_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -16,7 +18,7 @@ Result = TypeVar("Result")
 def in_order(
     function: Callable[[Item], Result],
     items: Iterable[Item],
-    threads: int,
+    threads: int | None,
     *,
     ahead: int | None = None,
     nbytes: Callable[[Result], int] | None = None,
@@ -31,11 +33,13 @@ def in_order(
     has begun, and waits for the calls in progress. The caller's thread reads `items`.
 
     Args:
-        threads: number of threads. 0: the caller's thread computes each result when it is requested.
+        threads: number of threads. None: one for each core that this process may use. 0: the caller's thread computes
+            each result when it is requested.
         ahead: maximum number of items that are begun and not taken (default: two for each thread).
         nbytes: size of a result in memory. With it, about `max_bytes` of results are begun and not taken, but one
             for each thread at least.
     """
+    threads = usable_cores() if threads is None else threads
     if threads == 0:
         yield (function(item) for item in items)
         return

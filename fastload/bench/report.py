@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
 from fastload.bench.roofline import roofline
@@ -294,5 +294,4 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, and make missing folders. Escape bytes of file names that are not UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_file(path, durable=False) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))
+    write_file(path, text.encode("utf-8", "backslashreplace"), durable=False)

@@ -11,6 +11,7 @@ import click
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     device_named,
+    device_option,
     list_options,
     named_as_option,
     require,
@@ -78,11 +79,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
     "--dtype", default="float32", type=click.Choice(_DTYPES), help="Type of the saved features."
 )
 @root_option
-@click.option(
-    "--device",
-    default="auto",
-    help="Device of the network: auto, cpu, cuda or cuda:1. auto: an accelerator if there is one, else cpu.",
-)
+@device_option
 @click.option(
     "--parts",
     type=click.IntRange(min=1),

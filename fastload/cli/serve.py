@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def serve(
 
     from fastload.distributed.flight_access import read_token
     from fastload.store.flight import StoreServer
-    from fastload.store.root import default_root, open_root
+    from fastload.store.root import existing_root
 
     certificate = read_certificate(tls_cert, tls_key)
     token = read_token(token_file)
@@ -65,7 +64,7 @@ def serve(
             "without a token, all users of this host could read all sets, even those in a folder that only you can "
             "open. Give --token-file, or --no-token to allow that."
         )
-    path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
+    path = existing_root(root)
     try:
         server = StoreServer(path, host, port, token=token, certificate=certificate, **limits)
     except (OSError, ValueError, ArrowException) as error:

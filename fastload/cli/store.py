@@ -54,8 +54,9 @@ def ls(root: Path | None, as_json: bool) -> None:
         fastload store ls --json | jq '.sets[].name'
     """
     from fastload.store.listing import listed
+    from fastload.store.root import existing_root
 
-    found = listed(_opened(root))
+    found = listed(existing_root(root))
     click.echo(found.as_json() if as_json else str(found))
 
 
@@ -170,9 +171,9 @@ def gc(root: Path | None, dry_run: bool) -> None:
         fastload store gc
     """
     from fastload.datasets.packed.inspecting import size_text
-    from fastload.store.root import collect
+    from fastload.store.root import collect, existing_root
 
-    path = _opened(root)
+    path = existing_root(root)
     removed = collect(path, delete=not dry_run, say=lambda text: click.echo(text, err=True))
     for name, size in removed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}: {size_text(size)}")
@@ -184,18 +185,12 @@ for command in (ls, put, info, rm, gc, serve):
     store.add_command(command)
 
 
-def _opened(root: Path | None) -> str:
-    """Return the path of a root, which need not exist."""
-    from fastload.store.root import default_root, open_root
-
-    path = default_root() if root is None else os.path.abspath(root)
-    return open_root(root) if os.path.isdir(path) else path
-
-
 def _place(name: str, root: Path | None) -> tuple[str, str]:
     """Return the root and the name of a set, given by its name or its path. Make no folder."""
+    from fastload.store.root import existing_root
+
     if os.sep not in name:
-        return _opened(root), name
+        return existing_root(root), name
     if root is not None:
         raise click.UsageError(
             f"{name} is a path, and --root {root} is given as well. Give either a path or --root."

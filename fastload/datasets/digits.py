@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import replace_file, write_file
 from fastload.datasets.idx import write_idx
 from fastload.datasets.mnist import MARKER, SIDE, hold, raw_folder, split_files
 
@@ -97,11 +97,8 @@ def _claim(root: Path, folder: Path, made: dict[str, int]) -> Iterator[None]:
     with hold(folder):
         if not marker.exists():
             _refuse_others(root, folder)
-            with replace_file(marker) as file:
-                file.write(
-                    "SYNTHETIC: these images are not MNIST. `fastload mnist --synthetic` drew them, with\n"
-                    f"{wanted}\n".encode()
-                )
+            said = "SYNTHETIC: these images are not MNIST. `fastload mnist --synthetic` drew them, with"
+            write_file(marker, f"{said}\n{wanted}\n".encode())
         found = marker.read_text().splitlines()
         if wanted not in found:
             raise FileExistsError(

@@ -85,6 +85,15 @@ def described(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, str(field.type)) for field in schema)
 
 
+def expect_size(path: str, shard: Shard, size: int) -> None:
+    """Raise `PackedDataError` if the file of a shard is empty, or does not have the size that the index says."""
+    reason = "the file is empty"
+    if size != shard.bytes:
+        reason = f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
+    if size != shard.bytes or not size:
+        raise PackedDataError(path, reason, shard=shard.name)
+
+
 def shard_name(number: int) -> str:
     """Return the file name of shard `number`."""
     return f"shard-{number:05d}.arrow"

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from fastload._kit.cores import usable_cores
-from fastload._kit.disk import locked
+from fastload._kit.disk import locked, write_file
 from fastload._kit.pool import in_order
 from fastload.image.encode import encode_jpeg
 
@@ -73,8 +72,7 @@ def generate_images(
     _check("count", count, 1, 2**30)
     _check("seed", seed, 0, 2**63 - 1)
     _check("classes", classes, 1, 99_999_999)
-    workers = usable_cores() if workers is None else workers
-    _check("workers", workers, 0, 1024)
+    _check("workers", workers or 0, 0, 1024)
     out = Path(out)
     file_list = out / "filelist.txt"
     with _claim(out, {"format": _FORMAT, "seed": seed, "classes": classes}) as scratch:
@@ -87,7 +85,8 @@ def generate_images(
             make = partial(_make, out, scratch, fields, seed=seed, classes=classes)
             with in_order(make, missing, workers) as made:
                 _report(made, count - len(missing), count, progress)
-        _write(file_list, scratch, "".join(f"{name}\n" for name in names).encode())
+        listed = "".join(f"{name}\n" for name in names).encode()
+        write_file(file_list, listed, partial=scratch / file_list.name, durable=False)
     return file_list
 
 
@@ -126,7 +125,9 @@ def _make(
     """Paint an image and write its file."""
     rng = np.random.default_rng([seed, 1, number])
     planes = _paint(rng, fields, number, hue=2 * np.pi * (number % classes) / classes)
-    _write(out / _name(number, classes), scratch, encode_jpeg(planes, quality=QUALITY))
+    path = out / _name(number, classes)
+    encoded = encode_jpeg(planes, quality=QUALITY)
+    write_file(path, encoded, partial=scratch / path.name, durable=False)
 
 
 def _paint(
@@ -257,13 +258,6 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
             yield scratch
         finally:
             shutil.rmtree(scratch)
-
-
-def _write(path: Path, scratch: Path, content: bytes) -> None:
-    """Write a file that exists completely or not at all."""
-    partial = scratch / path.name
-    partial.write_bytes(content)
-    partial.replace(path)
 
 
 def _report(

@@ -89,14 +89,8 @@ class Rank:
         return f"rank {self.rank} of {self.world_size}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Information on this process from mpi4py or the node file. Fields are None if unknown."""
-
-    mpi: Mapping[Field, int] | None = None
-    """All four fields, from mpi4py."""
-    nodes: int | None = None
-    """Number of nodes in the node file of the job."""
+Answer = Mapping[Field, int] | int | None
+"""All four fields of this process, from mpi4py; or the number of nodes in the node file; or None without both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +116,9 @@ def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
                 local_rank, local_size = node.Get_rank(), node.Get_size()
             finally:
                 node.Free()
-            return Answer(
-                mpi={
-                    "rank": world.Get_rank(),
-                    "world_size": world.Get_size(),
-                    "local_rank": local_rank,
-                    "local_size": local_size,
-                }
-            )
-        return Answer(nodes=node_count(environ) if launcher in MPI_LAUNCHERS else None)
+            values = (world.Get_rank(), world.Get_size(), local_rank, local_size)
+            return dict(zip(_FIELDS, values, strict=True))
+        return node_count(environ) if launcher in MPI_LAUNCHERS else None
 
     return detect_by_variables(environ, ask)
 
@@ -187,7 +175,7 @@ def node_count(environ: Mapping[str, str]) -> int | None:
 
 
 def detect_by_variables(
-    environ: Mapping[str, str], ask: Callable[[Launcher], Answer] = lambda _: Answer()
+    environ: Mapping[str, str], ask: Callable[[Launcher], Answer] = lambda _: None
 ) -> Detected:
     """Return the rank that the variables of `environ` describe, or rank 0 of 1 if no launcher set any.
 
@@ -332,16 +320,16 @@ def _agreed(claims: Claims) -> dict[Field, int]:
 
 def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None:
     """Add the claims of mpi4py, or else those that follow from the number of nodes if all run equally many ranks."""
-    if said.mpi is not None:
-        for field in _FIELDS:
-            _say(claims, field, "mpi4py", said.mpi[field])
-    elif said.nodes is not None:
+    if isinstance(said, Mapping):
+        for field, value in said.items():
+            _say(claims, field, "mpi4py", value)
+    elif said is not None:
         size, local_size = values.get("world_size"), values.get("local_size")
-        source = f"a node file of {said.nodes} nodes"
+        source = f"a node file of {said} nodes"
         if size is None and local_size is not None:
-            _say(claims, "world_size", source, said.nodes * local_size)
-        elif local_size is None and size is not None and size % said.nodes == 0:
-            _say(claims, "local_size", source, size // said.nodes)
+            _say(claims, "world_size", source, said * local_size)
+        elif local_size is None and size is not None and size % said == 0:
+            _say(claims, "local_size", source, size // said)
 
 
 def _refuse_sizes_without_rank(claims: Claims) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
-from fastload._kit.disk import locked_path, replace_file
+from fastload._kit.disk import locked_path, write_file
 
 _NAP_S = 0.02  # between two checks for keys
 _kept: list[FolderStore] = []
@@ -137,8 +137,7 @@ class FolderStore(Store):
 
     def _write(self, key: str, value: bytes) -> None:
         # It need not survive a power loss: all processes end then, and a new run needs a new store.
-        with replace_file(self._path(key), durable=False) as file:
-            file.write(value)
+        write_file(self._path(key), value, durable=False)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload.distributed.addresses import own_address
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, check_world, mpi4py
 from fastload.errors import RendezvousError
@@ -61,8 +61,8 @@ def rendezvous(
         store = _open(rank, timeout) if rank.rank == 0 else None
         try:
             if store is not None:
-                with replace_file(path, mode=0o600, durable=False) as file:
-                    file.write(json.dumps(_address_of(rank, store)).encode())
+                address = json.dumps(_address_of(rank, store)).encode()
+                write_file(path, address, mode=0o600, durable=False)
             yield store or _join(rank, path, timeout_s), f"the file {path}"
         finally:
             if rank.rank == 0:

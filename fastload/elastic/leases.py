@@ -7,7 +7,6 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sized
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -85,9 +84,7 @@ class Leases:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
         self.close(failed=isinstance(exc, Exception) and not isinstance(exc, FastloadError))
 
     def shards(self, epoch: int = 0) -> Iterator[range]:

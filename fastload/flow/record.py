@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fastload._kit.disk import locked_path, replace_file
+from fastload._kit.disk import locked_path, write_file
 from fastload._kit.fingerprint import fingerprint
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.tasks import Task
@@ -132,5 +132,5 @@ def state_of(folder: Path, task: str, record: Record) -> str:
 def write(folder: Path, task: str, record: Record) -> None:
     """Write the record of a task."""
     os.makedirs(folder, exist_ok=True)
-    with replace_file(folder / f"{task}.json", durable=False) as file:
-        file.write(json.dumps(asdict(record), indent=1).encode())
+    content = json.dumps(asdict(record), indent=1).encode()
+    write_file(folder / f"{task}.json", content, durable=False)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload.distributed.launch import BatchSystem, job_script
 from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph
@@ -26,6 +26,7 @@ from fastload.flow.runner import run
 from fastload.flow.tasks import EXPORTED, MPITask, Task
 
 _JOBS = "jobs"  # not the name of a file of a task, because those have suffixes
+_IDS = f"{_JOBS}/ids.json"
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
 _PBS = {"Q": "queued", "H": "held", "W": "waiting", "R": "running", "E": "ending", "F": "ended"}
 
@@ -89,7 +90,8 @@ def submit(
             raise
         say(f"{name}: job {jobs[name]}" + (f", after {', '.join(before)}" if before else ""))
     if not dry_run:
-        _keep(folder_of(graph), system, jobs)
+        kept = json.dumps({"system": system, "jobs": jobs}, indent=1).encode()
+        write_file(folder_of(graph) / _IDS, kept, durable=False)
     return jobs
 
 
@@ -108,18 +110,10 @@ def submission(
         command = ["sbatch", "--parsable", "--kill-on-invalid-dep=yes"]
         command += [f"--dependency=afterok:{':'.join(before)}"] if before else []
         directives = [f"--output={log}"]
+    run_it = ["flow", "run", str(file.absolute()), "--task", task.name]
     script = job_script(
         system,
-        [
-            sys.executable,
-            "-m",
-            "fastload",
-            "flow",
-            "run",
-            str(file.absolute()),
-            "--task",
-            task.name,
-        ],
+        [sys.executable, "-m", "fastload", *run_it],
         name=task.name,
         ranks=ranks,
         ppn=min(task.resources.ppn or ranks, ranks),
@@ -145,11 +139,6 @@ def _submitted(job: Submission, base: Path) -> str:
     return found[-1].partition(";")[0]
 
 
-def _keep(folder: Path, system: BatchSystem, jobs: dict[str, str]) -> None:
-    with replace_file(folder / _JOBS / "ids.json", durable=False) as kept:
-        kept.write(json.dumps({"system": system, "jobs": jobs}, indent=1).encode())
-
-
 # ---- what became of them ----
 
 
@@ -160,7 +149,7 @@ def status(graph: PipelineGraph) -> str:
     """
     folder = folder_of(graph)
     try:
-        kept = json.loads((folder / _JOBS / "ids.json").read_bytes())
+        kept = json.loads((folder / _IDS).read_bytes())
     except FileNotFoundError:
         raise FlowError(
             f"graph {graph.name}: no jobs were submitted from {graph.base}. Run fastload flow submit first"

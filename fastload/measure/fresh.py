@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload.errors import FastloadError
 from fastload.measure.processes import MemoryReader, PeakMemory
 
@@ -143,8 +143,7 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
     # Write it whole or not at all: if a rank fails, the others may be killed while they write.
-    with replace_file(result, durable=False) as file:
-        file.write(json.dumps(content).encode())
+    write_file(result, json.dumps(content).encode(), durable=False)
     return 1 if "error" in content else 0
 
 

@@ -99,9 +99,9 @@ class Table:
         self._seed = seed
         self._at_once = max(1, _DRAWN // info.dim)  # rows
         self._index = RowIndex()
-        self._values = torch.empty(0, info.dim)
-        widths = optimizer.row_widths(info.dim)
-        self._state = {name: torch.zeros(0, width) for name, width in widths.items()}
+        # The values of the rows, and the states of the optimizer.
+        widths = {"value": info.dim, **optimizer.row_widths(info.dim)}
+        self._columns = {name: torch.zeros(0, width) for name, width in widths.items()}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -112,10 +112,10 @@ class Table:
         places = torch.from_numpy(self._index.find(ids.numpy()))
         absent = (places < 0).nonzero()[:, 0]
         if not len(absent):
-            return self._values.index_select(0, places)
+            return self._columns["value"].index_select(0, places)
         rows = torch.empty(len(ids), self.info.dim)
         known = (places >= 0).nonzero()[:, 0]
-        rows[known] = self._values.index_select(0, places[known])
+        rows[known] = self._columns["value"].index_select(0, places[known])
         for some in torch.split(absent, self._at_once):
             rows[some] = torch.from_numpy(drawn(self.info, self._seed, ids[some].numpy()))
         return rows
@@ -129,38 +129,30 @@ class Table:
                 f"got {values.dtype}{list(values.shape)}"
             )
         places = self.places(ids)  # first: it may replace the arrays
-        self._values.index_copy_(0, places, values.float())
+        self._columns["value"].index_copy_(0, places, values.float())
 
     def apply(self, places: Tensor, gradients: Tensor, lr: float) -> None:
         """Change the rows at distinct `places`, one step each."""
-        rows = self._values.index_select(0, places)
-        state = {name: kept.index_select(0, places) for name, kept in self._state.items()}
-        self._optimizer.step_rows(rows, gradients, state, lr)
-        self._values.index_copy_(0, places, rows)
-        for name, kept in self._state.items():
-            kept.index_copy_(0, places, state[name])
+        rows = {name: kept.index_select(0, places) for name, kept in self._columns.items()}
+        self._optimizer.step_rows(rows["value"], gradients, rows, lr)
+        for name, kept in self._columns.items():
+            kept.index_copy_(0, places, rows[name])
 
     def columns(self) -> dict[str, Tensor]:
         """Return ids, values and optimizer state of all rows, as views that are valid until the next change."""
-        count = len(self)
-        state = {name: kept[:count] for name, kept in self._state.items()}
-        return {
-            "id": torch.from_numpy(self._index.ids),
-            "value": self._values[:count],
-            **state,
-        }
+        rows = {name: kept[: len(self)] for name, kept in self._columns.items()}
+        return {"id": torch.from_numpy(self._index.ids), **rows}
 
     def add(self, columns: dict[str, Tensor]) -> None:
         """Add rows from `columns()` of another table. Raise ValueError if they are of another optimizer."""
-        if columns.keys() != {"id", "value", *self._state}:
+        if columns.keys() != {"id", *self._columns}:
             raise ValueError(
                 f"table {self.info.name!r} was saved with the columns {', '.join(sorted(columns))}, but the optimizer "
-                f"{self._optimizer.name!r} has the columns {', '.join(sorted({'id', 'value', *self._state}))}. Use "
+                f"{self._optimizer.name!r} has the columns {', '.join(sorted({'id', *self._columns}))}. Use "
                 "the optimizer that the checkpoint was made with"
             )
         first = self._grow(columns["id"].numpy())
-        self._values[first : len(self)] = columns["value"]
-        for name, kept in self._state.items():
+        for name, kept in self._columns.items():
             kept[first : len(self)] = columns[name]
 
     def places(self, ids: Tensor) -> Tensor:
@@ -172,7 +164,7 @@ class Table:
             new = absent[begin : begin + self._at_once]
             values = torch.from_numpy(drawn(self.info, self._seed, new))
             first = self._grow(new)
-            self._values[first : len(self)] = values
+            self._columns["value"][first : len(self)] = values
         if len(absent):
             places = self._index.find(numbers)
         return torch.from_numpy(places)
@@ -181,10 +173,9 @@ class Table:
         """Add rows of zeros, and return the position of the first. If memory is missing, nothing changes."""
         first = len(self)
         count = first + len(ids)
-        if count > len(self._values):
-            room = max(count, 2 * len(self._values), 16)
-            state = {name: _grown(kept, first, room) for name, kept in self._state.items()}
-            self._values, self._state = _grown(self._values, first, room), state
+        if count > (room := len(self._columns["value"])):
+            room = max(count, 2 * room, 16)
+            self._columns = {n: _grown(kept, first, room) for n, kept in self._columns.items()}
         self._index.add(ids)
         return first
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,9 @@ def record_batch(columns: Any) -> pa.RecordBatch:
     if isinstance(columns, pa.RecordBatch):
         pairs = [_of_arrow(field, columns.column(field.name)) for field in columns.schema]
     else:
-        if not isinstance(columns, Mapping) and hasattr(columns, "to_dict"):
-            names = list(columns.columns)  # of a frame of pandas
-            if len(set(names)) < len(names):
-                raise ValueError(f"two columns have the same name: {names}. Rename one")
-            columns = {name: columns[name] for name in names}
-        if not isinstance(columns, Mapping):
+        if not hasattr(columns, "items") and hasattr(columns, "to_dict"):
+            columns = columns.to_dict()  # a frame of polars
+        if not hasattr(columns, "items"):  # a mapping and a frame of pandas have them
             raise TypeError(
                 f"a part must be a mapping of names to columns, a record batch, a table or a frame, "
                 f"got {type(columns).__name__}"
@@ -95,9 +92,7 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
         values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
     if np.ma.is_masked(values):
         row = int(np.argwhere(np.ma.getmaskarray(values))[0][0])
-        raise ValueError(
-            f"column {name!r}, row {row}: the value is masked, and a set has no nulls. Fill or drop it"
-        )
+        raise _null(name, row, "is masked")
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = _stacked(name, values)
     if isinstance(values, np.ndarray) and (values.dtype == bool or values.dtype.kind in _NUMBERS):
@@ -113,9 +108,13 @@ def _expect_no_nulls(name: str, values: Any) -> None:
     nulls = getattr(values, "isna", None) or getattr(values, "is_null", None)
     absent = np.flatnonzero(np.asarray(nulls() if nulls else []))
     if absent.size:
-        raise ValueError(
-            f"column {name!r}, row {absent[0]} is null, and a set has no nulls. Fill or drop them"
-        )
+        raise _null(name, absent[0], "is null")
+
+
+def _null(name: str, row: int, what: str) -> ValueError:
+    return ValueError(
+        f"column {name!r}, row {row} {what}, and a set has no nulls. Fill or drop them"
+    )
 
 
 def _stacked(name: str, values: Iterable[Any]) -> Any:
@@ -183,9 +182,7 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
         array = array.dictionary_decode()  # a value of the dictionary may be null
     if array.null_count:
         row = array.is_null().index(True).as_py()
-        raise ValueError(
-            f"column {field.name!r}, row {row} is null, and a set has no nulls. Fill or drop them"
-        )
+        raise _null(field.name, row, "is null")
     array = _fixed(array)
     _expect_whole_rows(field, array)
     if pa.types.is_boolean(array.type):
@@ -226,10 +223,7 @@ def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
     values = array.flatten()
     if values.null_count:
         row = values.is_null().index(True).as_py() // array.type.list_size
-        raise ValueError(
-            f"column {field.name!r}, row {row} has a null among its values, and a set has no nulls. "
-            "Fill or drop them"
-        )
+        raise _null(field.name, row, "has a null among its values")
 
 
 def memory_rows(like: torch.Tensor) -> torch.Tensor:

@@ -17,15 +17,8 @@ from fastload.datasets.manifest import INDEX
 TRANSFORMS = ("transform", "target_transform", "transforms")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _RANDOM = (
-    "Random",
-    "Rand",
-    "ColorJitter",
-    "AutoAugment",
-    "TrivialAugment",
-    "AugMix",
-    "ElasticT",
-    "MixUp",
-    "CutMix",
+    *("Random", "Rand", "ColorJitter", "AutoAugment", "TrivialAugment", "AugMix", "ElasticT"),
+    *("MixUp", "CutMix"),
 )
 """How names of random transforms begin: fastload's, torchvision's and MONAI's."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,9 +70,7 @@ def ownership(index: Index) -> str:
 def _places(path: str, index: Index) -> str:
     """Return how many parts are here, and how many each node has."""
     here = sum(is_here(path, shard) for shard in index.shards)
-    nodes: dict[str, int] = {}
-    for shard in index.shards:
-        nodes[shard.node] = nodes.get(shard.node, 0) + 1
+    nodes = Counter(shard.node for shard in index.shards)
     named = ", ".join(f"{node} {count:,}" for node, count in nodes.items() if node)
     return f"{here:,} here" + (f"; by node: {named}" if named else "")
 

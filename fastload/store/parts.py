@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastload._kit.disk import open_file
-from fastload.datasets.manifest import Shard, described
+from fastload.datasets.manifest import Shard, described, expect_size
 from fastload.datasets.packed.shard_file import Sink
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
@@ -76,10 +76,7 @@ def open_part(
     try:
         with open_file(os.path.join(folder, shard.name)) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != shard.bytes or not size:
-                raise fail(
-                    f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
-                )
+            expect_size(folder, shard, size)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise fail("the file is missing") from None

@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Iterator
 
-from fastload.datasets.manifest import Index, Shard, read_index
+from fastload.datasets.manifest import Index, Shard, expect_size, read_index
 from fastload.datasets.packed.pieces import opened, read_piece
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
@@ -25,11 +25,7 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
         open_part(path, shard, index.schema, full=True)
     with opened(path, shard) as fd:
         size = os.fstat(fd).st_size
-        if size != shard.bytes:
-            reason = (
-                f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
-            )
-            raise PackedDataError(path, reason, shard=shard.name)
+        expect_size(path, shard, size)
         found = 0
         for begin in range(0, size, PIECE_BYTES):
             piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, size - begin))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import REJECTED, Index, read_index
 from fastload.errors import PrepareError
@@ -137,17 +137,8 @@ def preparation(
                 work.take(old.path, old.index.shards)
             there = work.notes()
             missing = {found: source for found, source in given if found not in there}
-        yield Preparation(
-            name,
-            work,
-            given,
-            missing,
-            path,
-            tuple(classes),
-            {**(made or {}), "fingerprint": whole},
-            old,
-            is_there,
-        )
+        about = {**(made or {}), "fingerprint": whole}
+        yield Preparation(name, work, given, missing, path, tuple(classes), about, old, is_there)
 
 
 def _notes(work: Work, given: list[tuple[str, Any]]) -> Iterator[tuple[str, Note]]:
@@ -214,5 +205,4 @@ def _write_skipped(folder: str, skipped: Iterable[tuple[str, str]], *, durable: 
         for source, reason in skipped
     ]
     if lines:
-        with replace_file(os.path.join(folder, REJECTED), durable=durable) as file:
-            file.write(os.fsencode("".join(lines)))
+        write_file(os.path.join(folder, REJECTED), os.fsencode("".join(lines)), durable=durable)

@@ -67,11 +67,7 @@ class Ranks:
         If it raises on some ranks, all raise PrepareError with the first of them and its reason. If it raises on all
         ranks, each raises its own error.
         """
-        error: Exception | None = None
-        try:
-            value = function()
-        except Exception as raised:
-            error = raised
+        value, error = _outcome(function)
         reasons = self._together(lambda: self._control.gather(_reason(error)))
         failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
         if error is not None and len(failed) == len(reasons):
@@ -79,7 +75,7 @@ class Ranks:
         if failed:
             first = failed[0] if error is None else self.rank.rank
             raise self._failed(first, reasons[first]) from error
-        return value
+        return value  # type: ignore[return-value]
 
     def first(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 alone, and return its result. Other ranks get a pickled copy of it.
@@ -87,13 +83,7 @@ class Ranks:
         If it raises an OSError, all raise that. If it raises another error, the others raise PrepareError with the
         reason.
         """
-        value: T | None = None
-        error: Exception | None = None
-        if self.rank.rank == 0:
-            try:
-                value = function()
-            except Exception as raised:
-                error = raised
+        value, error = _outcome(function) if self.rank.rank == 0 else (None, None)
         of_files = error if isinstance(error, OSError) else None
         found, of_files, reason = self._together(
             lambda: self._control.broadcast((value, of_files, _reason(error)))
@@ -130,6 +120,14 @@ class Ranks:
             f"rank {rank} of {self.rank.world_size} failed ({reason}). Complete parts are kept. Start the ranks again "
             "to continue"
         )
+
+
+def _outcome(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what a function returns, or the error that it raises."""
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error
 
 
 class Shares(Iterable[T]):

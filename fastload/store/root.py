@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastload._kit.disk import lock, locked_path, open_file, own_folder, replace_file, sync_folder
+from fastload._kit.disk import lock, locked_path, open_file, own_folder, sync_folder, write_file
 from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
 from fastload.errors import PackedDataError, in_one_line
 from fastload.store.room import room_for
@@ -58,6 +58,12 @@ def open_root(root: str | os.PathLike[str] | None) -> str:
     return path
 
 
+def existing_root(root: str | os.PathLike[str] | None) -> str:
+    """Return the path of a root, as `open_root`. Do not make it: it need not exist."""
+    path = default_root() if root is None else os.path.abspath(root)
+    return open_root(root) if os.path.isdir(path) else path
+
+
 def locate(
     name: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, make: bool = True
 ) -> tuple[str, str]:
@@ -68,8 +74,7 @@ def locate(
     """
     path = os.fspath(name)
     if isinstance(name, str) and os.sep not in path:
-        folder = default_root() if root is None else os.path.abspath(root)
-        return open_root(root) if make or os.path.isdir(folder) else folder, check_name(path)
+        return open_root(root) if make else existing_root(root), check_name(path)
     if root is not None:
         raise ValueError(
             f"name={path!r} is a path, and root={os.fspath(root)!r} is given as well. Give either a path or root="
@@ -148,8 +153,8 @@ def seal(folder: str, root: str, name: str, index: Index) -> str:
     """
     durable, encoded = not in_memory(root), dump_index(index)
     partial = os.path.join(folder, INDEX)
-    with room_for(partial, len(encoded)), replace_file(partial, durable=durable) as file:
-        file.write(encoded)
+    with room_for(partial, len(encoded)):
+        write_file(partial, encoded, durable=durable)
     path = os.path.join(root, name)
     try:
         os.rename(folder, path)  # fails if `path` is a folder with files
@@ -246,14 +251,9 @@ def _discard(root: str, name: str) -> None:
     hidden = unsealed_path(root, name)
     os.makedirs(os.path.dirname(hidden), exist_ok=True)
     os.rename(path, hidden)  # gone at once; `gc` deletes it if this process is killed now
-    _delete(hidden)
-
-
-def _delete(path: str) -> None:
-    """Delete a folder, which another process may delete at the same time."""
-    while os.path.exists(path):
-        with suppress(FileNotFoundError):
-            shutil.rmtree(path)
+    while os.path.exists(hidden):
+        with suppress(FileNotFoundError):  # `gc` deletes it at the same time
+            shutil.rmtree(hidden)
 
 
 # ---- owners ----

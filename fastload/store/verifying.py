@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastload._kit.cores import usable_cores
 from fastload.datasets.packed.inspecting import counted
 from fastload.datasets.packed.passes import Checks, each
 from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
@@ -71,8 +70,6 @@ def verify(
     elsewhere = parts_elsewhere(path, index)
     absent = {shard for shards in elsewhere.values() for shard in shards}
     here = [shard for shard in index.shards if shard not in absent]
-    if workers is None:
-        workers = usable_cores()
     began = time.monotonic()
     count, bad = 0, []
     checks = Checks(path, index, here, pieces)

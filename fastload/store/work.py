@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
-from fastload._kit.disk import open_file, replace_file
+from fastload._kit.disk import open_file, write_file
 from fastload.datasets.manifest import Shard, described, shard_name
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
@@ -69,8 +69,8 @@ class Work:
         about = {**asdict(note.shard), "schema": base64.b64encode(note.schema.serialize()).decode()}
         encoded = json.dumps(about).encode()
         name = self._name(f"{note.shard.fingerprint}.json")
-        with room_for(name, len(encoded)), replace_file(name, durable=self.durable) as file:
-            file.write(encoded)
+        with room_for(name, len(encoded)):
+            write_file(name, encoded, durable=self.durable)
 
     def notes(self) -> dict[str, Note]:
         """Return the notes of existing parts, by fingerprint. Delete leftovers of writers that have ended."""

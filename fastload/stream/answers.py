@@ -8,7 +8,6 @@ source -> reader -> decode -> batches by size or deadline -> model -> sink -> ac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -73,17 +72,17 @@ def predict(
 
     Raise any error of the source, after the answers of all earlier messages.
     """
-    return Answers(
-        model,
-        source,
+    if num_workers is None:
+        num_workers = 1 if decode is None else usable_cores()
+    batches = Batches(
+        source if isinstance(source, Source) else Plain(source),
+        decode or _itself,
+        collate_fn or default_collate,
         batch_size=batch_size,
         max_wait_ms=max_wait_ms,
-        decode=decode,
-        collate_fn=collate_fn or default_collate,
         num_workers=num_workers,
-        device=device,
-        on_failed=on_failed,
     )
+    return Answers(model, batches, device, on_failed)
 
 
 class Answers(Iterable[tuple[str | int | float, Any]]):
@@ -101,33 +100,14 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     def __init__(
         self,
         model: Callable[[Any], Any],
-        source: Iterable[Any],
-        *,
-        batch_size: int,
-        max_wait_ms: float,
-        decode: Callable[[Any], Any] | None,
-        collate_fn: Callable[[list[Any]], Any],
-        num_workers: int | None,
+        batches: Batches,
         device: torch.device | str | None,
         on_failed: OnFailed | None,
     ) -> None:
-        if num_workers is None:
-            num_workers = 1 if decode is None else usable_cores()
         self.answered = self.failed = 0
-        self._model = model
-        self._source: Source = source if isinstance(source, Source) else Plain(source)
-        self._device = device
+        self._model, self._batches, self._device = model, batches, device
         self._worked: list[Any] = []  # the last batch that the model answered
         self._on_failed = on_failed
-        self._collate_fn = collate_fn
-        self._batches = Batches(
-            self._source,
-            decode or _itself,
-            collate_fn,
-            batch_size=batch_size,
-            max_wait_ms=max_wait_ms,
-            num_workers=num_workers,
-        )
         self._began = False
 
     @property
@@ -145,9 +125,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write_to(self, sink: Sink) -> None:
@@ -166,7 +144,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 
         Any thread may call this, and a signal handler too. A plain iterable that waits ends only at its next value.
         """
-        self._source.stop()
+        self._batches.source.stop()
 
     def close(self) -> None:
         """End the threads and close the source. Messages without an acknowledgement will come again.
@@ -221,7 +199,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
             if (failure := failures.get(k)) is not None:
                 if self._on_failed is None:
                     yield answered
-                    self._source.acknowledge(done)
+                    self._batches.source.acknowledge(done)
                     raise PredictError(
                         f"message {message.key} has no answer ({type(failure).__name__}: {failure}). Give predict() "
                         "on_failed= to continue after such messages"
@@ -233,7 +211,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
                 answered.append((message, rows[k]))
             done.append(message)
         yield answered
-        self._source.acknowledge(done)
+        self._batches.source.acknowledge(done)
 
     def _one_by_one(
         self, samples: Mapping[int, Any], error: Exception, device: torch.device
@@ -248,7 +226,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         for k, sample in samples.items():
             reached = False
             try:
-                batch = self._collate_fn([sample])
+                batch = self._batches.collate_fn([sample])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:

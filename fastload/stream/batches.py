@@ -95,8 +95,8 @@ class Batches(Iterator[Batch]):
         self.error: Exception | None = None
         self.idle_s = 0.0
         self.threads: list[threading.Thread] = []
-        self._source = source
-        self._decode, self._collate_fn = decode, collate_fn
+        self.source = source
+        self._decode, self.collate_fn = decode, collate_fn
         self._batch_size, self._max_wait_s = batch_size, max_wait_ms / 1e3
         self._num_workers = num_workers
         # Owns the attributes from here to the fault. Each thread holds it for a few instructions.
@@ -139,7 +139,7 @@ class Batches(Iterator[Batch]):
         """Yield what each worker owns."""
         if not self._num_workers:
             return
-        roots = _Decoding(self._decode), self._collate_fn
+        roots = _Decoding(self._decode), self.collate_fn
         isolation = Isolation(*roots, None, copy_dataset="state")
         for i in range(self._num_workers):
             with neutral_modes():  # inference mode would make inference tensors of copies
@@ -175,7 +175,7 @@ class Batches(Iterator[Batch]):
         if not self._num_workers:
             for k in range(len(batch.messages)):
                 self._decode_at(batch, k, self._decode)
-            self._collate(batch, self._collate_fn)
+            self._collate(batch, self.collate_fn)
         elif is_decoded:
             self._jobs.put((batch, None))
         self._wait(lambda: batch.made)
@@ -214,10 +214,10 @@ class Batches(Iterator[Batch]):
     def _read(self) -> None:
         """Read the source, at most `AHEAD` batches ahead of the loop."""
         try:
-            for number, message in enumerate(self._source):
+            for number, message in enumerate(self.source):
                 if not isinstance(message, Message):
                     raise TypeError(
-                        f"{type(self._source).__name__} must yield fastload.stream.Message, got {message!r:.200}"
+                        f"{type(self.source).__name__} must yield fastload.stream.Message, got {message!r:.200}"
                     )
                 self._add(number, message)
                 self._changes.wait(lambda: self._ahead < AHEAD * self._batch_size)
@@ -230,7 +230,7 @@ class Batches(Iterator[Batch]):
         self._changes.tell()
         self._changes.wait(lambda: False)  # until the end
         if self._reader_closes:
-            self._source.close()
+            self.source.close()
 
     def _add(self, number: int, message: Message) -> None:
         """Add a message to the open batch, and let a worker decode it."""
@@ -315,7 +315,7 @@ class Batches(Iterator[Batch]):
                 return
             self._closed = True
         try:
-            self._source.stop()  # before the reader is woken, which may close the source
+            self.source.stop()  # before the reader is woken, which may close the source
         finally:
             self._changes.close()
             for _ in range(self._num_workers):
@@ -333,7 +333,7 @@ class Batches(Iterator[Batch]):
             self.end()
         finally:
             threads.join(self.threads)
-            self._source.close()
+            self.source.close()
 
 
 def _own_container(sample: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastload._kit.disk import replace_file
+from fastload._kit.disk import write_file
 from fastload.stream.message import Message, to_json
 
 _LONGEST_NAME = 240
@@ -31,9 +31,8 @@ class FolderSink:
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
         """Write the answers of a batch."""
         for message, answer in answers:
-            answer_as_json = to_json(message, answer)
-            with replace_file(self._path / f"{_name_of(str(message.key))}.json") as file:
-                file.write(answer_as_json.encode())
+            path = self._path / f"{_name_of(str(message.key))}.json"
+            write_file(path, to_json(message, answer).encode())
 
     def close(self) -> None:
         """Do nothing."""

@@ -25,18 +25,11 @@ class Stopping:
 
     def asked(self) -> int:
         """Return the signal that stops all ranks here, or 0. Collective: each rank calls it once before every step."""
-        if agreed := self._settled():
+        if self._vote is not None and (agreed := self._vote.result()):
+            self._vote = None
             return agreed
-        vote = self._control.cast(self._request.number)
-        if self._control.rank.world_size == 1:
-            return vote.result()
-        self._vote = vote
-        return 0
-
-    def _settled(self) -> int:
-        """Return the result of the vote in progress, or 0 without one."""
-        vote, self._vote = self._vote, None
-        return vote.result() if vote is not None else 0
+        self._vote = self._control.cast(self._request.number)
+        return self._vote.result() if self._control.rank.world_size == 1 else 0
 
     def __enter__(self) -> Self:
         self._request = self._block.__enter__()
@@ -44,11 +37,10 @@ class Stopping:
 
     def __exit__(self, *raised: Any) -> None:
         self._block.__exit__(*raised)
-        if raised[1] is None:
-            self._settled()
-        else:
-            # Another rank may have ended, and then this vote has no result.
-            self._vote = None
+        # After an error, another rank may have ended, and then the vote has no result.
+        if self._vote is not None and raised[1] is None:
+            self._vote.result()
+        self._vote = None
 
 
 def signal_name(number: int) -> str:

@@ -76,12 +76,7 @@ def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
         device=device,
         precision=recipe.precision,
         traffic=traffic,
-        about={
-            "model": name,
-            "outputs": outputs,
-            "lr": recipe.lr,
-            "momentum": recipe.momentum,
-        },
+        about={"model": name, "outputs": outputs, "lr": recipe.lr, "momentum": recipe.momentum},
     )
 
 

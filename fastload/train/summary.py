@@ -110,7 +110,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the figures as lines of text: name, value, and what it covers."""
-        said = [f"{name:<13}{value}" for name, value in (*self._always(), *self._sometimes())]
+        figures = self._always() | self._sometimes()
+        said = [f"{name:<13}{value}" for name, value in figures.items()]
         if self.measured.stats is not None and self.measured.steps:
             said.append(f"Rank 0: {bound(self.measured.stats).sentence}")
         return said
@@ -119,54 +120,40 @@ class Summary:
         """Return the run as a row of stats.csv, by `COLUMNS`. Unknown figures are None."""
         return {name: _rounded(value(self)) for name, value in _COLUMNS.items()}
 
-    def _always(self) -> list[tuple[str, str]]:
+    def _always(self) -> dict[str, str]:
         recipe, measured, ranks = self.recipe, self.measured, self.ranks
-        model = describe(self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0)
         step, wait = (_quantiles(times.at(*QUANTILES)) for times in (measured.step, measured.wait))
-        return [
-            ("model", model),
-            ("loader", _loader(recipe)),
-            ("ranks", f"{self.rank.world_size}, started by {_launcher(self.rank)}"),
-            ("steps", _steps(self.trained)),
-            ("image rate", _rates(ranks)),
-            (
-                "samples",
-                f"{ranks.samples:,} trained on, {ranks.unique_samples:,} of them different",
-            ),
-            ("read ahead", _ahead(measured)),
-            ("page cache", str(self.cached)),
-            ("loop waited", _waits(ranks)),
-            ("step ms", f"{step} (rank 0){_simulated(recipe)}"),
-            ("wait ms", f"{wait} (rank 0)"),
-            ("training", f"{measured.training_s:.2f} s, warm-up included"),
-            ("loss", f"{figure(self.trained.loss, '.4f')}, last batch of rank 0"),
-        ]
+        return {
+            "model": describe(self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0),
+            "loader": _loader(recipe),
+            "ranks": f"{self.rank.world_size}, started by {_launcher(self.rank)}",
+            "steps": _steps(self.trained),
+            "image rate": _rates(ranks),
+            "samples": f"{ranks.samples:,} trained on, {ranks.unique_samples:,} of them different",
+            "read ahead": _ahead(measured),
+            "page cache": str(self.cached),
+            "loop waited": _waits(ranks),
+            "step ms": f"{step} (rank 0){_simulated(recipe)}",
+            "wait ms": f"{wait} (rank 0)",
+            "training": f"{measured.training_s:.2f} s, warm-up included",
+            "loss": f"{figure(self.trained.loss, '.4f')}, last batch of rank 0",
+        }
 
-    def _sometimes(self) -> list[tuple[str, str]]:
+    def _sometimes(self) -> dict[str, str]:
         recipe, measured = self.recipe, self.measured
-        said = []
+        said = {}
         if recipe.step_ms and measured.overran:
-            said.append(
-                (
-                    "simulated",
-                    f"{measured.overran} of {measured.steps} steps took longer than the simulated "
-                    f"{recipe.step_ms:g} ms",
-                )
+            said["simulated"] = (
+                f"{measured.overran} of {measured.steps} steps took longer than the simulated {recipe.step_ms:g} ms"
             )
         if self.rank.world_size > 1:
-            said.append(
-                (
-                    "gradients",
-                    f"averaged in {measured.communication_s:.2f} s, much of it during the backward pass",
-                )
+            said["gradients"] = (
+                f"averaged in {measured.communication_s:.2f} s, much of it during the backward pass"
             )
         if measured.checkpoints:
-            said.append(
-                (
-                    "checkpoints",
-                    f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
-                    f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
-                )
+            said["checkpoints"] = (
+                f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
+                f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}"
             )
         return said
 
@@ -220,12 +207,8 @@ def _ahead(measured: Measured) -> str:
         return "n/a"
     moments = ("at the start", "after the warm-up", "at the end")
     at = moments if len(measured.ahead) == 3 else (moments[0], moments[2])
-    return (
-        ", ".join(
-            f"{batches:.1f} {moment}" for batches, moment in zip(measured.ahead, at, strict=False)
-        )
-        + " (batches, rank 0)"
-    )
+    found = (f"{n:.1f} {moment}" for n, moment in zip(measured.ahead, at, strict=False))
+    return f"{', '.join(found)} (batches, rank 0)"
 
 
 def _waits(ranks: AllRanks) -> str:
@@ -235,12 +218,10 @@ def _waits(ranks: AllRanks) -> str:
     if len(ranks.wait_shares) == 1:
         return f"{percent(mine)} of the time waiting for the loader"
     worst = ranks.wait_shares.index(ranks.worst_wait)
-    text = f"{percent(mine)} of the time waiting for the loader on rank 0"
-    return (
-        f"{text}, at most {percent(ranks.worst_wait)} (rank {worst})"
-        if worst
-        else f"{text}, the most of all ranks"
+    most = (
+        f"at most {percent(ranks.worst_wait)} (rank {worst})" if worst else "the most of all ranks"
     )
+    return f"{percent(mine)} of the time waiting for the loader on rank 0, {most}"
 
 
 def _quantiles(values_s: Sequence[float]) -> str:

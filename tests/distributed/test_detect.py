@@ -150,7 +150,7 @@ def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
 
     def ask(launcher: Launcher) -> Answer:
         asked.append(launcher)
-        return Answer(mpi={"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4})
+        return {"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4}
 
     detected = detect_by_variables(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"), ask)
     assert detected.rank == Rank(5, 8, 1, 4, "pals")

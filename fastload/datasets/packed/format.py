@@ -33,6 +33,7 @@ from fastload.datasets.manifest import (
     Mode,
     Shard,
     described,
+    expect_size,
     read_index,
 )
 from fastload.errors import PackedDataError
@@ -171,12 +172,7 @@ def read_table(
         return PackedDataError(path, reason, shard=shard.name, record=record)
 
     size = os.fstat(fd).st_size
-    if size != shard.bytes:
-        raise fail(
-            f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
-        )
-    if not size:
-        raise fail("the file is empty")
+    expect_size(path, shard, size)
     sparse = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         sparse.madvise(mmap.MADV_NOHUGEPAGE)  # or each batch's columns would cost 2 MiB and more

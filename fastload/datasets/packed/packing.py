@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 import fastload
-from fastload._kit.cores import usable_cores
 from fastload._kit.pool import in_order
 from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
@@ -122,8 +121,6 @@ def pack(
     pixels = _pixels_of(mode, max_size, quality)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    if workers is None:
-        workers = usable_cores()
     source, out = os.fspath(source), os.fspath(out)
     inputs = open_source(
         source,
@@ -206,7 +203,7 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
 
 @contextmanager
 def _prepared(
-    prepare: _Prepare, inputs: Iterator[Input], workers: int
+    prepare: _Prepare, inputs: Iterator[Input], workers: int | None
 ) -> Iterator[Iterator[Prepared]]:
     """Yield the prepared inputs. In the block, each thread computes with one of torch's: they use all cores already."""
     before = torch.get_num_threads()

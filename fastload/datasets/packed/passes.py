@@ -43,10 +43,12 @@ class Checks:
             yield piece
 
 
-def each(work: Checks, *, workers: int, progress: bool, what: str) -> Iterator[tuple[Shard, str]]:
+def each(
+    work: Checks, *, workers: int | None, progress: bool, what: str
+) -> Iterator[tuple[Shard, str]]:
     """Yield each shard and what `work` returns for it, in order. The bar advances by the bytes of each shard."""
     with (
-        in_order(work, work.shards, min(workers, len(work.shards))) as results,
+        in_order(work, work.shards, workers) as results,
         tqdm(
             desc=what,
             total=sum(shard.bytes for shard in work.shards),

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from fastload._kit.cores import usable_cores
 from fastload._kit.disk import (
     locked_path,
     open_file,
@@ -27,6 +26,7 @@ from fastload._kit.disk import (
     replace_file,
     sync_folder,
     write_all,
+    write_file,
 )
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, dump_index
 from fastload.datasets.packed.format import read_packed_index
@@ -83,14 +83,7 @@ def stage(
     """
     index = read_packed_index(os.path.abspath(source))
     return copy_set(
-        source,
-        target,
-        index,
-        pieces,
-        verify=verify,
-        workers=workers,
-        progress=progress,
-        say=say,
+        source, target, index, pieces, verify=verify, workers=workers, progress=progress, say=say
     )
 
 
@@ -119,8 +112,6 @@ def copy_set(
         raise ValueError(
             f"{target}: this is the folder of the set itself, or is inside it. Name another folder for the copy"
         )
-    if workers is None:
-        workers = usable_cores()
     copy = _Copy(source, target, index, pieces, workers, progress, durable, say)
     with _alone_in(target, say):
         copy.claim()
@@ -157,7 +148,7 @@ class _Copy:
     target: str
     index: Index
     pieces: Pieces
-    workers: int
+    workers: int | None
     progress: bool
     durable: bool
     say: Callable[[str], None] | None
@@ -254,8 +245,7 @@ class _Copy:
     def _publish(self, name: str, content: bytes) -> None:
         """Write a file that exists completely or not at all."""
         partial = self._name(STAGING, "partial")
-        with replace_file(self._name(name), partial=partial, durable=self.durable) as file:
-            write_all(file.fileno(), partial, content)
+        write_file(self._name(name), content, partial=partial, durable=self.durable)
 
 
 class _Copies(Checks):

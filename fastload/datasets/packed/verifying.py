@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from fastload._kit.cores import usable_cores
 from fastload._kit.pool import in_order
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.reader import PackedDataset
@@ -46,8 +45,6 @@ def verify(
     Raises FileNotFoundError and `PackedDataError` if the index cannot be read. Memory: as `PackedDataset`.
     """
     dataset = PackedDataset(path, decode=False, verify="always")
-    if workers is None:
-        workers = usable_cores()
     began, records, count = time.monotonic(), 0, 0
     bad: list[str] = []
     # None: hidden unless standard error is a terminal.

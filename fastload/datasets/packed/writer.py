@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload._kit.disk import lock, replace_file, sync_folder, write_all
+from fastload._kit.disk import lock, sync_folder, write_file
 from fastload.datasets.manifest import (
     INDEX,
     REJECTED,
@@ -320,11 +320,8 @@ class PackedWriter:
         self._file = None
         self.shards.append(shard)
         self.done = self._inputs
-        about = {
-            "shard": vars(shard),
-            "done": self.done,
-            "rejected": self.rejected[self._kept :],
-        }
+        rejected = self.rejected[self._kept :]
+        about = {"shard": vars(shard), "done": self.done, "rejected": rejected}
         self._kept = len(self.rejected)
         self._publish(
             os.path.join(_WORK, f"{len(self.shards) - 1}.json"), json.dumps(about).encode()
@@ -333,8 +330,7 @@ class PackedWriter:
     def _publish(self, name: str, content: bytes) -> None:
         """Write a file that exists completely or not at all, even after a power loss."""
         partial = os.path.join(self._work, "partial")
-        with replace_file(os.path.join(self.path, name), partial=partial) as file:
-            write_all(file.fileno(), partial, content)
+        write_file(os.path.join(self.path, name), content, partial=partial)
 
     def _unlock(self) -> None:
         if self._lock >= 0:
