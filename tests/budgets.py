@@ -18,15 +18,17 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_652,
-    "loaded beside the way": 2_442,
+    "the way of an index": 3_671,
+    "loaded beside the way": 2_467,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
+    "fastload/accelerated": 507,
+    "fastload/integrations": 32,
     "fastload/bench": 1_192,
-    "fastload/check": 668,
-    "fastload/cli": 2_225,
+    "fastload/check": 678,
+    "fastload/cli": 2_226,
     "fastload/compat": 441,
     "fastload/datasets": 1_668,
     "fastload/datasets/packed": 1_719,
@@ -42,8 +44,8 @@ BUDGETS = {
     "fastload/train": 1_261,
     "benchmarks": 3_378,
     # parts of their own, and parts to come
-    "process workers": 1_529,
-    "verdicts and allow list": 1_666,
+    "process workers": 1_534,
+    "verdicts and allow list": 1_660,
 }
 
 LISTED = {
