@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -241,7 +242,7 @@ def test_prepared_by_four_and_read_by_three(launcher: str, tmp_path: Path) -> No
 def test_a_full_memory_keeps_complete_parts_and_nothing_else(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["fastload.store.preparing"]
+    module = importlib.import_module("fastload.store.preparing")
     monkeypatch.setattr(module, "get_context", lambda _: get_context("fork"))  # a spawn takes long
     mount = tmp_path / "memory"
     mount.mkdir()

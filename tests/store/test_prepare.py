@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import multiprocessing
 import os
 import signal
@@ -76,7 +77,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers forked, which takes hundredths of a second. A spawned worker imports torch for seconds."""
-    module = sys.modules["fastload.store.preparing"]
+    module = importlib.import_module("fastload.store.preparing")
     monkeypatch.setattr(module, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
