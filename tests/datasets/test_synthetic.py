@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import fcntl
 import itertools
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
