@@ -10,6 +10,7 @@ import errno
 import fcntl
 import itertools
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -241,16 +242,14 @@ def test_a_killed_run_leaves_no_half_file_and_the_next_completes_it(
 def test_a_full_disk_leaves_no_half_file_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = Path.write_bytes
-
-    def fill_up(path: Path, content: bytes) -> int:
-        if "_2.JPEG" not in path.name:
-            return write(path, content)
-        write(path, content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    def fill_up(descriptor: int, name: str, content: bytes) -> int:
+        if "_2.JPEG" not in name:
+            return os.write(descriptor, content)
+        os.write(descriptor, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device", name)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(Path, "write_bytes", fill_up)
+        patch.setattr("fastload._kit.disk.write_all", fill_up)
         generate_images(tmp_path, count=5, workers=0)
     names = [f"train/n{k + 1:08d}/n{k + 1:08d}_{k}.JPEG" for k in range(2)]
     assert set(contents(tmp_path)) == {*names, "synthetic.json"}
