@@ -54,5 +54,5 @@ def _with_ours(method: FunctionType) -> FunctionType:
     return copy
 
 
-class Trainer(TrainerMixin, transformers.Trainer):  # type: ignore[misc]  # mypy does not see it everywhere
+class Trainer(TrainerMixin, transformers.Trainer):
     """`transformers.Trainer` with fastload's loaders."""
