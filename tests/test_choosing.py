@@ -22,7 +22,7 @@ def chosen(*changed: str) -> set[str]:
 def test_a_part_brings_its_own_tests_and_the_core_s(part: str) -> None:
     files = chosen(f"fastload/{part}/anything.py")
     own = [test for test in _choose.test_files() if test.startswith(f"tests/{part}/")]
-    assert own or part in {"check", "cli", "compat"}
+    assert own or part in {"accelerated", "check", "cli", "compat", "integrations"}
     assert files >= set(own)
     assert {
         "tests/test_window.py",

@@ -316,13 +316,14 @@ def test_another_version_is_refused_with_a_sentence(version: str, message: str) 
     ],
 )
 def test_an_index_that_cannot_be_says_what(
-    whole: Path, before: str, after: str, message: str
+    whole: Path, before: str, after: str, message: str, tmp_path: Path
 ) -> None:
     text = (whole / "index.json").read_bytes()
     assert before.encode() in text
     changed = with_checksum(text.replace(before.encode(), after.encode(), 1))
+    (tmp_path / "index.json").write_bytes(changed)
     with pytest.raises(PackedDataError, match="index.json") as caught:
-        packed_format.as_packed(str(whole), manifest.parse_index(str(whole), changed))
+        packed_format.read_packed_index(str(tmp_path))
     assert message in str(caught.value)
 
 
