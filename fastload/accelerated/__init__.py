@@ -29,8 +29,8 @@ def prepare(loader: Any, *, asked_by: FrameType) -> bool:
 
     Args:
         loader: it is not prepared yet.
-        asked_by: the frame that asks whether the loader is prepared. It is a method of the Accelerator, which is told
-            to nobody in another way.
+        asked_by: the frame that asks whether the loader is prepared. It runs a method of the Accelerator, and is the
+            only way to find it.
 
     Return False if no Accelerator asks. Raises ValueError if its settings do not fit the loader.
     """

@@ -54,7 +54,7 @@ def index_sampler_of(loader: Any) -> Any:
 
 
 def number_of_samples(loader: Any, index_sampler: Any) -> int | None:
-    """Return how many samples an epoch of all ranks has, or None if nobody knows."""
+    """Return the number of samples in an epoch of all ranks, or None if dataset and sampler have no length."""
     sampler = single_sampler(index_sampler)
     if isinstance(loader.dataset, IterableDataset) or sampler is index_sampler:
         return known_length(loader.dataset)

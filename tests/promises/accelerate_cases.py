@@ -141,7 +141,7 @@ ORDERS = {
     },
     "batches": lambda n: {"batch_size": None, "sampler": BatchSampler(range(n), 3, False)},
 }
-"""Samplers that users make, for so many samples."""
+"""Makes a sampler of the kinds that users write, from the number of samples."""
 
 
 def make(kind: str, spec: Spec) -> Any:
