@@ -24,7 +24,12 @@ from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.order.batches import draws_nothing, fits_any_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
-from fastload.order.partition import divided_once, partition, refuse_two_partitions
+from fastload.order.partition import (
+    divided_once,
+    partition,
+    refuse_cut_blocks,
+    refuse_two_partitions,
+)
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
@@ -170,6 +175,7 @@ class DataLoader(TorchDataLoader[T]):
         Settings.of(self).check()
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
+        refuse_cut_blocks(self._index_sampler)
         self._epochs = Epochs(samplers)
 
     # ---- what torch asks of a loader ----

@@ -18,13 +18,13 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_671,
+    "the way of an index": 3_684,
     "loaded beside the way": 2_467,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
-    "fastload/accelerated": 507,
+    "fastload/accelerated": 504,
     "fastload/integrations": 32,
     "fastload/bench": 1_192,
     "fastload/check": 678,

@@ -57,7 +57,10 @@ def replace_file(
 
 
 def write_file(path: str | os.PathLike[str], content: Any, **options: Any) -> None:
-    """Write a file that has `content`, a buffer of bytes, or does not change. Options are those of `replace_file`."""
+    """Replace a file by one with `content`, a buffer of bytes. If that fails, the old file stands.
+
+    Options are those of `replace_file`.
+    """
     with replace_file(path, **options) as file:
         write_all(file.fileno(), os.fspath(options.get("partial") or path), content)
 

@@ -45,9 +45,8 @@ def prepare(loader: Any, *, asked_by: FrameType) -> bool:
             loader.device = None
     except BaseException as error:
         loader.__class__ = own
-        if isinstance(
-            error, AttributeError
-        ):  # Accelerate would take it for a loader that is not prepared
+        # Accelerate would take an AttributeError for a loader that is not prepared.
+        if isinstance(error, AttributeError):
             raise RuntimeError(f"{loader!r} cannot be prepared: {error}") from error
         raise
     if accelerator not in _hooked:
@@ -88,7 +87,8 @@ def _know_of_loaders(accelerator: Accelerator) -> None:
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0, *, theirs: Any = None) -> Any:
-    """Return `dataloader`, the next epoch of which begins after `num_batches` batches. It reads none of them.
+    """Return `dataloader`, the next epoch of which begins after `num_batches` batches. They are read only if they
+    are of a stream.
 
     `theirs` does this for loaders that are not ours.
     """

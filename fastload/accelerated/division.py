@@ -166,9 +166,8 @@ def _part_of_stream(
             f"{loader!r} and Accelerate: an iterable dataset is divided by batches. Give batch_size"
         )
     size = rank_size(loader.batch_size, accelerator, world_size)
-    part = Part(
-        dataset, size, rank, world_size, drop_last=loader.drop_last, seed=loader.seed
-    )  # agreed_seed() gave it one
+    seed: Any = loader.seed  # agreed_seed() gave it one
+    part = Part(dataset, size, rank, world_size, drop_last=loader.drop_last, seed=seed)
     return {"dataset": part, "batch_size": size}
 
 

@@ -133,7 +133,7 @@ class RankSampler(Sampler[int]):
             This window is not the loader's: it has nothing to do with batches in flight.
         block: deal blocks of this many neighbours to the ranks in turn, rather than single samples. If it is the batch
             size, the batches of all ranks, one after another, are in the global order, as Accelerate wants them. "pad"
-            and "drop" then make the length a multiple of `block * world_size`.
+            and "drop" then make the length a multiple of `block * world_size`. The batch size must be a multiple of it.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` advances to the next epoch by itself
     each time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
