@@ -17,11 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -305,16 +305,20 @@ def test_a_cache_that_takes_nothing_is_named(here: Place, monkeypatch: pytest.Mo
     ("target", "value"),
     [
         ("llvmlite.binding.get_host_cpu_name", lambda: "another"),
-        ("Distribution.read_text", lambda self, name: "another build"),
+        (
+            "Distribution.read_text",
+            lambda read: lambda self, name: f"{read(self, name)} of another",
+        ),
         ("importlib.metadata.version", lambda name: "0.1"),
     ],
 )
 def test_another_processor_torch_or_compiler_takes_another_object(
-    monkeypatch: pytest.MonkeyPatch, target: str, value: object
+    monkeypatch: pytest.MonkeyPatch, target: str, value: Callable[..., Any]
 ) -> None:
     name = kernels._object_name()
     if target.endswith("read_text"):  # of a backport, if a library has brought one
-        monkeypatch.setattr(type(importlib.metadata.distribution("torch")), "read_text", value)
+        kind = type(importlib.metadata.distribution("torch"))
+        monkeypatch.setattr(kind, "read_text", value(kind.read_text))
     else:
         monkeypatch.setattr(target, value)
     assert kernels._object_name() != name

@@ -321,7 +321,7 @@ def test_a_lock_of_a_dataset_is_one_for_all_its_copies(workers: int) -> None:
     assert given(fastload.DataLoader(dataset, 2, num_workers=workers)) == [[0, 1], [2]]
 
 
-threads = functools.partial(fastload.DataLoader, worker_method="thread")
+threads = functools.partial(fastload.DataLoader, worker_method="thread", copy_dataset="state")
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -766,7 +766,9 @@ def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
 def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
     draw, name = SOURCES[source]
     dataset = Calls(64, after_the_first(draw))
-    options = {"prefetch_batches": 16} if workers else {}
+    options: dict[str, Any] = {"copy_dataset": "state"}  # shared, it is read in processes
+    if workers:
+        options["prefetch_batches"] = 16
     said = warned(dataset, num_workers=workers, seed=seed, random_modules=(), **options)
     assert len(said) == 1, said
     assert re.search(name, said[0]), said
