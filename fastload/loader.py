@@ -22,7 +22,7 @@ from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.order.batches import draws_nothing, fits_any_world, position_after
+from fastload.order.batches import MAX_AHEAD, draws_nothing, fits_any_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.partition import (
     divided_once,
@@ -282,7 +282,7 @@ class DataLoader(TorchDataLoader[T]):
         """Return the counts and waits of the latest epoch. Torch's own iterators measure nothing."""
         return NO_STATS if self._counts is None else self._counts.stats()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """Return the loop's position in the latest epoch, as plain JSON values. Any loader like this one can load it.
 
         The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
@@ -295,13 +295,19 @@ class DataLoader(TorchDataLoader[T]):
         global random state, its `generator`, and its `state_dict()` before the epoch. It also holds a checksum of the
         indices that were delivered.
 
+        Args:
+            ahead: how many of the latest batches the loop holds but has not used, at most 2. The state does not count
+                them. A loop that copies the next batch to the GPU during a step holds one.
+
         Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
         `state_dict()` of the sampler returned.
         """
         if not self._is_ours:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "torch"}
-        return self._epochs.state_dict(lambda: Settings.of(self))
+        if integer("ahead", ahead) not in range(MAX_AHEAD + 1):
+            raise ValueError(f"ahead must be 0 to {MAX_AHEAD}, got {ahead}")
+        return self._epochs.state_dict(lambda: Settings.of(self), ahead)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
@@ -320,8 +326,6 @@ class DataLoader(TorchDataLoader[T]):
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             _check_sampled(self._index_sampler, found, ours.world_size)
-            if _is_lightning():
-                found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
         with self._epochs.restoring():
             self._epochs.load(found)
             if isinstance(found, SampledState) and found.ended and found.draws:
@@ -382,17 +386,3 @@ def _named(dataset: Any) -> str:
     """Return the type of a dataset, and its length if it has one."""
     length = known_length(dataset)
     return type(dataset).__name__ + ("" if length is None else f"[{length}]")
-
-
-def _is_spent(sampler: Any, state: SampledState) -> bool:
-    """Return whether all of an epoch's batches were delivered, if the sampler knows their number."""
-    length = known_length(sampler)
-    return length is not None and state.batches >= length
-
-
-def _is_lightning() -> bool:
-    """Return whether Lightning called the method that calls this."""
-    # Lightning takes `len(loader)` batches and never asks for the end of the epoch. For it, the epoch is
-    # over after the last batch. For a `for` loop that stops there, it is not. Only the caller tells the two apart.
-    name: str = sys._getframe(2).f_globals.get("__name__", "")
-    return name.partition(".")[0] in ("lightning", "pytorch_lightning")

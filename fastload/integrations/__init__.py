@@ -1,4 +1,5 @@
-"""fastload inside frameworks that have no hook for a loader. Each file imports its framework.
+"""fastload inside frameworks that need more than a loader. Each file imports its framework.
 
+lightning      Lightning's Trainer
 transformers   Hugging Face's Trainer
 """

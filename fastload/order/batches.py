@@ -35,6 +35,9 @@ from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
+MAX_AHEAD = 2
+"""How many of the latest batches a state can leave out."""
+
 
 class Order(ABC):
     """The batches of one epoch, and which of them the loop has received.
@@ -58,6 +61,9 @@ class Order(ABC):
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # whether the sampler has ended
         self._rank = rank
+        self._past: tuple[
+            Any, ...
+        ] = ()  # `progress` before the latest deliveries, the latest first
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """Set the seed of the random streams. From now on `next()` may be called."""
@@ -81,11 +87,21 @@ class Order(ABC):
         """Record that the loop has seen the end of the epoch."""
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return what was delivered, as JSON values; see `DataLoader.state_dict`. Any thread may call this.
+    def state(self, ahead: int = 0) -> dict[str, Any]:
+        """Return what was delivered before the last `ahead` batches, as JSON values; see `DataLoader.state_dict`.
 
-        It needs no lock: a delivery replaces one tuple.
+        Any thread may call this. It needs no lock: a delivery replaces tuples.
         """
+
+    def _move(self, progress: Any) -> None:
+        """Record a delivery."""
+        self._past = (self.progress, *self._past[: MAX_AHEAD - 1])
+        self.progress = progress
+
+    def _before(self, ahead: int) -> Any:
+        """Return `progress` before the last `ahead` batches of this epoch."""
+        past = (self.progress, *self._past)
+        return past[min(ahead, len(past) - 1)]
 
 
 class _Delivered(NamedTuple):
@@ -252,9 +268,7 @@ class SampledOrder(Order):
         while (end := ahead.get(batches)) is not None:
             del ahead[batches]
             batches, (position, checksum) = batches + 1, end
-        self.progress = had._replace(
-            batches=batches, position=position, checksum=checksum, ahead=ahead
-        )
+        self._move(had._replace(batches=batches, position=position, checksum=checksum, ahead=ahead))
 
     def end(self) -> None:
         """See `Order`."""
@@ -266,9 +280,9 @@ class SampledOrder(Order):
             )
         self.progress = had._replace(ended=True)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, ahead: int = 0) -> dict[str, Any]:
         """See `Order`. Raise StateError if JSON cannot hold the sampler's own state."""
-        had = self.progress
+        had = self._before(ahead)
         if isinstance(had.own, StateError):
             raise had.own
         position = position_after(self._sampler, self.initial.world_size, had.batches)

@@ -154,13 +154,13 @@ class Epochs:
         """Return the loader's state as the latest epoch begins."""
         return fresh_state(settings, self.number, self._sampler_epoch)
 
-    def state_dict(self, settings: Callable[[], Settings]) -> dict[str, Any]:
+    def state_dict(self, settings: Callable[[], Settings], ahead: int) -> dict[str, Any]:
         """See `DataLoader.state_dict`. Call `settings` only if no epoch has begun."""
         if (resume := self.resume) is not None:  # read once: another thread may call this
             return copy.deepcopy(resume.to_json())
         if self._order is None:
             return fresh_state(settings(), self.coming(), self._own_of_sampler()).to_json()
-        return self._order.state()
+        return self._order.state(ahead)
 
     def load(self, state: State) -> None:
         """Let the next `iter()` resume after `state`."""

@@ -107,15 +107,15 @@ class LaneOrder(Order):
             self._active[batch.lane] = False
         else:
             turn = (batch.lane + 1) % len(lanes)
-        self.progress = _Delivered(turn, lanes)
+        self._move(_Delivered(turn, lanes))
 
     def end(self) -> None:
         """See `Order`."""
         self.progress = self.progress._replace(ended=True)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, ahead: int = 0) -> dict[str, Any]:
         """See `Order`."""
-        turn, lanes, ended = self.progress
+        turn, lanes, ended = self._before(ahead)
         for k, lane in enumerate(lanes):
             if isinstance(lane, Exception):
                 annotate(lane, f"no state: state_dict() of the dataset raised in worker {k}")

@@ -1,0 +1,173 @@
+"""Lightning's Trainer. Its checkpoints hold the exact position of fastload's loaders, on every rank.
+
+Lightning itself finds this, by the entry points of the installed package. There is nothing to set.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch.distributed as dist
+
+from fastload.errors import StateError
+from fastload.loader import DataLoader
+from fastload.order.sampler import RankSampler
+
+KEY = "fastload"
+"""Where a checkpoint has the positions."""
+
+
+def callbacks() -> list[Any]:
+    """Return what Lightning adds to each Trainer of `lightning.pytorch`."""
+    return [_made_for("lightning.pytorch")]
+
+
+def callbacks_of_pytorch_lightning() -> list[Any]:
+    """Return what Lightning adds to each Trainer of `pytorch_lightning`."""
+    return [_made_for("pytorch_lightning")]
+
+
+def _made_for(package: str) -> Any:
+    base = importlib.import_module(package).Callback
+    return type("LoaderPositions", (LoaderPositions, base), {})()
+
+
+class LoaderPositions:
+    """Saves which batches the training has used, and resumes after them.
+
+    Lightning saves states of loaders too. But it saves those of rank 0 for all ranks, and those of streams one batch
+    ahead. It loads none of them if an epoch had ended. So a checkpoint holds our own, and Lightning's are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] | None = None  # in the checkpoint of this run
+        self._held = 0  # by the fetcher, which the end of a run drops
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget the checkpoint of the previous run."""
+        self._found = None
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Keep what a checkpoint after the run must know."""
+        self._held = _held(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the positions of all ranks. Each rank calls this, as it must call `save_checkpoint`."""
+        loop = trainer.fit_loop
+        if not (loaders := _loaders(loop)):
+            return
+        progress = loop.epoch_loop.batch_progress
+        used, begun = progress.current.processed, progress.current.ready
+        held = self._held if loop._data_fetcher is None else _held(trainer)
+        iterator = getattr(loop._combined_loader, "_iterator", None)
+        checkpoint[KEY] = {
+            "epochs": loop.epoch_progress.current.ready,
+            "epoch_ended": used == begun > 0
+            and (progress.is_last_batch or used >= trainer.num_training_batches),
+            "consumed": list(getattr(iterator, "_consumed", [])),
+            "loaders": _of_all_ranks([loader.state_dict(ahead=held) for loader in loaders]),
+        }
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Take the positions. Let Lightning load no states, if it has no other loaders' states."""
+        self._found = checkpoint.get(KEY)
+        theirs = checkpoint["loops"]["fit_loop"]["state_dict"]
+        if self._found and len(theirs.get("combined_loader", [])) == len(self._found["loaders"][0]):
+            theirs["combined_loader"] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin where the checkpoint was saved. Lightning has begun an epoch of its own choice before."""
+        if (found := self._found) is None:
+            return
+        loop, ended = trainer.fit_loop, found["epoch_ended"]
+        every = trainer.reload_dataloaders_every_n_epochs
+        if ended and every and found["epochs"] % every == 0:
+            return  # the undisturbed run has new loaders now, too
+        loaders, states = _loaders(loop), _of_this_rank(found["loaders"])
+        if len(loaders) != len(states):
+            raise StateError(
+                f"the checkpoint has the states of {len(states)} fastload loaders for training, and this run has "
+                f"{len(loaders)}. Resume with the loaders that the checkpoint was made with"
+            )
+        for loader, state in zip(loaders, states, strict=True):
+            # A loader's epoch may end before that of the training.
+            loader.load_state_dict(state if ended else {**state, "ended": False})
+        fetcher = iter(loop._data_fetcher)
+        if ended:
+            for loader, state in zip(loaders, states, strict=True):
+                if state["ended"]:
+                    loader.load_state_dict(state)  # it has begun the next epoch already
+            _tell(loaders, found["epochs"])
+            _keep_begun(iter(fetcher), [])
+            return
+        if found["consumed"]:
+            fetcher.combined_loader._iterator._consumed = found["consumed"]
+        samplers = {s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)}
+        _keep_begun(fetcher, [(sampler, sampler.epoch) for sampler in samplers])
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell samplers the epoch again. Lightning counts one twice that was resumed at its end, with `max_steps`."""
+        _tell(_loaders(trainer.fit_loop), trainer.current_epoch)
+
+
+def _loaders(loop: Any) -> list[DataLoader[Any]]:
+    """Return our loaders of one of Lightning's loops."""
+    found = [] if loop._combined_loader is None else loop._combined_loader.flattened
+    return [one for one in found if isinstance(one, DataLoader)]
+
+
+def _samplers(loader: DataLoader[Any]) -> set[Any]:
+    return {loader.sampler, getattr(loader.batch_sampler, "sampler", None)}
+
+
+def _tell(loaders: list[DataLoader[Any]], epoch: int) -> None:
+    """Tell the samplers which epoch comes, as Lightning does."""
+    for loader in loaders:
+        for sampler in _samplers(loader):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+
+def _held(trainer: Any) -> int:
+    """Return how many batches were fetched and not trained on: one ahead, and one that failed."""
+    loop = trainer.fit_loop
+    current = loop.epoch_loop.batch_progress.current
+    return len(getattr(loop._data_fetcher, "batches", ())) + current.ready - current.processed
+
+
+def _of_all_ranks(states: list[Any]) -> list[list[Any]]:
+    """Return the states of all ranks, by rank; or only one rank's, if all are equal."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [states]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, states)
+    return gathered[:1] if all(one == states for one in gathered) else gathered
+
+
+def _of_this_rank(saved: list[list[Any]]) -> list[Any]:
+    """Return this rank's states. If another number of ranks saved them, each loader checks whether it can resume."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return saved[rank if rank < len(saved) else 0]
+
+
+def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int]]) -> None:
+    """Let neither `iter(fetcher)` nor the epochs of samplers change what has begun, until the first batch is taken.
+
+    Whether Lightning calls `iter` before depends on when the checkpoint was saved, and on its version. It tells a
+    loader that cycles within an epoch the number of that epoch.
+    """
+    own, fetched = type(fetcher), fetcher.fetched
+
+    class Begun(own):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Any:
+            self.fetched = fetched
+            return self
+
+        def __next__(self) -> Any:
+            self.__class__ = own
+            for sampler, epoch in epochs:
+                sampler.epoch, sampler.is_set = epoch, False
+            return next(self)
+
+    fetcher.__class__ = Begun
