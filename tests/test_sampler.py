@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
@@ -181,8 +182,23 @@ def test_a_world_that_only_the_environment_knows_is_warned_of(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.warns(UserWarning, match="WORLD_SIZE is 4 .* every rank all samples"):
-        assert len(RankSampler(8)) == 8
-    assert len(RankSampler(8, rank=1, world_size=4)) == 2  # warnings are errors here
+        assert len(list(RankSampler(8))) == 8
+    with pytest.warns(UserWarning, match="WORLD_SIZE is 4 .* every rank all samples"):
+        assert len(list(fastload.DataLoader(range(8), sampler=RankSampler(8)))) == 8  # type: ignore[arg-type]
+    assert len(list(RankSampler(8, rank=1, world_size=4))) == 2  # warnings are errors here
+
+
+def test_ranks_that_meet_after_the_sampler_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning and Accelerate initialise torch.distributed after most programs have made their loaders."""
+    sampler = RankSampler(8, shuffle=False)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    assert list(fastload.DataLoader(range(8), sampler=sampler)) == [1, 5]  # type: ignore[arg-type]
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    assert (sampler.rank, sampler.world_size) == (1, 4), (
+        "they stay, also after the end of the group"
+    )
 
 
 def test_a_window_beyond_every_length_is_the_whole_order() -> None:

@@ -30,7 +30,9 @@ def callbacks_of_pytorch_lightning() -> list[Any]:
 
 def _made_for(package: str) -> Any:
     base = importlib.import_module(package).Callback
-    return type("LoaderPositions", (LoaderPositions, base), {})()
+    # Strategies that spawn processes pickle a Trainer and its callbacks.
+    again = {"__reduce__": lambda self: (_made_for, (package,))}
+    return type("LoaderPositions", (LoaderPositions, base), again)()
 
 
 class LoaderPositions:
@@ -103,7 +105,7 @@ class LoaderPositions:
             return
         if found["consumed"]:
             fetcher.combined_loader._iterator._consumed = found["consumed"]
-        samplers = {s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)}
+        samplers = [s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)]
         _keep_begun(fetcher, [(sampler, sampler.epoch) for sampler in samplers])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -117,8 +119,8 @@ def _loaders(loop: Any) -> list[DataLoader[Any]]:
     return [one for one in found if isinstance(one, DataLoader)]
 
 
-def _samplers(loader: DataLoader[Any]) -> set[Any]:
-    return {loader.sampler, getattr(loader.batch_sampler, "sampler", None)}
+def _samplers(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    return loader.sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
 def _tell(loaders: list[DataLoader[Any]], epoch: int) -> None:
@@ -133,7 +135,8 @@ def _held(trainer: Any) -> int:
     """Return how many batches were fetched and not trained on: one ahead, and one that failed."""
     loop = trainer.fit_loop
     current = loop.epoch_loop.batch_progress.current
-    return len(getattr(loop._data_fetcher, "batches", ())) + current.ready - current.processed
+    in_step: int = current.ready - current.processed
+    return len(getattr(loop._data_fetcher, "batches", ())) + in_step
 
 
 def _of_all_ranks(states: list[Any]) -> list[list[Any]]:

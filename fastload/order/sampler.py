@@ -118,8 +118,8 @@ class RankSampler(Sampler[int]):
     Args:
         length_or_dataset: number of samples of the whole dataset, or anything with `len()`.
         rank, world_size: this process, and the number of processes. Give both or neither. By default they come
-            from `torch.distributed` if it is initialised, else they are 0 and 1 (with a warning if the
-            environment variable WORLD_SIZE says that there are more).
+            from `torch.distributed` once it is initialised, which may be after the sampler is made. Until then they
+            are 0 and 1 (`iter()` warns if the environment variable WORLD_SIZE says that there are more).
         shuffle: give a new permutation each epoch. It needs no memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
         ends: what to do if the length is not a multiple of the world size. "pad" repeats samples from the start of
@@ -164,21 +164,14 @@ class RankSampler(Sampler[int]):
             raise ValueError(
                 f"give rank and world_size both or neither, got rank={rank}, world_size={world_size}"
             )
-        if rank is None or world_size is None:
-            initialised = dist.is_available() and dist.is_initialized()
-            rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
-            if not initialised and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
-                warnings.warn(
-                    f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
-                    "not initialised: this RankSampler gives every rank all samples. Call "
-                    "torch.distributed.init_process_group() first, or give rank and world_size",
-                    stacklevel=2,
+        self._given: tuple[int, int] | None = None  # rank and world size, once they are known
+        if rank is not None and world_size is not None:
+            rank, world_size = integer("rank", rank), integer("world_size", world_size)
+            if world_size < 1 or not 0 <= rank < world_size:
+                raise ValueError(
+                    f"expected 0 <= rank < world_size, got rank={rank}, world_size={world_size}"
                 )
-        rank, world_size = integer("rank", rank), integer("world_size", world_size)
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"expected 0 <= rank < world_size, got rank={rank}, world_size={world_size}"
-            )
+            self._given = rank, world_size
         if ends not in ("pad", "drop", "uneven"):
             raise ValueError(f'ends must be "pad", "drop" or "uneven", got {ends!r}')
         if not isinstance(shuffle, bool | int | np.bool_):
@@ -195,8 +188,6 @@ class RankSampler(Sampler[int]):
         if integer("block", block) < 1:
             raise ValueError(f"block must be 1 or more, got {block}")
         self.length = length
-        self.rank = rank
-        self.world_size = world_size
         self.shuffle = shuffle
         self.seed = seed
         self.ends = ends
@@ -214,6 +205,21 @@ class RankSampler(Sampler[int]):
             f"RankSampler(length={self.length}, rank={self.rank}, world_size={self.world_size}, "
             f"shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, {by}epoch={self.epoch})"
         )
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._place()[0]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._place()[1]
+
+    def _place(self) -> tuple[int, int]:
+        if self._given is None and dist.is_available() and dist.is_initialized():
+            self._given = dist.get_rank(), dist.get_world_size()
+        return self._given or (0, 1)
 
     def __len__(self) -> int:
         rounds, rest = divmod(self.length, self.world_size * self.block)
@@ -264,6 +270,13 @@ class RankSampler(Sampler[int]):
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
         """Yield the indices of an epoch from local position `start` on."""
         n = len(self)
+        if self._given is None and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+            warnings.warn(
+                f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
+                "not initialised: this RankSampler gives every rank all samples. Call "
+                "torch.distributed.init_process_group() first, or give rank and world_size",
+                stacklevel=2,
+            )
         for first in range(start, n, _CHUNK):
             yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
 

@@ -260,3 +260,15 @@ def resumed(spec: Spec, folder: str, path: str) -> Any:
         return fit(spec, Path(folder), resume=path)[0].trained
     except fastload.errors.StateError as error:
         return str(error)
+
+
+def early(folder: str) -> Any:
+    """Make the loader before the ranks meet. Return what was trained on, and the sampler that was used."""
+    dataset = Rows(12)
+    loader = fastload.DataLoader(dataset, 3, sampler=fastload.RankSampler(dataset, seed=3))
+    module = Model({}, None, None)
+    one = trainer({"trainer": {"max_epochs": 1}}, Path(folder))
+    one.fit(module, loader)
+    return [index for batch in module.trained for index in batch[0]], repr(
+        one.train_dataloader.sampler
+    )

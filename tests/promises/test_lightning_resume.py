@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,13 @@ def test_another_number_of_devices_is_refused_otherwise(
     assert "world_size" in said or "sampler" in said
 
 
+def test_a_rank_sampler_that_is_made_before_the_ranks_meet(tmp_path: Path) -> None:
+    (first, sampler), (second, other) = run(2, cases.early, str(tmp_path))
+    assert sorted(first + second) == list(range(12))
+    assert "rank=0, world_size=2" in sampler
+    assert "rank=1, world_size=2" in other
+
+
 def test_other_loaders_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
     _, saved = fit(TRAININGS["two"], tmp_path, events=["on_train_batch_end"])
     with pytest.raises(StateError, match="states of 2 fastload loaders.*this run has 1"):
@@ -186,6 +194,8 @@ def test_the_trainer_of_pytorch_lightning_resumes_too(tmp_path: Path) -> None:
     found = [type(one) for one in trainer.callbacks if type(one).__name__ == "LoaderPositions"]
     assert len(found) == 1
     assert issubclass(found[0], other.Callback)
+    spawned = [type(one) for one in pickle.loads(pickle.dumps(trainer.callbacks))]
+    assert [one.__name__ for one in spawned] == [type(one).__name__ for one in trainer.callbacks]
 
 
 def test_a_program_without_our_loaders_is_left_alone(tmp_path: Path) -> None:
