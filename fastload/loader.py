@@ -22,8 +22,9 @@ from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.order.batches import MAX_AHEAD, draws_nothing, fits_any_world, position_after
+from fastload.order.batches import draws_nothing, fits_any_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
+from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import (
     divided_once,
     partition,

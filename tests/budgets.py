@@ -18,14 +18,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_694,
+    "the way of an index": 3_703,
     "loaded beside the way": 2_467,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/accelerated": 504,
-    "fastload/integrations": 141,
+    "fastload/integrations": 143,
     "fastload/bench": 1_192,
     "fastload/check": 678,
     "fastload/cli": 2_226,
@@ -52,7 +52,7 @@ LISTED = {
     # Files that an index passes, from the loader's settings and the sampler to the batch. A stream has no indices.
     "the way of an index": """
         loader settings rows
-        order/sampler order/sampler_state order/partition order/batches order/epochs order/state
+        order/sampler order/sampler_state order/partition order/order order/batches order/epochs order/state
         engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/team
         engine/threads engine/pinning reading/worker_context
         reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length

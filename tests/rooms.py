@@ -36,7 +36,7 @@ PLUG_INS = {
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
     "image": "errors _kit telemetry random",
-    "integrations": "accelerated loader",
+    "integrations": "errors order loader accelerated",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "store": "errors _kit rows order reading loader datasets distributed elastic",

@@ -19,8 +19,9 @@ from fastload.engine.team import join
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
 from fastload.memory.batch import Batch
-from fastload.order.batches import Order, has_pure_order
+from fastload.order.batches import has_pure_order
 from fastload.order.epochs import Epochs
+from fastload.order.order import Order
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave

@@ -5,7 +5,7 @@ Lightning itself finds this, by the entry points of the installed package. There
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -18,20 +18,23 @@ KEY = "fastload"
 """Where a checkpoint has the positions."""
 
 
-def callbacks() -> list[Any]:
+def callback() -> Any:
     """Return what Lightning adds to each Trainer of `lightning.pytorch`."""
-    return [_made_for("lightning.pytorch")]
+    from lightning.pytorch import Callback
+
+    return _made_for(Callback, callback)
 
 
-def callbacks_of_pytorch_lightning() -> list[Any]:
+def callback_of_pytorch_lightning() -> Any:
     """Return what Lightning adds to each Trainer of `pytorch_lightning`."""
-    return [_made_for("pytorch_lightning")]
+    from pytorch_lightning import Callback
+
+    return _made_for(Callback, callback_of_pytorch_lightning)
 
 
-def _made_for(package: str) -> Any:
-    base = importlib.import_module(package).Callback
+def _made_for(base: type, factory: Callable[[], Any]) -> Any:
     # Strategies that spawn processes pickle a Trainer and its callbacks.
-    again = {"__reduce__": lambda self: (_made_for, (package,))}
+    again = {"__reduce__": lambda self: (factory, ())}
     return type("LoaderPositions", (LoaderPositions, base), again)()
 
 
@@ -62,12 +65,11 @@ class LoaderPositions:
         progress = loop.epoch_loop.batch_progress
         used, begun = progress.current.processed, progress.current.ready
         held = self._held if loop._data_fetcher is None else _held(trainer)
-        iterator = getattr(loop._combined_loader, "_iterator", None)
         checkpoint[KEY] = {
             "epochs": loop.epoch_progress.current.ready,
             "epoch_ended": used == begun > 0
             and (progress.is_last_batch or used >= trainer.num_training_batches),
-            "consumed": list(getattr(iterator, "_consumed", [])),
+            "consumed": list(getattr(_mode_of(loop), "_consumed", [])),
             "loaders": _of_all_ranks([loader.state_dict(ahead=held) for loader in loaders]),
         }
 
@@ -104,7 +106,7 @@ class LoaderPositions:
             _keep_begun(iter(fetcher), [])
             return
         if found["consumed"]:
-            fetcher.combined_loader._iterator._consumed = found["consumed"]
+            _mode_of(loop)._consumed = found["consumed"]
         samplers = [s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)]
         _keep_begun(fetcher, [(sampler, sampler.epoch) for sampler in samplers])
 
@@ -117,6 +119,11 @@ def _loaders(loop: Any) -> list[DataLoader[Any]]:
     """Return our loaders of one of Lightning's loops."""
     found = [] if loop._combined_loader is None else loop._combined_loader.flattened
     return [one for one in found if isinstance(one, DataLoader)]
+
+
+def _mode_of(loop: Any) -> Any:
+    """Return Lightning's iterator over several loaders, or None. It knows which of them were read to their end."""
+    return vars(loop._combined_loader)["_iterator"]
 
 
 def _samplers(loader: DataLoader[Any]) -> tuple[Any, Any]:

@@ -7,7 +7,6 @@ Otherwise it runs the sampler again. It reads no sample for either.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -27,81 +26,14 @@ from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
+from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, single_sampler
-from fastload.order.state import SampledState, State, as_int, known_length
+from fastload.order.state import SampledState, as_int, known_length
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
-
-MAX_AHEAD = 2
-"""How many of the latest batches a state can leave out."""
-
-
-class Order(ABC):
-    """The batches of one epoch, and which of them the loop has received.
-
-    Args:
-        initial: the loader's state at the beginning of the epoch.
-        rank: the rank whose part of the epoch this is.
-
-    Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
-    user code, never races.
-    """
-
-    base_seed: int
-    """`get_worker_info().seed` of worker i is `base_seed + i`."""
-    progress: Any
-    """What was delivered. A delivery replaces it, and changes nothing in it."""
-
-    def __init__(self, initial: State, *, rank: int) -> None:
-        self.initial = initial
-        self.epoch = initial.epoch
-        self.recorders: list[Recorder] = []  # of this epoch, by worker
-        self.exhausted = False  # whether the sampler has ended
-        self._rank = rank
-        self._past: tuple[
-            Any, ...
-        ] = ()  # `progress` before the latest deliveries, the latest first
-
-    def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """Set the seed of the random streams. From now on `next()` may be called."""
-        self.seed = seed
-        self.recorders = recorders
-
-    @abstractmethod
-    def __next__(self) -> Batch:
-        """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
-
-    def is_ready(self) -> bool:
-        """Return False if `next()` would have to wait, for example for the next lease of shards."""
-        return True
-
-    @abstractmethod
-    def delivered(self, batch: Batch) -> None:
-        """Record that the loop received `batch`: its data, its error, or nothing if it was left out."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Record that the loop has seen the end of the epoch."""
-
-    @abstractmethod
-    def state(self, ahead: int = 0) -> dict[str, Any]:
-        """Return what was delivered before the last `ahead` batches, as JSON values; see `DataLoader.state_dict`.
-
-        Any thread may call this. It needs no lock: a delivery replaces tuples.
-        """
-
-    def _move(self, progress: Any) -> None:
-        """Record a delivery."""
-        self._past = (self.progress, *self._past[: MAX_AHEAD - 1])
-        self.progress = progress
-
-    def _before(self, ahead: int) -> Any:
-        """Return `progress` before the last `ahead` batches of this epoch."""
-        past = (self.progress, *self._past)
-        return past[min(ahead, len(past) - 1)]
 
 
 class _Delivered(NamedTuple):

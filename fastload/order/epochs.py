@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastload.memory.batch import Batch
-from fastload.order.batches import Order, SampledOrder, sampled_state
+from fastload.order.batches import SampledOrder, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
+from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import State, as_int

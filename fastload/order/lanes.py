@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fastload._kit.hashing import mix64
 from fastload._kit.user_errors import annotate
 from fastload.memory.batch import Batch
-from fastload.order.batches import Order
+from fastload.order.order import Order
 from fastload.order.state import IterableState, as_int
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings

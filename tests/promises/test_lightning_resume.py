@@ -1,7 +1,7 @@
 """Promises:
 - Lightning's checkpoints hold the exact position of the loader. A training that is resumed from any of them gives the
-  batches and random numbers of one that is not interrupted: within epochs and at their ends, for streams, several
-  loaders at once, limits, and on two devices.
+  batches and random numbers of one that is not interrupted, on one and two devices.
+- That holds within epochs and at their ends, for streams, for several loaders at once, and with limits.
 - With `RankSampler`, a checkpoint resumes on another number of devices with the same global batch.
 - A checkpoint that is saved when a step fails, or after a run, does not count batches that were not trained on.
 - Nothing has to be set: Lightning finds the plug-in of the installed package.
