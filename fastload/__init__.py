@@ -11,7 +11,8 @@ The way of an index, room by room, from what a user holds to the batch:
     order/        which samples come when
                   sampler: RankSampler, a rank's part of an epoch; partition: which part is a rank's; batches: of an
                   epoch, in order; lanes: those of an iterable dataset; order: what both are; epochs: which one runs,
-                  and what was delivered; state: what is saved of both; sampler_state: what a sampler's indices depend on
+                  and what was delivered; state: what is saved of both; sampler_state: what a sampler's indices
+                  depend on
     engine/       runs an epoch
                   choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
                   reads, and what each owns; workers: threads that read; drivers: threads that let processes read; team:
