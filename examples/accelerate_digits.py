@@ -2,9 +2,10 @@
 
     fastload mnist --synthetic digits --train 4000 --test 1000      # drawn digits in MNIST's files, not MNIST
     python examples/accelerate_digits.py digits
-    accelerate launch --cpu --num_processes 2 examples/accelerate_digits.py digits
+    ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 examples/accelerate_digits.py digits
 
-It follows Accelerate's `cv_example.py`: workers read and turn images, the model trains, `gather_for_metrics` counts.
+It follows Accelerate's `cv_example.py`: workers turn images, the model trains, and `gather_for_metrics`
+counts what it recognizes.
 """
 
 from __future__ import annotations

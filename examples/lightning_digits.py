@@ -3,7 +3,7 @@
     fastload mnist --synthetic digits --train 4000 --test 1000      # drawn digits in MNIST's files, not MNIST
     python examples/lightning_digits.py digits
 
-It follows Lightning's classifier of MNIST: workers read and turn images, the Trainer trains and validates.
+It follows Lightning's `backbone_image_classifier.py`: workers turn images, the Trainer trains and validates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ResNet learns digits with Hugging Face's Trainer, and goes on if it was killed. To use fastload, one import changed.
+"""A ResNet learns digits with Hugging Face's Trainer. To use fastload, one import was changed.
 
     fastload mnist --synthetic digits --train 4000 --test 1000      # drawn digits in MNIST's files, not MNIST
     python examples/trainer_digits.py digits run
@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import ClassLabel, Dataset, Features, Image
 from torchvision import transforms
 from torchvision.datasets import MNIST
-from transformers import ResNetConfig, ResNetForImageClassification, TrainingArguments
+from transformers import ResNetConfig, ResNetForImageClassification, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from fastload.integrations.transformers import Trainer  # was: from transformers import Trainer
@@ -48,10 +47,6 @@ def accuracy(predicted: Any) -> dict[str, float]:
 
 def main(folder: str, output: str) -> None:
     """Train two epochs on the digits in `folder`. Print an accuracy for each, and what bounds the training."""
-    config = ResNetConfig(
-        num_channels=1, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10,
-        layer_type="basic",
-    )  # fmt: skip
     arguments = TrainingArguments(
         output,
         num_train_epochs=2,
@@ -64,6 +59,11 @@ def main(folder: str, output: str) -> None:
         save_steps=100,
         report_to="none",
     )
+    set_seed(0)
+    config = ResNetConfig(
+        num_channels=1, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10,
+        layer_type="basic",
+    )  # fmt: skip
     trainer = Trainer(
         ResNetForImageClassification(config),
         arguments,
