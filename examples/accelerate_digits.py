@@ -4,8 +4,8 @@
     python examples/accelerate_digits.py digits
     ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 examples/accelerate_digits.py digits
 
-It follows Accelerate's `cv_example.py`: workers turn images, the model trains, and `gather_for_metrics`
-counts what it recognizes.
+It follows Accelerate's `cv_example.py`: workers turn images, the model trains, and `gather_for_metrics` counts each
+test image once.
 """
 
 from __future__ import annotations

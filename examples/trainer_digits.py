@@ -2,7 +2,7 @@
 
     fastload mnist --synthetic digits --train 4000 --test 1000      # drawn digits in MNIST's files, not MNIST
     python examples/trainer_digits.py digits run
-    python examples/trainer_digits.py digits run      # after Ctrl-C or an error: from the last checkpoint in `run`
+    python examples/trainer_digits.py digits run      # after Ctrl-C: resumes from the last checkpoint in `run`
 
 It follows transformers' `run_image_classification.py`: workers decode PNG files and turn the images.
 """

@@ -33,12 +33,12 @@ class Read(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What an example did: its output, the steps of its optimizer, what it read, and what `print(stats())` named."""
+    """What an example did: its output, the steps of its optimizer, what it read, and what its reports say."""
 
     printed: str
     steps: int
     reads: list[Read]
-    causes: list[str]
+    findings: list[diagnosis.Finding]
 
 
 def as_before(source: str) -> str:
@@ -49,7 +49,13 @@ def as_before(source: str) -> str:
 class Logged(transforms.RandomAffine):
     """Writes down each image that it turns, also in another process."""
 
-    log: Path
+    log_of_the_run: Path
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.log = (
+            self.log_of_the_run
+        )  # a killed run's workers may still read when the next one begins
 
     def forward(self, image: Any) -> Any:
         with self.log.open("a") as log:
@@ -62,7 +68,7 @@ def run_example(
 ) -> Run:
     """Run an example, as it was `before` fastload if asked for. It ends by Ctrl-C after `killed_after` steps."""
     source = (ROOT / "examples" / name).read_text()
-    output, steps, causes = io.StringIO(), [], []
+    output, steps, findings = io.StringIO(), [], []
     bound = diagnosis.bound
 
     def count(*_: Any) -> None:
@@ -71,22 +77,23 @@ def run_example(
             raise KeyboardInterrupt
 
     def noted(stats: Any) -> Any:
-        causes.append(bound(stats).cause)
-        return bound(stats)
+        findings.append(bound(stats))
+        return findings[-1]
 
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        program, Logged.log = Path(folder, name), Path(folder, "reads")
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        program, Logged.log_of_the_run = Path(folder, name), Path(folder, "reads")
         program.write_text(as_before(source) if before else source)
         stack.enter_context(mock.patch("sys.argv", [str(program), *arguments]))
         stack.enter_context(mock.patch.object(transforms, "RandomAffine", Logged))
         stack.enter_context(mock.patch.object(diagnosis, "bound", noted))
+        stack.enter_context(mock.patch.object(diagnosis, "SHORTEST_S", 0.0))  # machines may be fast
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)  # the workers need the cores, too
         stack.callback(register_optimizer_step_post_hook(count).remove)
         with contextlib.suppress(*([KeyboardInterrupt] if killed_after else [])):
             runpy.run_path(str(program), run_name="__main__")
-        lines = Logged.log.read_text().splitlines()
+        lines = Logged.log_of_the_run.read_text().splitlines()
     reads = [Read(int(image), thread) for image, thread in map(str.split, lines)]
-    return Run(output.getvalue(), len(steps), reads, causes)
+    return Run(output.getvalue(), len(steps), reads, findings)
