@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
 from tests.docs.pages import FENCE, PAGES, ROOT, Block, fenced
 
@@ -118,17 +117,7 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
     if "accelerator" in code:
         import accelerate
 
-        model = torch.nn.Linear(3, 1)
-        return {
-            "accelerator": accelerate.Accelerator(cpu=True),
-            "model": model,
-            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-            "dataset": TensorDataset(torch.zeros(100, 3), torch.zeros(100)),
-        }
-    if "transformers." in code:
-        import transformers
-
-        return {"transformers": transformers}
+        return {"accelerator": accelerate.Accelerator(cpu=True)}
     if "datasets." in code:
         import datasets
 
