@@ -129,9 +129,9 @@ _REMEDIES = {
     "drop_last": "make the loader with the state's drop_last",
     "world_size": "use the same number of ranks: only RankSampler and DistributedSampler, with batches of a fixed "
     "size, can resume with another number",
-    "rank": "let each rank save and load its own state of a stream: with torch.distributed.checkpoint under a key of its "
-    'own, such as f"loader_{rank}". If ranks read the same samples, give the dataset partitioned_by_rank=True, and the '
-    "rank and world_size of its part",
+    "rank": "let each rank save and load its own state of a stream: with torch.distributed.checkpoint, under a key "
+    'such as f"loader_{rank}". If ranks read the same samples, give the dataset partitioned_by_rank=True, and the rank '
+    "and world_size of its part",
     "global_batch": "choose the batch size so that batch size x ranks is the state's global batch",
     "workers": "make the loader with the state's num_workers",
 }
