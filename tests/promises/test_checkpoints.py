@@ -1,6 +1,6 @@
 """Promises:
-- `torch.distributed.checkpoint` saves and loads a loader with `RankSampler`, also while the loop goes on: on the same
-  ranks and on others, the batches of all ranks together are those of the undisturbed run.
+- `torch.distributed.checkpoint` saves and loads a loader with `RankSampler`, also asynchronously, on the same ranks and
+  on others. The batches of all ranks together are those of the undisturbed run.
 - With `RankSampler` the states of all ranks are the same, byte for byte.
 - A stream's state belongs to its rank. Under one key for all, or on another number of ranks, it is refused.
 - torchtitan's convention holds: pickled bytes under a key of the rank. So does torchft's: a replica that joins late
