@@ -179,7 +179,7 @@ def test_lightning_s_checkpoint_has_a_position(tmp_path: Path) -> None:
     trainer.fit(Model(), fastload.DataLoader(Rows(), 8, shuffle=True, seed=3))
     [path] = tmp_path.glob("*.ckpt")
     one_rank = POSITION.replace("world size: 2", "world size: 1")
-    assert inspect(path) == f"loops.fit_loop.state_dict.combined_loader.0\n{one_rank}"
+    assert f"loops.fit_loop.state_dict.combined_loader.0\n{one_rank}" in inspect(path)
 
 
 # ---- what it does not do ----
@@ -209,7 +209,7 @@ def test_code_in_a_checkpoint_is_not_run(kind: str, tmp_path: Path) -> None:
     else:
         path = by_dcp(folder, loader=of_rank())
         metadata = pickle.loads((path / ".metadata").read_bytes())
-        metadata.storage_meta = Runs(ran)
+        vars(metadata)["storage_meta"] = Runs(ran)
         (path / ".metadata").write_bytes(pickle.dumps(metadata))
     assert inspect(path) == f"loader\n{POSITION}"
     assert not ran.exists()
