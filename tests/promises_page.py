@@ -33,7 +33,7 @@ AREAS = {
         tests/compat/* benchmarks/isolation""",
     "Threads or processes": "tests/verdicts/test_{library_cases,*}",
     "Errors": "tests/promises/test_{errors_in_place,hostile_code,stalls_and_bounds,faults} tests/test_errors",
-    "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings}",
+    "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings,checkpoints} tests/cli/*",
     "Worker processes": "tests/processes/test_{deaths,memory,starts,signals,errors,*}",
     "Memory": "tests/promises/test_kept_batches tests/test_window{_model,} benchmarks/memory",
     "Beside the training loop": "tests/promises/test_{beside_the_loop,prefetch,memory_format} benchmarks/beside",

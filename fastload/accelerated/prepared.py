@@ -184,7 +184,7 @@ class Prepared(Generic[T]):
 
 def _batches_of(state: IterableState) -> int:
     """Return how many batches were delivered in the epoch of a state."""
-    size = state.global_batch or 1
+    size = (state.global_batch or state.world_size) // state.world_size
     return sum(-(-lane["samples"] // size) for lane in state.lanes)
 
 
