@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import warnings
-import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,12 +15,9 @@ from types import FrameType
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate import skip_first_batches as _theirs
+from accelerate import skip_first_batches as _skip_theirs
 
 from fastload.accelerated.prepared import Prepared
-
-_hooked: weakref.WeakSet[Accelerator] = weakref.WeakSet()
-"""The accelerators whose checkpoints hold the states of our loaders."""
 
 
 def prepare(loader: Any, *, asked_by: FrameType) -> bool:
@@ -49,8 +45,7 @@ def prepare(loader: Any, *, asked_by: FrameType) -> bool:
         if isinstance(error, AttributeError):
             raise RuntimeError(f"{loader!r} cannot be prepared: {error}") from error
         raise
-    if accelerator not in _hooked:
-        _hooked.add(accelerator)
+    if "skip_first_batches" not in vars(accelerator):  # else it knows of our loaders
         _know_of_loaders(accelerator)
     return True
 
@@ -86,14 +81,14 @@ def _know_of_loaders(accelerator: Accelerator) -> None:
     )
 
 
-def skip_first_batches(dataloader: Any, num_batches: int = 0, *, theirs: Any = None) -> Any:
+def skip_first_batches(dataloader: Any, num_batches: int = 0, *, theirs: Any = _skip_theirs) -> Any:
     """Return `dataloader`, the next epoch of which begins after `num_batches` batches. They are read only if they
     are of a stream.
 
     `theirs` does this for loaders that are not ours.
     """
     if not isinstance(dataloader, Prepared):
-        return (theirs or _theirs)(dataloader, num_batches)
+        return theirs(dataloader, num_batches)
     dataloader.skip(num_batches)
     return dataloader
 

@@ -18,15 +18,16 @@ from torch.utils.data import (
 )
 
 from fastload.accelerated.stream import Part
+from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, single_sampler
 from fastload.order.state import known_length
+from fastload.settings import Settings
 
 
 def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes: bool) -> None:
     """Raise ValueError if the accelerator asks for what a fastload loader cannot do."""
     sampler = single_sampler(index_sampler)
-    ranks = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
     problem = None
     if accelerator.dispatch_batches:
         problem = (
@@ -37,7 +38,7 @@ def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes:
         problem = (
             f"{accelerator.distributed_type} wraps torch's own loaders. Prepare torch's DataLoader"
         )
-    elif isinstance(sampler, RankSampler | DistributedSampler) and ranks > 1:
+    elif isinstance(sampler, RankSampler | DistributedSampler) and partition(sampler, None)[1] > 1:
         problem = (
             f"{type(sampler).__name__} gives only the samples of its rank, and Accelerate would divide them again. "
             "Give the loader shuffle=True and a seed, or leave it out of prepare()"
@@ -48,23 +49,17 @@ def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes:
         raise ValueError(f"{loader!r} and Accelerate: {problem}")
 
 
-def index_sampler_of(loader: Any) -> Any:
-    """Return what gives a loader's indices: its batch sampler, or without batches its sampler."""
-    return loader._index_sampler
-
-
-def number_of_samples(loader: Any, index_sampler: Any) -> int | None:
+def number_of_samples(settings: Settings) -> int | None:
     """Return the number of samples in an epoch of all ranks, or None if dataset and sampler have no length."""
-    sampler = single_sampler(index_sampler)
-    if isinstance(loader.dataset, IterableDataset) or sampler is index_sampler:
-        return known_length(loader.dataset)
+    sampler = single_sampler(settings.sampler)
+    if settings.iterable or sampler is settings.sampler:
+        return known_length(settings.dataset)
     return known_length(sampler)
 
 
 def data_rank(accelerator: Accelerator) -> tuple[int, int]:
     """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
-    prepare_mesh = getattr(accelerator, "_prepare_device_mesh", lambda: None)  # since 1.8
-    mesh = prepare_mesh()
+    mesh = accelerator._prepare_device_mesh()
     if not mesh:
         return accelerator.process_index, accelerator.num_processes
     sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
@@ -73,27 +68,26 @@ def data_rank(accelerator: Accelerator) -> tuple[int, int]:
     return accelerator.process_index // same, parts
 
 
-def agreed_seed(
-    loader: Any, index_sampler: Any, accelerator: Accelerator, world_size: int
-) -> int | None:
+def agreed_seed(settings: Settings, accelerator: Accelerator, world_size: int) -> int | None:
     """Return a seed of order and samples, the same on all ranks. Return None if the loader's own settings are enough.
 
     `use_seedable_sampler`, which the Trainer sets, asks for one: it cannot save what torch's global state was.
     """
-    if found := generators(index_sampler):
+    if found := generators(settings.sampler):
         if world_size > 1:
             synchronize_rng_states(["generator"], found[0])
         return None
-    draws = getattr(single_sampler(index_sampler), "generator", loader) is None
-    divides = draws or isinstance(loader.dataset, IterableDataset)
-    seed: int | None = loader.seed
+    sampler = single_sampler(settings.sampler)
+    draws = hasattr(sampler, "generator") and sampler.generator is None
+    seed = settings.seed
     if seed is None and accelerator.use_seedable_sampler:
-        seed = getattr(accelerator.dataloader_config, "data_seed", None)  # since 1.1
+        seed = accelerator.dataloader_config.data_seed
         seed = torch.initial_seed() if seed is None else seed
-    if world_size > 1 and (divides or (loader.seed is None and seed is not None)):
+    chosen = settings.seed is None and seed is not None
+    if world_size > 1 and (draws or settings.iterable or chosen):
         drawn = seed if seed is not None else torch.empty((), dtype=torch.int64).random_().item()
         return int(broadcast_object_list([drawn])[0])
-    return seed if draws or loader.seed is None else None
+    return seed if draws or chosen else None
 
 
 def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -> dict[str, Any]:
@@ -106,7 +100,7 @@ def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -
         raise ValueError(
             f"{loader!r} and Accelerate: without batches there is nothing to divide. Give batch_size"
         )
-    order = _order(single_sampler(batches), loader)
+    order = _order_arguments(single_sampler(batches), loader)
     if order is None or type(batches) is not BatchSampler:
         if loader.seed is not None and hasattr(single_sampler(batches), "generator"):
             single_sampler(batches).generator = torch.Generator()  # seeded before each epoch
@@ -116,10 +110,10 @@ def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -
             batches, world_size, rank, accelerator.split_batches, accelerator.even_batches
         )
         return {key: own, "sampler": own if key == "sampler" else own.sampler}
-    size = rank_size(batches.batch_size, accelerator, world_size)
-    ends: Any = "pad" if accelerator.even_batches else "uneven"
-    if world_size == 1 or batches.drop_last:
-        ends = "drop" if world_size > 1 else "uneven"
+    size = _rank_batch_size(batches.batch_size, accelerator, world_size)
+    ends: Any = "drop" if batches.drop_last else "pad" if accelerator.even_batches else "uneven"
+    if world_size == 1:
+        ends = "uneven"
     sampler = RankSampler(
         len(loader.dataset), rank=rank, world_size=world_size, ends=ends, block=size, **order
     )
@@ -129,22 +123,17 @@ def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -
     return {key: own, "sampler": sampler, "batch_size": size}
 
 
-def _order(sampler: Any, loader: Any) -> dict[str, Any] | None:
+def _order_arguments(sampler: Any, loader: Any) -> dict[str, Any] | None:
     """Return the arguments of a RankSampler with the order of `sampler` or one like it, or None."""
     if type(sampler) is RankSampler:
         names = ("shuffle", "seed", "window", "run")
         return {name: getattr(sampler, name) for name in names}
     if type(sampler) is SequentialSampler:
         return {"shuffle": False}
-    whole = getattr(sampler, "num_samples", None) == known_length(loader.dataset)
-    if (
-        loader.seed is None
-        or type(sampler) is not RandomSampler
-        or sampler.replacement
-        or not whole
-    ):
-        return None
-    return {"shuffle": True, "seed": loader.seed}
+    once = type(sampler) is RandomSampler and not sampler.replacement
+    if once and loader.seed is not None and sampler.num_samples == known_length(loader.dataset):
+        return {"shuffle": True, "seed": loader.seed}
+    return None
 
 
 def _part_of_stream(
@@ -165,13 +154,13 @@ def _part_of_stream(
         raise ValueError(
             f"{loader!r} and Accelerate: an iterable dataset is divided by batches. Give batch_size"
         )
-    size = rank_size(loader.batch_size, accelerator, world_size)
+    size = _rank_batch_size(loader.batch_size, accelerator, world_size)
     seed: Any = loader.seed  # agreed_seed() gave it one
     part = Part(dataset, size, rank, world_size, drop_last=loader.drop_last, seed=seed)
     return {"dataset": part, "batch_size": size}
 
 
-def rank_size(batch_size: int, accelerator: Accelerator, world_size: int) -> int:
+def _rank_batch_size(batch_size: int, accelerator: Accelerator, world_size: int) -> int:
     """Return the size of a rank's batches. Raise ValueError if `split_batches` cannot split them."""
     if not accelerator.split_batches:
         return batch_size

@@ -13,14 +13,7 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
 from fastload._kit.hashing import mix64
-from fastload.accelerated.division import (
-    agreed_seed,
-    check,
-    data_rank,
-    divided,
-    index_sampler_of,
-    number_of_samples,
-)
+from fastload.accelerated.division import agreed_seed, check, data_rank, divided, number_of_samples
 from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
@@ -54,19 +47,20 @@ class Prepared(Generic[T]):
 
     def adopt(self, accelerator: Accelerator) -> None:
         """Take the rank's part of the samples, and the accelerator's device."""
-        check(self, index_sampler_of(self), accelerator, resumes=self._epochs.resume is not None)
+        settings = Settings.of(self)
+        check(self, settings.sampler, accelerator, resumes=self._epochs.resume is not None)
         rank, world_size = data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
-        size = getattr(index_sampler_of(self), "batch_size", None) or self.batch_size
-        self.total_dataset_length = number_of_samples(self, index_sampler_of(self))
+        size = getattr(settings.sampler, "batch_size", None) or self.batch_size
+        self.total_dataset_length = number_of_samples(settings)
         self.total_batch_size = size and size * ranks
         self.device = accelerator.device if accelerator.device_placement else None
         self.non_blocking = accelerator.non_blocking
         self.gradient_state = GradientState()
         self._rng_types = [t for t in accelerator.rng_types or () if str(t) != "generator"]
-        self._skipped = 0
+        self._to_skip = 0
         self._state_before: dict[str, Any] | None = None  # of the batch that is read ahead
-        self._agreed = agreed_seed(self, index_sampler_of(self), accelerator, world_size)
+        self._agreed = agreed_seed(settings, accelerator, world_size)
         if world_size == 1 and self._agreed is None:
             return
         coming = self._epochs.coming()
@@ -85,9 +79,9 @@ class Prepared(Generic[T]):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         if self._agreed is not None:
-            for generator in generators(index_sampler_of(self)):
+            for generator in generators(Settings.of(self).sampler):
                 generator.manual_seed(mix64(mix64(self._agreed) ^ epoch) >> 1)
-        read = self._skip(epoch)
+        read = self._apply_skip(epoch)
         self._state_before = None
         batches = super().__iter__()  # type: ignore[misc]
         for _ in range(read):
@@ -103,12 +97,7 @@ class Prepared(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """See `fastload.DataLoader.state_dict`."""
-        return self._state_before or self.delivered()
-
-    def delivered(self) -> dict[str, Any]:
-        """Return the state after all batches that came out of the loader, also the one that is read ahead."""
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        return state
+        return self._state_before or super().state_dict()  # type: ignore[misc]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
@@ -116,55 +105,55 @@ class Prepared(Generic[T]):
             self._agreed = self.seed = state["seed"]
             if isinstance(self.dataset, Part):
                 self.dataset.seed = state["seed"]
-            sampler, seed = single_sampler(index_sampler_of(self)), state.get("sampler_seed")
+            sampler, seed = single_sampler(Settings.of(self).sampler), state.get("sampler_seed")
             if isinstance(sampler, RankSampler) and isinstance(seed, int):
                 sampler.seed = seed
         super().load_state_dict(state)  # type: ignore[misc]
         self._state_before = None
 
-    def begin(self) -> None:
+    def _begin_epoch(self) -> None:
         """Tell Accelerate that an epoch of this loader runs."""
         length, total = self.total_dataset_length, self.total_batch_size
         self.end_of_dataloader = False
         self.remainder = -1 if self.drop_last or not (length and total) else length % total
         self.gradient_state._add_dataloader(self)
 
-    def last(self) -> None:
+    def _mark_last(self) -> None:
         """Tell Accelerate that the batch that it gets next is the last."""
         self.end_of_dataloader = True
         if isinstance(self.dataset, Part) and (state := self._state_before) and not self.drop_last:
             lane = state["lanes"][state["turn"] - 1]  # the last batch is from this worker
             self.remainder = lane["state"]["new"]
 
-    def end(self) -> None:
+    def _end_epoch(self) -> None:
         """Tell Accelerate that no epoch of this loader runs."""
         self._state_before = None
         self.gradient_state._remove_dataloader(self)
 
     def skip(self, batches: int) -> None:
         """Let the next `iter()` begin after the first `batches` batches of its epoch."""
-        self._skipped = batches
+        self._to_skip = batches
 
-    def keep_state(self) -> None:
+    def _keep_state(self) -> None:
         """Keep the state of now for `state_dict()`, because one more batch is read."""
-        self._state_before = self.delivered()
+        self._state_before = super().state_dict()  # type: ignore[misc]
 
-    def _skip(self, epoch: int) -> int:
+    def _apply_skip(self, epoch: int) -> int:
         """Move the beginning of the coming epoch. Return how many batches must be read and dropped for it."""
-        count, self._skipped = self._skipped, 0
+        count, self._to_skip = self._to_skip, 0
         if not count:
             return 0
         state: Any = self._epochs.resume
-        if state is None or state.ended or state.epoch != epoch:
+        if state is not None and (state.ended or state.epoch != epoch):
             state = None
         if isinstance(state, IterableState):
             return max(0, count - _batches_of(state))
-        sampler = index_sampler_of(self)
-        size = getattr(sampler, "batch_size", None)
-        if not size or isinstance(self.dataset, IterableDataset):
+        settings = Settings.of(self)
+        sampler, size = settings.sampler, getattr(settings.sampler, "batch_size", None)
+        if not size or settings.iterable:
             return count
         if state is None:
-            state = fresh_state(Settings.of(self), epoch, None)
+            state = fresh_state(settings, epoch, None)
             if not draws_nothing(sampler):
                 state = replace(
                     state, draws=[random_states(sampler)], sampler_state=own_state(sampler)
@@ -197,7 +186,7 @@ class _Batches(Iterator[Any]):
         self._left: int | None = None
         if not isinstance(loader.dataset, IterableDataset):
             with suppress(TypeError):  # a batch sampler without length
-                self._left = len(loader) - loader.delivered()["batches"]
+                self._left = len(loader) - loader.state_dict()["batches"]
         self._ahead: list[Any] = []
         self._began = False
 
@@ -205,11 +194,11 @@ class _Batches(Iterator[Any]):
         loader = self._loader
         if not self._began:
             self._began = True
-            loader.begin()
+            loader._begin_epoch()
         try:
             batch = self._known() if self._left is not None else self._looked_ahead()
         except StopIteration:
-            loader.end()
+            loader._end_epoch()
             raise
         if loader.device is None:
             return batch
@@ -219,10 +208,9 @@ class _Batches(Iterator[Any]):
         assert self._left is not None
         try:
             batch = next(self._batches)
-        except (StopIteration, LoaderTimeoutError):
-            raise
-        except Exception:
-            self._left -= 1  # an error counts as the batch
+        except Exception as error:
+            # Another error counts as the batch.
+            self._left -= not isinstance(error, StopIteration | LoaderTimeoutError)
             raise
         self._left -= 1
         self._loader.end_of_dataloader = not self._left
@@ -232,11 +220,11 @@ class _Batches(Iterator[Any]):
         batch = self._ahead.pop() if self._ahead else next(self._batches)
         if isinstance(batch, Exception):
             raise batch
-        self._loader.keep_state()
+        self._loader._keep_state()
         try:
             self._ahead.append(next(self._batches))
         except StopIteration:
-            self._loader.last()
+            self._loader._mark_last()
         except Exception as error:
             self._ahead.append(error)  # for the next `next()`
         return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -11,6 +12,7 @@ from fastload._kit.user_errors import contained
 from fastload.random.streams import random_stream
 
 
+@dataclass(eq=False)
 class Part(IterableDataset[Any]):
     """Every rank reads all samples, in groups of `size * world_size`, and gives `size` of each group.
 
@@ -23,25 +25,15 @@ class Part(IterableDataset[Any]):
         drop_last: leave the last group out if it is not full.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        size: int,
-        rank: int,
-        world_size: int,
-        *,
-        drop_last: bool,
-        seed: int,
-    ) -> None:
-        self.dataset = dataset
-        self.size = size
-        self.rank = rank
-        self.world_size = world_size
-        self.drop_last = drop_last
-        self.seed = seed
-        self.epoch = 0
-        self.passes = 0
-        """Since the epoch was set: persistent worker processes keep their copy, and do not see `set_epoch`."""
+    dataset: Any
+    size: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    seed: int
+    epoch: int = 0
+    passes: int = 0
+    """Since the epoch was set: persistent worker processes keep their copy, and do not see `set_epoch`."""
 
     def __len__(self) -> int:
         """Return the number of all samples. Raise TypeError if the dataset does not know it."""
@@ -107,12 +99,8 @@ class _Groups(Iterator[Any]):
         self._mine = group[part.rank * part.size : (part.rank + 1) * part.size]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "key": self._key,
-            "groups": self._count,
-            "left": len(self._mine),
-            "new": self._new,
-        }
+        left = len(self._mine)
+        return {"key": self._key, "groups": self._count, "left": left, "new": self._new}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._key = state["key"]

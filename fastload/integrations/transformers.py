@@ -8,6 +8,7 @@ arguments keep their meaning, and so do those of `accelerator_config` (see `fast
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from types import FunctionType
 from typing import Any
 
@@ -26,10 +27,8 @@ class TrainerMixin:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        members: dict[str, Any] = {}
-        for base in reversed(cls.__mro__):
-            members |= vars(base)
-        for name, method in members.items():
+        for name in dir(cls):
+            method = getattr_static(cls, name)
             if isinstance(method, FunctionType) and _makes_loaders(method):
                 setattr(cls, name, _with_ours(method))
 

@@ -58,11 +58,7 @@ class LaneOrder(Order):
     progress: _Delivered
 
     def __init__(
-        self,
-        initial: IterableState,
-        *,
-        batch_size: int,
-        resume: IterableState | None = None,
+        self, initial: IterableState, *, batch_size: int, resume: IterableState | None = None
     ) -> None:
         super().__init__(initial, rank=initial.rank)
         start = resume or initial

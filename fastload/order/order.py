@@ -35,9 +35,8 @@ class Order(ABC):
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # whether the sampler has ended
         self._rank = rank
-        self._past: tuple[
-            Any, ...
-        ] = ()  # `progress` before the latest deliveries, the latest first
+        # `progress` before the latest deliveries, the latest first
+        self._past: tuple[Any, ...] = ()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """Set the seed of the random streams. From now on `next()` may be called."""

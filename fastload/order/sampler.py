@@ -223,11 +223,7 @@ class RankSampler(Sampler[int]):
 
     def __len__(self) -> int:
         rounds, rest = divmod(self.length, self.world_size * self.block)
-        last = {
-            "drop": 0,
-            "pad": self.block if rest else 0,
-            "uneven": rest - self.rank * self.block,
-        }
+        last = {"drop": 0, "pad": rest and self.block, "uneven": rest - self.rank * self.block}
         return rounds * self.block + min(max(last[self.ends], 0), self.block)
 
     def set_epoch(self, epoch: int) -> None:
