@@ -2,7 +2,8 @@
 - Accelerate's `prepare(loader)` keeps a loader: the same object, with its workers, seed and state.
 - The batches, the mark of the last one and its padding are those of Accelerate's own loaders for the same arguments,
   on one and on two processes. So `accumulate`, `even_batches`, `split_batches` and `join_uneven_inputs` mean the same.
-- `gather_for_metrics` gives each sample once, for every length and sampler, and for streams of one worker. No rank hangs.
+- `gather_for_metrics` gives each sample once, for every length and sampler, and for a stream of one worker. No rank
+  hangs.
 - What cannot be kept is refused, with the reason: `dispatch_batches=True`, a loader that is divided already, a dataset
   without batches on several ranks.
 
