@@ -27,7 +27,7 @@ from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
-from fastload.order.state import IterableState
+from fastload.order.state import IterableState, batches_of
 from fastload.settings import Settings
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Prepared(Generic[T]):
         if state is None or state.ended or state.epoch != epoch:
             state = None
         if isinstance(state, IterableState):
-            return max(0, count - _batches_of(state))
+            return max(0, count - batches_of(state.to_json()))
         sampler = index_sampler_of(self)
         size = getattr(sampler, "batch_size", None)
         if not size or isinstance(self.dataset, IterableDataset):
@@ -180,12 +180,6 @@ class Prepared(Generic[T]):
             )
             super().load_state_dict(state.to_json())  # type: ignore[misc]
         return 0
-
-
-def _batches_of(state: IterableState) -> int:
-    """Return how many batches were delivered in the epoch of a state."""
-    size = state.global_batch or 1
-    return sum(-(-lane["samples"] // size) for lane in state.lanes)
 
 
 class _Batches(Iterator[Any]):
