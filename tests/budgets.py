@@ -18,8 +18,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_703,
-    "loaded beside the way": 2_467,
+    "the way of an index": 3_709,
+    "loaded beside the way": 2_470,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
@@ -28,7 +28,7 @@ BUDGETS = {
     "fastload/integrations": 143,
     "fastload/bench": 1_192,
     "fastload/check": 678,
-    "fastload/cli": 2_226,
+    "fastload/cli": 2_300,
     "fastload/compat": 441,
     "fastload/datasets": 1_668,
     "fastload/datasets/packed": 1_719,

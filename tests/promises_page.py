@@ -26,14 +26,14 @@ AREAS = {
     "Order": "tests/promises/test_{exactly_once,kinds_of_worker,ranks,blocks} tests/test_sampler",
     "In place of torch's DataLoader": """tests/promises/test_{arguments,parity_default_collate,coexistence}
         tests/test_{workers,torch_private} tests/promises/test_{lightning*,accelerate*,trainer*,torch_threads}
-        tests/promises/test_{frameworks,framework_examples,checkpoint_frameworks}""",
+        tests/promises/test_{frameworks,framework_examples}""",
     "Random numbers": """tests/promises/test_randomness tests/isolation/test_{random_is_the_sample_s,*_random}
         tests/isolation/test_{generators,places_of_generators} tests/compat/test_randomness benchmarks/randomness""",
     "Each worker has its own state": """tests/isolation/test_{state_is_copied,what_is_copied,random_graphs,*}
         tests/compat/* benchmarks/isolation""",
     "Threads or processes": "tests/verdicts/test_{library_cases,*}",
     "Errors": "tests/promises/test_{errors_in_place,hostile_code,stalls_and_bounds,faults} tests/test_errors",
-    "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings}",
+    "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings,checkpoints} tests/cli/*",
     "Worker processes": "tests/processes/test_{deaths,memory,starts,signals,errors,*}",
     "Memory": "tests/promises/test_kept_batches tests/test_window{_model,} benchmarks/memory",
     "Beside the training loop": "tests/promises/test_{beside_the_loop,prefetch,memory_format} benchmarks/beside",

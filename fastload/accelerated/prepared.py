@@ -101,13 +101,15 @@ class Prepared(Generic[T]):
         length: int = super().__len__()  # type: ignore[misc]
         return length
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """See `fastload.DataLoader.state_dict`."""
-        return self._state_before or self.delivered()
+        if self._state_before is None or not ahead:
+            return self._state_before or self.delivered(ahead)
+        return self.delivered(ahead + 1)
 
-    def delivered(self) -> dict[str, Any]:
+    def delivered(self, ahead: int = 0) -> dict[str, Any]:
         """Return the state after all batches that came out of the loader, also the one that is read ahead."""
-        state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
+        state: dict[str, Any] = super().state_dict(ahead=ahead)  # type: ignore[misc]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

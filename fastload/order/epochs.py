@@ -131,10 +131,10 @@ class Epochs:
         self, settings: Settings, make_batch: Callable[..., Batch], *, early: bool
     ) -> Order:
         initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
-        rank, _ = partition(settings.sampler, settings.dataset)
         resume: Any = None if early else self.resume
         if settings.iterable:
-            return LaneOrder(initial, rank=rank, batch_size=settings.batch_size or 1, resume=resume)
+            return LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
+        rank, _ = partition(settings.sampler, settings.dataset)
         return SampledOrder(settings.sampler, make_batch, initial, rank=rank, resume=resume)
 
     def _drawn_seed(self, settings: Settings) -> int | None:

@@ -14,6 +14,7 @@ from fastload._kit.hashing import mix64
 from fastload._kit.user_errors import annotate
 from fastload.memory.batch import Batch
 from fastload.order.order import Order
+from fastload.order.partition import partition
 from fastload.order.state import IterableState, as_int
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
@@ -60,11 +61,10 @@ class LaneOrder(Order):
         self,
         initial: IterableState,
         *,
-        rank: int,
         batch_size: int,
         resume: IterableState | None = None,
     ) -> None:
-        super().__init__(initial, rank=rank)
+        super().__init__(initial, rank=initial.rank)
         start = resume or initial
         self._batch_size = batch_size
         self._ordinal = 0
@@ -131,10 +131,13 @@ class LaneOrder(Order):
 
 def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
+    rank, world_size = partition(settings.sampler, settings.dataset)
+    batch = as_int(settings.batch_size)
     return IterableState(
         seed=settings.seed,
-        world_size=1,
-        global_batch=as_int(settings.batch_size),
+        rank=rank,
+        world_size=world_size,
+        global_batch=None if batch is None else batch * world_size,
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,

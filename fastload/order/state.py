@@ -17,6 +17,8 @@ from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 
 VERSION = 3
+FIRST = ("version", "kind", "epoch", "batches", "position", "ended")
+"""The fields that a printed state begins with. The long ones are declared last."""
 T = TypeVar("T")
 
 
@@ -48,8 +50,9 @@ class State:
     ended: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name. The values are not copied."""
-        return dict(vars(self))
+        """Return the fields by name, those of `FIRST` before the others. The values are not copied."""
+        fields = vars(self)
+        return {name: fields[name] for name in FIRST if name in fields} | fields
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -85,14 +88,14 @@ class SampledState(State):
     ahead: list[int]
     """Ordinals of the batches that were delivered before earlier ones (in_order=False)."""
     ahead_on_rank: int | None = None
-    draws: list[dict[str, Any]] | None = None
-    """The random states before `iter(sampler)` and before its first index. After the end of the epoch, only those that
-    the next epoch begins with. None if the sampler draws nothing."""
-    sampler_state: Any = None
-    """What the sampler's `state_dict()` returned before `iter(sampler)`, or after the end of the epoch."""
     checksum: int | None = None
     """Checksum of the indices of these batches, on one rank; None if the sampler draws nothing."""
     checksum_on_rank: int | None = None
+    sampler_state: Any = None
+    """What the sampler's `state_dict()` returned before `iter(sampler)`, or after the end of the epoch."""
+    draws: list[dict[str, Any]] | None = None
+    """The random states before `iter(sampler)` and before its first index. After the end of the epoch, only those that
+    the next epoch begins with. None if the sampler draws nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,8 @@ class IterableState(State):
     """The state of a loader of an iterable dataset."""
 
     kind: str = "iterable"
+    rank: int
+    """Whose samples these are: each rank reads others."""
     workers: int
     turn: int = 0
     """The lane of the next batch."""
@@ -109,7 +114,8 @@ class IterableState(State):
 
 def batches_of(state: dict[str, Any]) -> int:
     """Return how many batches were delivered in the epoch of a state."""
-    size = state.get("global_batch") or 1
+    ranks = state.get("world_size", 1)
+    size = (state.get("global_batch") or ranks) // ranks
     lanes = sum(-(-lane["samples"] // size) for lane in state.get("lanes", []))
     return int(state.get("batches", lanes))
 
@@ -131,6 +137,9 @@ _REMEDIES = {
     "drop_last": "make the loader with the state's drop_last",
     "world_size": "use the same number of ranks: only RankSampler and DistributedSampler, with batches of a fixed "
     "size, can resume with another number",
+    "rank": "let each rank save and load its own state of a stream: with torch.distributed.checkpoint, under a key "
+    'such as f"loader_{rank}". If ranks read the same samples, give the dataset partitioned_by_rank=True, and the rank '
+    "and world_size of its part",
     "global_batch": "choose the batch size so that batch size x ranks is the state's global batch",
     "workers": "make the loader with the state's num_workers",
 }

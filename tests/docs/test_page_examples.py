@@ -40,6 +40,7 @@ class Small(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # lightning's own
 @pytest.mark.filterwarnings("ignore:.*pin_memory")  # there may be no accelerator here
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of one process alone
 @pytest.mark.filterwarnings("ignore:The `srun` command")  # lightning again, on a machine with Slurm
 @pytest.mark.parametrize(
     "page",
