@@ -76,6 +76,10 @@ class LoaderPositions:
         used, fetcher = progress.current.processed, loop._data_fetcher
         held, consumed = self._left if fetcher is None else _left(loop)
         is_last = progress.is_last_batch or used >= trainer.num_training_batches
+        # A step that fetches its own batches meets the end within a step.
+        ended = (is_last and used == progress.current.ready) or (
+            not held and getattr(fetcher, "done", False)
+        )
         ahead = [held] * len(loaders)
         if held and loop._combined_loader._mode == "max_size":
             # A loader that has ended gives nothing more.
@@ -83,7 +87,7 @@ class LoaderPositions:
         states = [one.state_dict(ahead=n) for one, n in zip(loaders, ahead, strict=True)]
         checkpoint[KEY] = {
             "epochs": loop.epoch_progress.current.ready,
-            "epoch_ended": used > 0 == held and (is_last or getattr(fetcher, "done", False)),
+            "epoch_ended": used > 0 and ended,
             "consumed": consumed,
             "told": [sampler.is_set for sampler in _rank_samplers(loaders)],
             "loaders": _of_all_ranks(states, trainer.world_size),
