@@ -18,14 +18,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_709,
+    "the way of an index": 3_718,
     "loaded beside the way": 2_470,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/accelerated": 504,
-    "fastload/integrations": 143,
+    "fastload/integrations": 170,
     "fastload/bench": 1_192,
     "fastload/check": 678,
     "fastload/cli": 2_300,

@@ -5,6 +5,7 @@ Lightning itself finds this, by the entry points of the installed package. There
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -105,10 +106,21 @@ class LoaderPositions:
         """Begin where the checkpoint was saved. Lightning has begun an epoch of its own choice before."""
         if (found := self._found) is None:
             return
-        loop, ended = trainer.fit_loop, found["epoch_ended"]
-        every = trainer.reload_dataloaders_every_n_epochs
+        ended, every = found["epoch_ended"], trainer.reload_dataloaders_every_n_epochs
         if ended and every and found["epochs"] % every == 0:
             return  # the undisturbed run has new loaders now, too
+        try:
+            self._resume(trainer, found)
+        except StateError as error:
+            if not ended:
+                raise
+            warnings.warn(
+                f"fastload: the loaders begin anew, because the checkpoint is of others: {error}",
+                stacklevel=2,
+            )
+
+    def _resume(self, trainer: Any, found: dict[str, Any]) -> None:
+        loop, ended = trainer.fit_loop, found["epoch_ended"]
         loaders, saved = _loaders(loop), found["loaders"]
         # If another number of ranks saved them, each loader checks whether it can resume.
         states = saved[trainer.global_rank if trainer.global_rank < len(saved) else 0]
@@ -131,7 +143,7 @@ class LoaderPositions:
             fetcher = iter(fetcher)
         elif found["consumed"]:
             _mode_of(loop)._consumed = found["consumed"]
-        told = zip(_rank_samplers(loaders), found["told"], strict=True)
+        told = zip(_rank_samplers(loaders), found["told"], strict=False)
         _keep_begun(fetcher, [(one, one.epoch, is_set and not ended) for one, is_set in told])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

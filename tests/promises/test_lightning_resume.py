@@ -231,6 +231,18 @@ def test_other_loaders_than_those_of_the_checkpoint_are_refused(tmp_path: Path) 
         fit(TRAININGS["seed"], tmp_path, resume=saved[1][0])
 
 
+@pytest.mark.parametrize("other", [TRAININGS["two"], {"train": {"batch_size": 2, "shuffle": True}}])
+def test_an_epoch_after_the_checkpoint_may_have_other_loaders(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    _, saved = fit(TRAININGS["seed"], tmp_path, events=["on_train_epoch_end"])
+    model = cases.Model(other["train"], None, None)
+    with pytest.warns(UserWarning, match="begin anew, because the checkpoint is of others"):
+        cases.trainer(other, tmp_path).fit(model, ckpt_path=saved[1][0])
+    whole, _ = fit(other, tmp_path)
+    assert model.trained == whole.trained[-len(whole.trained) // 3 :]
+
+
 def test_the_trainer_of_pytorch_lightning_resumes_too(tmp_path: Path) -> None:
     """It is the same code under another name, with classes of its own."""
     other = pytest.importorskip("pytorch_lightning")
