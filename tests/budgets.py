@@ -18,14 +18,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_703,
+    "the way of an index": 3_714,
     "loaded beside the way": 2_466,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/accelerated": 470,
-    "fastload/integrations": 142,
+    "fastload/integrations": 169,
     "fastload/bench": 1_192,
     "fastload/check": 678,
     "fastload/cli": 2_300,

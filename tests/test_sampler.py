@@ -199,6 +199,10 @@ def test_ranks_that_meet_after_the_sampler_was_made(monkeypatch: pytest.MonkeyPa
     assert (sampler.rank, sampler.world_size) == (1, 4), (
         "they stay, also after the end of the group"
     )
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert list(sampler) == [0, 2, 4, 6], "an elastic job has met again, with fewer ranks"
 
 
 def test_a_window_beyond_every_length_is_the_whole_order() -> None:

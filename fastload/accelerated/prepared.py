@@ -20,7 +20,7 @@ from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
-from fastload.order.state import IterableState
+from fastload.order.state import IterableState, batches_of
 from fastload.settings import Settings
 
 T = TypeVar("T")
@@ -95,9 +95,12 @@ class Prepared(Generic[T]):
         length: int = super().__len__()  # type: ignore[misc]
         return length
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """See `fastload.DataLoader.state_dict`."""
-        return self._state_before or super().state_dict()  # type: ignore[misc]
+        if self._state_before is not None and not ahead:
+            return self._state_before
+        ahead += self._state_before is not None
+        return super().state_dict(ahead=ahead)  # type: ignore[misc,no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
@@ -147,7 +150,7 @@ class Prepared(Generic[T]):
         if state is not None and (state.ended or state.epoch != epoch):
             state = None
         if isinstance(state, IterableState):
-            return max(0, count - _batches_of(state))
+            return max(0, count - batches_of(state.to_json()))
         settings = Settings.of(self)
         sampler, size = settings.sampler, getattr(settings.sampler, "batch_size", None)
         if not size or settings.iterable:
@@ -169,12 +172,6 @@ class Prepared(Generic[T]):
             )
             super().load_state_dict(state.to_json())  # type: ignore[misc]
         return 0
-
-
-def _batches_of(state: IterableState) -> int:
-    """Return how many batches were delivered in the epoch of a state."""
-    size = (state.global_batch or state.world_size) // state.world_size
-    return sum(-(-lane["samples"] // size) for lane in state.lanes)
 
 
 class _Batches(Iterator[Any]):

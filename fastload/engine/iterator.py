@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -160,7 +160,7 @@ class LoaderIterator(Iterator[Any]):
             self._reports.warn()
         if not self._begun:
             self._follow_set_epoch()
-        counted: list[Any] = []  # the order, and its progress before and after the batch
+        counted: list[Callable[[], None]] = []  # takes back that the batch counts
         try:
             while (batch := self._next_batch(counted)) is not None:
                 if batch.error is not None:
@@ -185,14 +185,12 @@ class LoaderIterator(Iterator[Any]):
                         batch.data = None
         except BaseException:
             if counted:  # Ctrl-C struck, and the loop does not get the batch
-                order, before, after = counted
-                if order.progress is after:  # no other thread has taken a batch since
-                    order.progress = before
+                counted[0]()
                 self.close()
             raise
         raise StopIteration
 
-    def _next_batch(self, counted: list[Any]) -> Batch | None:
+    def _next_batch(self, counted: list[Callable[[], None]]) -> Batch | None:
         """Return the next batch and count it as delivered, or return None at the end of the epoch.
 
         If anything but a time-out is raised here, such as Ctrl-C, close the iterator. The state does not count a batch
@@ -215,9 +213,7 @@ class LoaderIterator(Iterator[Any]):
                 self._tripwire.end(batch, self._settings, self._notices.notice)
                 if batch is not None:
                     self._reports.count(batch)
-                    before = self._order.progress
-                    self._order.delivered(batch)
-                    counted[:] = self._order, before, self._order.progress
+                    counted[:] = [self._order.count(batch)]
             except LoaderTimeoutError:
                 raise
             except BaseException:
@@ -227,15 +223,14 @@ class LoaderIterator(Iterator[Any]):
                 self._end()
         return batch
 
-    def _end_with_worker(self, counted: list[Any]) -> None:
+    def _end_with_worker(self, counted: list[Callable[[], None]]) -> None:
         """Close the iterator: a worker process has died, and no other reads its batches.
 
         What other workers have begun comes first. The state does not count the batch of a lane: the loader that
         resumes reads it from there.
         """
-        order, before, _ = counted
         if self._settings.iterable:
-            order.progress = before
+            counted[0]()
         elif self._window.is_begun():
             return  # each worker's last batch is the one that it died of, so such an error closes the iterator
         self.close()

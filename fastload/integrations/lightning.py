@@ -5,6 +5,7 @@ Lightning itself finds this, by the entry points of the installed package. There
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch.distributed as dist
 
 from fastload.errors import StateError
 from fastload.loader import DataLoader
+from fastload.order.order import MAX_AHEAD
 from fastload.order.sampler import RankSampler
+from fastload.order.state import batches_of
 
 KEY = "fastload"
 """Where a checkpoint has the positions."""
@@ -47,7 +50,10 @@ class LoaderPositions:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None  # in the checkpoint of this run
-        self._held = 0  # by the fetcher, which the end of a run drops
+        self._others: list[
+            Any
+        ] = []  # there, Lightning's states of all loaders, if some are not ours
+        self._left: tuple[int, list[bool]] = 0, []  # what the end of a run drops
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the checkpoint of the previous run."""
@@ -55,7 +61,12 @@ class LoaderPositions:
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Keep what a checkpoint after the run must know."""
-        self._held = _held(trainer)
+        self._left = _left(trainer.fit_loop)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Keep it also if the run fails, or Ctrl-C ends it."""
+        if trainer.fit_loop._data_fetcher is not None:
+            self._left = _left(trainer.fit_loop)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the positions of all ranks. Each rank calls this, as it must call `save_checkpoint`."""
@@ -63,52 +74,77 @@ class LoaderPositions:
         if not (loaders := _loaders(loop)):
             return
         progress = loop.epoch_loop.batch_progress
-        used, begun = progress.current.processed, progress.current.ready
-        held = self._held if loop._data_fetcher is None else _held(trainer)
+        used, fetcher = progress.current.processed, loop._data_fetcher
+        held, consumed = self._left if fetcher is None else _left(loop)
+        is_last = progress.is_last_batch or used >= trainer.num_training_batches
+        # A step that fetches its own batches meets the end within a step.
+        ended = (is_last and used == progress.current.ready) or (
+            not held and getattr(fetcher, "done", False)
+        )
+        ahead = [held] * len(loaders)
+        if held and loop._combined_loader._mode == "max_size":
+            # A loader that has ended gives nothing more.
+            ahead = [min(held, max(0, batches_of(one.state_dict()) - used)) for one in loaders]
+        states = [one.state_dict(ahead=n) for one, n in zip(loaders, ahead, strict=True)]
         checkpoint[KEY] = {
             "epochs": loop.epoch_progress.current.ready,
-            "epoch_ended": used == begun > 0
-            and (progress.is_last_batch or used >= trainer.num_training_batches),
-            "consumed": list(getattr(_mode_of(loop), "_consumed", [])),
-            "loaders": _of_all_ranks([loader.state_dict(ahead=held) for loader in loaders]),
+            "epoch_ended": used > 0 and ended,
+            "consumed": consumed,
+            "told": [sampler.is_set for sampler in _rank_samplers(loaders)],
+            "loaders": _of_all_ranks(states, trainer.world_size),
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Take the positions. Let Lightning load no states, if it has no other loaders' states."""
         self._found = checkpoint.get(KEY)
         theirs = checkpoint["loops"]["fit_loop"]["state_dict"]
-        if self._found and len(theirs.get("combined_loader", [])) == len(self._found["loaders"][0]):
-            theirs["combined_loader"] = []
+        self._others = theirs.get("combined_loader", [])
+        if self._found and len(self._others) == len(self._found["loaders"][0]):
+            self._others = theirs["combined_loader"] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin where the checkpoint was saved. Lightning has begun an epoch of its own choice before."""
         if (found := self._found) is None:
             return
-        loop, ended = trainer.fit_loop, found["epoch_ended"]
-        every = trainer.reload_dataloaders_every_n_epochs
+        ended, every = found["epoch_ended"], trainer.reload_dataloaders_every_n_epochs
         if ended and every and found["epochs"] % every == 0:
             return  # the undisturbed run has new loaders now, too
-        loaders, states = _loaders(loop), _of_this_rank(found["loaders"])
+        try:
+            self._resume(trainer, found)
+        except StateError as error:
+            if not ended:
+                raise
+            warnings.warn(
+                f"fastload: the loaders begin anew, because the checkpoint is of others: {error}",
+                stacklevel=2,
+            )
+
+    def _resume(self, trainer: Any, found: dict[str, Any]) -> None:
+        loop, ended = trainer.fit_loop, found["epoch_ended"]
+        loaders, saved = _loaders(loop), found["loaders"]
+        # If another number of ranks saved them, each loader checks whether it can resume.
+        states = saved[trainer.global_rank if trainer.global_rank < len(saved) else 0]
         if len(loaders) != len(states):
             raise StateError(
                 f"the checkpoint has the states of {len(states)} fastload loaders for training, and this run has "
                 f"{len(loaders)}. Resume with the loaders that the checkpoint was made with"
             )
+        if self._others and not ended:
+            loop._combined_loader._load_state_dicts(self._others)  # Lightning has used them up
         for loader, state in zip(loaders, states, strict=True):
             # A loader's epoch may end before that of the training.
             loader.load_state_dict(state if ended else {**state, "ended": False})
         fetcher = iter(loop._data_fetcher)
         if ended:
             for loader, state in zip(loaders, states, strict=True):
-                if state["ended"]:
+                if state.get("ended"):
                     loader.load_state_dict(state)  # it has begun the next epoch already
             _tell(loaders, found["epochs"])
-            _keep_begun(iter(fetcher), [])
-            return
-        if found["consumed"]:
+            fetcher = iter(fetcher)
+        elif found["consumed"]:
             _mode_of(loop)._consumed = found["consumed"]
-        samplers = [s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)]
-        _keep_begun(fetcher, [(sampler, sampler.epoch) for sampler in samplers])
+        told = zip(_rank_samplers(loaders), found["told"], strict=False)
+        _keep_begun(fetcher, [(one, one.epoch, is_set and not ended) for one, is_set in told])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell samplers the epoch again. Lightning counts one twice that was resumed at its end, with `max_steps`."""
@@ -138,30 +174,29 @@ def _tell(loaders: list[DataLoader[Any]], epoch: int) -> None:
                 sampler.set_epoch(epoch)
 
 
-def _held(trainer: Any) -> int:
-    """Return how many batches were fetched and not trained on: one ahead, and one that failed."""
-    loop = trainer.fit_loop
-    current = loop.epoch_loop.batch_progress.current
-    in_step: int = current.ready - current.processed
-    return len(getattr(loop._data_fetcher, "batches", ())) + in_step
+def _rank_samplers(loaders: list[DataLoader[Any]]) -> list[RankSampler]:
+    return [s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)]
 
 
-def _of_all_ranks(states: list[Any]) -> list[list[Any]]:
+def _left(loop: Any) -> tuple[int, list[bool]]:
+    """Return how many batches were fetched and not trained on: one ahead, and one that failed.
+
+    Return also which of several loaders were read to their end.
+    """
+    held = loop._data_fetcher.fetched - loop.epoch_loop.batch_progress.current.processed
+    return min(max(held, 0), MAX_AHEAD), list(getattr(_mode_of(loop), "_consumed", []))
+
+
+def _of_all_ranks(states: list[Any], world_size: int) -> list[list[Any]]:
     """Return the states of all ranks, by rank; or only one rank's, if all are equal."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return [states]
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, states)
     return gathered[:1] if all(one == states for one in gathered) else gathered
 
 
-def _of_this_rank(saved: list[list[Any]]) -> list[Any]:
-    """Return this rank's states. If another number of ranks saved them, each loader checks whether it can resume."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    return saved[rank if rank < len(saved) else 0]
-
-
-def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int]]) -> None:
+def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int, bool]]) -> None:
     """Let neither `iter(fetcher)` nor the epochs of samplers change what has begun, until the first batch is taken.
 
     Whether Lightning calls `iter` before depends on when the checkpoint was saved, and on its version. It tells a
@@ -176,8 +211,8 @@ def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int]]) -> None:
 
         def __next__(self) -> Any:
             self.__class__ = own
-            for sampler, epoch in epochs:
-                sampler.epoch, sampler.is_set = epoch, False
+            for sampler, epoch, is_set in epochs:
+                sampler.epoch, sampler.is_set = epoch, is_set
             return next(self)
 
     fetcher.__class__ = Begun

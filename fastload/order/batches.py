@@ -200,7 +200,9 @@ class SampledOrder(Order):
         while (end := ahead.get(batches)) is not None:
             del ahead[batches]
             batches, (position, checksum) = batches + 1, end
-        self._move(had._replace(batches=batches, position=position, checksum=checksum, ahead=ahead))
+        self.progress = had._replace(
+            batches=batches, position=position, checksum=checksum, ahead=ahead
+        )
 
     def end(self) -> None:
         """See `Order`."""

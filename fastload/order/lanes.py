@@ -103,7 +103,7 @@ class LaneOrder(Order):
             self._active[batch.lane] = False
         else:
             turn = (batch.lane + 1) % len(lanes)
-        self._move(_Delivered(turn, lanes))
+        self.progress = _Delivered(turn, lanes)
 
     def end(self) -> None:
         """See `Order`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from fastload.memory.batch import Batch
@@ -35,7 +36,7 @@ class Order(ABC):
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # whether the sampler has ended
         self._rank = rank
-        # `progress` before the latest deliveries, the latest first
+        # `progress` before the latest batches, the latest first
         self._past: tuple[Any, ...] = ()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
@@ -66,10 +67,19 @@ class Order(ABC):
         Any thread may call this. It needs no lock: a delivery replaces tuples.
         """
 
-    def _move(self, progress: Any) -> None:
-        """Record a delivery."""
-        self._past = (self.progress, *self._past[: MAX_AHEAD - 1])
-        self.progress = progress
+    def count(self, batch: Batch) -> Callable[[], None]:
+        """Record that the loop receives `batch`, as `delivered` does. Return what takes this back."""
+        had, past = self.progress, self._past
+        self.delivered(batch)
+        if batch.error is None and not batch.left_out:  # the loop holds nothing else
+            self._past = (had, *past[: MAX_AHEAD - 1])
+        now = self.progress
+
+        def take_back() -> None:
+            if self.progress is now:  # no other thread has taken a batch since
+                self.progress, self._past = had, past
+
+        return take_back
 
     def _before(self, ahead: int) -> Any:
         """Return `progress` before the last `ahead` batches of this epoch."""

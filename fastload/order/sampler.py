@@ -118,7 +118,7 @@ class RankSampler(Sampler[int]):
     Args:
         length_or_dataset: number of samples of the whole dataset, or anything with `len()`.
         rank, world_size: this process, and the number of processes. Give both or neither. By default they come
-            from `torch.distributed` once it is initialised, which may be after the sampler is made. Until then they
+            from `torch.distributed` while it is initialised, which may be after the sampler is made. Until then they
             are 0 and 1 (`iter()` warns if the environment variable WORLD_SIZE says that there are more).
         shuffle: give a new permutation each epoch. It needs no memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
@@ -164,6 +164,7 @@ class RankSampler(Sampler[int]):
             raise ValueError(
                 f"give rank and world_size both or neither, got rank={rank}, world_size={world_size}"
             )
+        self._asks = rank is None  # torch.distributed
         self._given: tuple[int, int] | None = None  # rank and world size, once they are known
         if rank is not None and world_size is not None:
             rank, world_size = integer("rank", rank), integer("world_size", world_size)
@@ -217,7 +218,7 @@ class RankSampler(Sampler[int]):
         return self._place()[1]
 
     def _place(self) -> tuple[int, int]:
-        if self._given is None and dist.is_available() and dist.is_initialized():
+        if self._asks and dist.is_available() and dist.is_initialized():
             self._given = dist.get_rank(), dist.get_world_size()
         return self._given or (0, 1)
 

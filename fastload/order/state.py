@@ -112,6 +112,14 @@ class IterableState(State):
     """A `LaneState` for each lane."""
 
 
+def batches_of(state: dict[str, Any]) -> int:
+    """Return how many batches were delivered in the epoch of a state."""
+    ranks = state.get("world_size", 1)
+    size = (state.get("global_batch") or ranks) // ranks
+    lanes = sum(-(-lane["samples"] // size) for lane in state.get("lanes", []))
+    return int(state.get("batches", lanes))
+
+
 _REMEDIES = {
     "version": "use the version of fastload that made the state",
     "kind": "load it into a loader of the same kind of dataset",

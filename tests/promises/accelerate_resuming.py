@@ -136,6 +136,18 @@ def saved_after_two(spec: Spec, folder: str) -> Any:
     return [indices.tolist() for indices, _ in batches]
 
 
+def held(spec: Spec) -> Any:
+    """Return the indices of an epoch after its first batch, if a loop holds the second one and one that resumes."""
+    _, loader = begin("ours", spec, {})
+    batches = iter(loader)
+    first, second = next(batches), next(batches)
+    state = loader.state_dict(ahead=1)
+    whole = [indices.tolist() for indices, _ in (first, second, *batches)]
+    _, loader = begin("ours", spec, {})
+    loader.load_state_dict(state)
+    return whole[1:], [indices.tolist() for indices, _ in loader]
+
+
 def loaded(spec: Spec, folder: str) -> Any:
     """Return the indices of an epoch after it was loaded."""
     accelerator, loader = begin("ours", spec, {})

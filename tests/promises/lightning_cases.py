@@ -75,6 +75,45 @@ class Counted(Stream):
         self.at = state["at"]
 
 
+class Failing(Counted):
+    """Fails once, at one sample."""
+
+    def __init__(self, length: int, fails: int | None) -> None:
+        super().__init__(length)
+        self.fails = fails
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            if sample[0] == self.fails:
+                raise OSError(f"sample {sample[0]}")
+            yield sample
+
+
+class Other:
+    """Is no loader of ours or of torch's, and has a state."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at, self.first = length, 0, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        return self._rest(first)
+
+    def _rest(self, first: int) -> Iterator[int]:
+        for at in range(first, self.length):
+            self.at = at + 1
+            yield at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["at"]
+
+
 class Foreign(Rows):
     """Has a `state_dict` of another protocol, with arguments of its own."""
 
@@ -97,7 +136,13 @@ class Groups:
             yield group
 
 
-DATASETS = {"rows": Rows, "stream": Stream, "counted": Counted, "foreign": Foreign}
+DATASETS = {
+    "rows": Rows,
+    "stream": Stream,
+    "counted": Counted,
+    "foreign": Foreign,
+    "failing": Failing,
+}
 
 
 def loader(spec: Spec) -> Any:
@@ -107,7 +152,11 @@ def loader(spec: Spec) -> Any:
         each = [loader(one) for one in options["each"]]
         mode = options.get("mode")
         return each if mode is None else CombinedLoader(dict(zip("abc", each, strict=False)), mode)
-    dataset = DATASETS[options.pop("dataset", "rows")](options.pop("length", 14))
+    if "other" in options:
+        return Other(options["other"])
+    kind = DATASETS[options.pop("dataset", "rows")]
+    fails = {"fails": options.pop("fails", None)} if kind is Failing else {}
+    dataset = kind(options.pop("length", 14), **fails)
     if "generator" in options:
         options["generator"] = torch.Generator().manual_seed(options["generator"])
     order = options.pop("order", None)

@@ -122,3 +122,13 @@ def test_a_stream_s_state_of_another_number_of_processes_is_refused(
     run(before, cases.saved_after_two, {**spec, "batch_size": 6 // before}, str(tmp_path))
     for said in run(after, cases.refused_load, {**spec, "batch_size": 6 // after}, str(tmp_path)):
         assert f"world_size: the state has {before}, this loader {after}; use the same" in said
+
+
+@worlds
+@pytest.mark.parametrize("dataset", [Stream, KnownStream, None])
+def test_a_state_leaves_out_a_batch_that_the_loop_holds(world: int, dataset: Any) -> None:
+    """Also if the loader has read one more, to know which is the last."""
+    spec = {"num_workers": 1} | ({"dataset": dataset} if dataset else {"shuffle": True, "seed": 3})
+    for whole, rest in run(world, cases.held, spec):
+        assert rest == whole
+        assert len(rest) > 1

@@ -1003,3 +1003,29 @@ def test_hugging_face_s_map_style_dataset_as_in_torch(hugging_face: Any, workers
         theirs = [*torch_loader(dataset, **options)]
         assert [rows(batch) for batch in ours] == [rows(batch) for batch in theirs]
         assert [batch["x"].dtype for batch in ours] == [batch["x"].dtype for batch in theirs]
+
+
+class _Uneven(IterableDataset[int]):
+    """The first worker has one sample, each other one four."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        yield from range(10 * info.id, 10 * info.id + (4 if info.id else 1))
+
+
+@pytest.mark.parametrize("received", range(6))
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_state_that_leaves_batches_out_does_not_count_the_end_of_a_worker(
+    received: int, ahead: int
+) -> None:
+    def loader() -> fastload.DataLoader[int]:
+        return fastload.DataLoader(_Uneven(), batch_size=1, num_workers=2, seed=1)
+
+    whole = [batch.tolist() for batch in loader()]
+    batches = iter(first := loader())
+    for _ in range(received):
+        next(batches, None)
+    state = first.state_dict(ahead=ahead)
+    (second := loader()).load_state_dict(state)
+    assert [batch.tolist() for batch in second] == whole[max(0, min(received, 5) - ahead) :]

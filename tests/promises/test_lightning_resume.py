@@ -79,7 +79,17 @@ TRAININGS: dict[str, dict[str, Any]] = {
             "mode": "max_size",
         }
     },
+    "rows beside a stream": {
+        "train": {"each": [{"dataset": "stream"}, {"shuffle": True, "length": 8}]}
+    },
+    "rows beside a stream, max_size": {
+        "train": {
+            "each": [{"dataset": "stream"}, {"shuffle": True, "length": 8}],
+            "mode": "max_size",
+        }
+    },
     "iterates itself": {"train": {"shuffle": True}, "iterates": True},
+    "iterates itself, stream": {"train": {"dataset": "stream"}, "iterates": True},
 }
 ON_RANKS = ["seed", "rank sampler", "stream", "limit, stream", "two", "max_steps"]
 
@@ -115,19 +125,53 @@ def check(name: str, answers: list[Any]) -> None:
         assert all(one == [0, 1, 2, 3, 4] for one in passes), (name, at)
 
 
-@pytest.mark.parametrize("dataset", ["rows", "stream"])
+@pytest.mark.parametrize("event", ["on_exception", None])
+@pytest.mark.parametrize("fails", [5, 7])
+@pytest.mark.parametrize("name", ["seed", "stream", "two streams, max_size"])
 def test_a_checkpoint_of_a_failed_step_does_not_count_its_batch(
-    dataset: str, tmp_path: Path
+    name: str, fails: int, event: str | None, tmp_path: Path
 ) -> None:
-    spec = {"train": {"dataset": dataset}}
+    """It is saved as the step fails, or after that. The sixth step is the last of an epoch of streams."""
+    spec = TRAININGS[name]
+    whole, _ = fit(spec, tmp_path)
+    saver = cases.Saver(tmp_path, [event] if event else [])
+    model = cases.Model(spec["train"], None, fails)
+    with pytest.raises(OSError, match="the step fails"):
+        (trainer := cases.trainer(spec, tmp_path, saver)).fit(model)
+    if event is None:
+        trainer.save_checkpoint(path := str(tmp_path / "after.ckpt"))
+    else:
+        ((path, _),) = saver.saved
+    assert len(model.trained) == fails
+    assert fit(spec, tmp_path, resume=path)[0].trained == whole.trained[fails:]
+
+
+def test_a_batch_that_is_held_while_the_next_one_is_fetched_is_not_lost(tmp_path: Path) -> None:
+    """Lightning has taken it out of its queue, and drops it if the next one fails, or Ctrl-C strikes."""
+    spec = {"train": {"dataset": "failing", "num_workers": 0}}
     whole, _ = fit(spec, tmp_path)
     saver = cases.Saver(tmp_path, ["on_exception"])
-    model = cases.Model(spec["train"], None, fails=7)
-    with pytest.raises(OSError, match="the step fails"):
+    model = cases.Model({"dataset": "failing", "num_workers": 0, "fails": 7}, None, None)
+    with pytest.raises(OSError, match="sample 7"):
         cases.trainer(spec, tmp_path, saver).fit(model)
     ((path, trained),) = saver.saved
-    assert trained == 7
-    assert fit(spec, tmp_path, resume=path)[0].trained == whole.trained[7:]
+    assert trained == 1, "the second batch was held, the third one failed"
+    assert fit(spec, tmp_path, resume=path)[0].trained == whole.trained[1:]
+
+
+def test_another_loader_with_a_state_keeps_it(tmp_path: Path) -> None:
+    spec = {"train": {"each": [{"shuffle": True}, {"other": 9}]}}
+    whole, saved = fit(spec, tmp_path, events=["on_train_batch_end"])
+    path, trained = saved[2]
+    again = fit(spec, tmp_path, resume=path)[0].trained
+    assert again[:2] == whole.trained[trained : trained + 2]
+
+
+def test_a_loader_without_a_state_begins_anew(tmp_path: Path) -> None:
+    spec = {"train": {"worker_method": "torch", "num_workers": 0}}
+    whole, saved = fit(spec, tmp_path, events=["on_train_batch_end", "on_train_epoch_end"])
+    again = [batch[0] for batch in fit(spec, tmp_path, resume=saved[5][0])[0].trained]
+    assert again == [batch[0] for batch in whole.trained[5:]]
 
 
 @pytest.mark.parametrize("dataset", ["rows", "stream"])
@@ -185,6 +229,18 @@ def test_other_loaders_than_those_of_the_checkpoint_are_refused(tmp_path: Path) 
     _, saved = fit(TRAININGS["two"], tmp_path, events=["on_train_batch_end"])
     with pytest.raises(StateError, match="states of 2 fastload loaders.*this run has 1"):
         fit(TRAININGS["seed"], tmp_path, resume=saved[1][0])
+
+
+@pytest.mark.parametrize("other", [TRAININGS["two"], {"train": {"batch_size": 2, "shuffle": True}}])
+def test_an_epoch_after_the_checkpoint_may_have_other_loaders(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    _, saved = fit(TRAININGS["seed"], tmp_path, events=["on_train_epoch_end"])
+    model = cases.Model(other["train"], None, None)
+    with pytest.warns(UserWarning, match="begin anew, because the checkpoint is of others"):
+        cases.trainer(other, tmp_path).fit(model, ckpt_path=saved[1][0])
+    whole, _ = fit(other, tmp_path)
+    assert model.trained == whole.trained[-len(whole.trained) // 3 :]
 
 
 def test_the_trainer_of_pytorch_lightning_resumes_too(tmp_path: Path) -> None:
