@@ -20,8 +20,9 @@ from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import objects, values
 from fastload.verdicts.effects import defaults_of
+from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.libraries import library
-from fastload.verdicts.objects import Finding, Function, attribute, named
+from fastload.verdicts.objects import Function, attribute, named
 from fastload.verdicts.reach import Reach
 from fastload.verdicts.values import ANY, CLASS, ELEMENT, SLICE, Path
 
@@ -55,17 +56,14 @@ class Changes:
                 yield from self._of_change(function, path, how, line)
         if any(issubclass(type(x), torch.Tensor) for x in self._exposed):
             for name in (p for p in self._reach.in_place if "._modules[" not in p):
-                what = f"{name} works in place, and what it gets may be data that threads share"
-                yield Finding(what, False, "pass inplace=False", state=True)
+                yield finding("works in place", path=name)
 
     def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
         if how in ("=", "=constant"):
             if path[0] == "global" or function.stays:
                 name = function.dotted(path[1:2], path[0])
-                what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
-                yield Finding(
-                    what, how == "=", "keep it in an attribute of the dataset", state=True
-                )
+                user = function.at(line)
+                yield finding("variable assigned", user=user, name=name, proven=how == "=")
             return
         passed = path[0] == values.PASSED
         if path[-1] == "__dict__":
@@ -75,16 +73,20 @@ class Changes:
                 trail = ANY  # `n = image.size; n += 1`
             if trail is ANY:
                 if any(_fits(x, how) and _has(x, how) for x in self._exposed):
-                    what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
-                    yield Finding(what, False, "change a copy of it", state=True)
+                    yield finding("something changed", user=function.at(line), how=how)
                 return
             if path[-1] == SLICE and issubclass(type(trail.x), _CONTAINERS):
                 continue  # a new container
             if trail.why is not None and _fits(trail.x, how):
-                verb = "may be changed" if passed else "is changed"
-                what = f"`{trail.name}` ({kind_of(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
-                remedy = "change a copy, or keep it in an attribute of the dataset"
-                yield Finding(what, not passed and trail.why != _OWN_COPY, remedy, state=True)
+                yield finding(
+                    "changed",
+                    path=trail.name,
+                    kind=kind_of(trail.x),
+                    why=trail.why,
+                    may_be="may be" if passed else "is",
+                    user=function.at(line),
+                    proven=not passed and trail.why != _OWN_COPY,
+                )
                 return
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastload.isolation.plan import Plan
 from fastload.verdicts.changes import VALUES, Changes, kind_of
-from fastload.verdicts.objects import Finding
+from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.reach import Reach
 
 
@@ -28,7 +28,7 @@ class Verdict:
     @property
     def proven(self) -> bool:
         """Whether threads would read wrong samples, or fail."""
-        return any(finding.proven for finding in self.findings)
+        return any(fault.proven for fault in self.findings)
 
     @property
     def reason(self) -> str:
@@ -60,21 +60,16 @@ def verdict(
     )
     plan = Plan(roots, copy_data=copy_dataset is True)
     found = [*reach.findings, *_refused(plan)]
-    if not any(finding.proven for finding in found):  # nothing tells more than a proven fault
+    if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)
-    found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
+    found = sorted(dict.fromkeys(found), key=lambda fault: not fault.proven)
     return Verdict(tuple(found), reach.cuda)
 
 
 def _refused(plan: Plan) -> Iterator[Finding]:
     for named_ in plan.refused:
-        yield Finding(
-            f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
-            True,
-            "open it at the first sample",
-            refused=True,
-        )
+        yield finding("open handle", path=named_.path, kind=type(named_.x).__qualname__)
 
 
 def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
@@ -89,8 +84,4 @@ def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
             continue
         equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
         if asks or equal is object.__eq__:
-            yield Finding(
-                f"samples use `{at_top.path}` ({kind_of(x)}), of which a thread has a copy as `{held.path}`, too",
-                False,
-                "use an enum or a string in its place",
-            )
+            yield finding("two identities", name=at_top.path, kind=kind_of(x), path=held.path)

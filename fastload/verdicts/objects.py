@@ -30,25 +30,6 @@ ELEMENTS = 64
 CACHED = type(functools.lru_cache(print))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something for which threads are not known to be right.
-
-    Args:
-        what: a clause that names it, and the code that decides.
-        proven: whether threads would read wrong samples, or fail. False if reading the code cannot tell.
-        remedy: what would let threads read it.
-        state: it is an object that threads share, and that keeps something from one sample to another.
-        refused: the copies for threads will raise `DatasetCopyError` for it.
-    """
-
-    what: str
-    proven: bool
-    remedy: str
-    state: bool = False
-    refused: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Instance:
     """An object that the search found. `stays`: no worker gets a copy, for a module or a class holds it."""

@@ -18,8 +18,9 @@ import torch
 from fastload.isolation import rules
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import libraries, objects
+from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.libraries import library
-from fastload.verdicts.objects import Finding, Function, Instance, named
+from fastload.verdicts.objects import Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
 CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 100_000
@@ -74,18 +75,12 @@ class Reach:
         limit = OF_WHOLE if self._whole else AFTER_FINDING if self.findings else CODE
         over = self._code > limit or len(self._seen) > OBJECTS
         if over and not self.findings:
-            self._find(
-                "the dataset reaches more code and objects than the search visits",
-                "vouch for a package that it uses, by fastload.threads_ok",
-            )
-        return over or (not self._whole and any(finding.proven for finding in self.findings))
+            self._find("the search ends")
+        return over or (not self._whole and any(found.proven for found in self.findings))
 
-    def _find(
-        self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
-    ) -> None:
-        finding = Finding(what, proven, remedy, state)
-        if finding not in self.findings:
-            self.findings.append(finding)
+    def _find(self, key: str, **names: Any) -> None:
+        if (found := finding(key, **names)) not in self.findings:
+            self.findings.append(found)
 
     @property
     def at_top(self) -> list[Instance]:
@@ -130,13 +125,9 @@ class Reach:
     def _excepted(self, x: Any, user: str) -> bool:
         """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
         if name := self._unsafe.get(id(x)):
-            self._find(
-                f"{user} uses {name}, which a process, or a thread, has one of",
-                "leave it out of samples",
-                proven=True,
-            )
+            self._find("unsafe", user=user, name=name)
         elif name := self._unreadable.get(id(x)):
-            self._find(f"{user} calls `{name}`, and what it runs cannot be read")
+            self._find("unreadable", user=user, name=name)
         return name is not None
 
     def _instance(self, found: Instance) -> None:
@@ -148,11 +139,7 @@ class Reach:
             if base is threading.local and objects.is_empty(base.__getattribute__(x, "__dict__")):
                 one = None  # each thread begins with nothing in it, as a process does
             if one is not None:
-                self._find(
-                    f"{found.path} is a {one}, which is for one thread",
-                    "create it for each sample",
-                    proven=True,
-                )
+                self._find("for one thread", path=found.path, kind=one)
             if library(base.__module__) is None:
                 self.instances.setdefault(base, [])
                 if len(self.instances[base]) < INSTANCES:
@@ -160,10 +147,7 @@ class Reach:
         if own_dict(x).get("inplace") is True and library(kind.__module__):
             self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
-            self._find(
-                f"{found.path} is a running generator, which cannot be copied",
-                "create it in `__iter__`",
-            )
+            self._find("running generator", path=found.path)
         self._class(kind)
         module = kind.__module__
         compiled = library(module) is None and objects.is_in_c(kind)
@@ -175,11 +159,7 @@ class Reach:
 
     def _compiled_by_numba(self, own: dict[str, Any], found: Instance) -> None:
         if (own.get("targetoptions") or {}).get("parallel"):
-            self._find(
-                f"{found.path} is compiled by numba with parallel=True, which one thread at a time may call",
-                "compile it without parallel=True",
-                proven=True,
-            )
+            self._find("parallel code", path=found.path)
         if "py_func" in own:
             self._todo.append(Instance(own["py_func"], found.path, found.stays))
 
@@ -201,56 +181,36 @@ class Reach:
             what = f"an open {kind.__qualname__}"
         elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
             hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
-        if what or hidden:
-            self._find(
-                f"`{found.path}` is {what or hidden} that all threads would share",
-                "make it an attribute of the dataset, of which each worker gets its own copy",
-                proven=bool(what),
-                state=True,
-            )
+        if held := what or hidden:
+            self._find("state of a module", path=found.path, kind=held, proven=bool(what))
 
     def _entry(
         self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
     ) -> None:
         top = module.partition(".")[0]
-        vouch = f'fastload.threads_ok("{top}") vouches for it'
         if entry is None:
             if compiled or objects.is_compiled(module):
-                what = "is of the compiled library"
-                self._find(f"{path} {what} {top}, of which nothing is known", vouch)
+                self._find("compiled library", path=path, library=top)
         elif entry.holds_gil:
-            self._find(f"{path} is of {top}: {entry.holds_gil}")
+            self._find("holds the GIL", path=path, library=top, why=entry.holds_gil)
         elif not entry.threads:
-            self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
+            self._find("not for threads", path=path, library=top)
         elif top not in self._asked:
             self._asked.add(top)
             for name in filter(libraries.differs_in_a_new_thread, entry.settings.split()):
                 name = name.partition(":")[0]
-                self._find(
-                    f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
-                    f"set them in samples, or leave {top} at its defaults",
-                    proven=True,
-                )
+                self._find("settings of a thread", path=path, library=top, name=name)
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
         known = library(getattr(wrapped, "__module__", None)) is not None
         if not known and not objects.is_immutable(wrapped):
-            self._find(
-                f"`{path}` caches what it returns, and all threads would share that",
-                "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
-                state=True,
-            )
+            self._find("cache", path=path)
 
     def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
         of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
         if stays and x.__name__ in CHANGING and of_object:
-            self._find(
-                f"`{path}` changes an object that all threads would share",
-                "keep it in an attribute of the dataset",
-                proven=True,
-                state=True,
-            )
+            self._find("changing method", path=path)
         else:
             module = x.__module__ or getattr(type(x.__self__), "__module__", "")
             self._entry(library(module), module, f"`{path}`", compiled=True)
@@ -336,9 +296,7 @@ class Reach:
         self.functions.append(found)
         effects = found.effects
         if effects.opaque:
-            self._find(
-                f"the source of `{found}` is not there to read, and it may change what threads share"
-            )
+            self._find("without source", function=found)
         new = effects.names - self._names
         self._names |= new
         for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
@@ -348,9 +306,7 @@ class Reach:
             self._use(found, path, line)
         for path, line in effects.computed.items():
             if any(type(value) is ModuleType for value in named(found, path)):
-                self._find(
-                    f"{found.at(line)} calls getattr on `{'.'.join(path[1:])}` with a name that is not in the source"
-                )
+                self._find("name computed", user=found.at(line), name=".".join(path[1:]))
 
     def _use(self, found: Function, path: Path, line: int) -> None:
         for value in named(found, path):
@@ -359,10 +315,7 @@ class Reach:
             elif self._excepted(value, found.at(line)):
                 continue
             elif libraries.is_setting(value):
-                self._find(
-                    f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
-                    "leave it out of samples",
-                )
+                self._find("setting", user=found.at(line), name=path[-1])
             elif type(value) is ModuleType:
                 self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
             else:
@@ -378,14 +331,8 @@ class Reach:
             name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
         entry = library(name)
         if entry is None:
-            self._find(
-                f"{found.at(line)} uses {name}, whose code is not loaded yet",
-                f"import {name} at the top, by its full name",
-            )
+            self._find("not loaded", user=found.at(line), name=name)
         elif name in entry.unsafe.split():
-            self._find(
-                f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
-                proven=True,
-            )
+            self._find("unsafe, and not loaded", user=found.at(line), name=name)
         else:
             self._entry(entry, name, f"`{name}`")
