@@ -154,8 +154,8 @@ class Changes:
             value = defaults_of(function.function).get(path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
-        x, k = next(named(function, path[:2]), objects.MISSING), 2
-        if x is objects.MISSING:
+        x, k = named(function, path[:2]), 2
+        if x is None or x is objects.MISSING:
             return [], ()
         while k < len(path) and type(x) is ModuleType:
             x, k = attribute(x, path[k]), k + 1

@@ -50,10 +50,10 @@ class Reach:
         self.cuda = False
         self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
-        in_column = libraries.objects_in
-        self._unsafe, self._unreadable = in_column("unsafe"), in_column("unreadable")
-        self._single, self._keeps = in_column("single"), in_column("keeps")
-        self._constant = in_column("constant")
+        columns = "unsafe", "unreadable", "single", "keeps", "constant"
+        self._unsafe, self._unreadable, self._single, self._keeps, self._constant = map(
+            libraries.objects_in, columns
+        )
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -106,19 +106,18 @@ class Reach:
             return
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
-            self._push_function(x, None, None, stays=found.stays)
+            self._push(Function(x, None, None, found.stays))
         elif issubclass(kind, type):
             self._class(x, made=True)
         elif kind is objects.CACHED:
             self._cached(x, found.path)
         elif kind is types.BuiltinFunctionType:
-            self._builtin(x, found.path, stays=found.stays)
+            self._builtin(found)
         elif kind is types.MethodType:
-            self._method(x, stays=found.stays)
+            self._method(found)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        opaque = id(kind) in self._constant or objects.is_opaque(kind)
-        for path, part in () if opaque else objects.parts_of(x, found.path):
+        for path, part in () if id(kind) in self._constant else objects.parts_of(x, found.path):
             if type(part) not in objects.LEAVES:
                 self._todo.append(Instance(part, path, found.stays))
 
@@ -154,14 +153,9 @@ class Reach:
         if compiled and type(getattr(x, "__module__", None)) is str:
             module = x.__module__  # a function of Cython or Boost
         self._entry(library(module), module, found.path, compiled=compiled)
-        if kind.__module__.startswith("numba."):
-            self._compiled_by_numba(own_dict(x), found)
-
-    def _compiled_by_numba(self, own: dict[str, Any], found: Instance) -> None:
-        if (own.get("targetoptions") or {}).get("parallel"):
+        options = own_dict(x).get("targetoptions") or {}
+        if kind.__module__.startswith("numba.") and options.get("parallel"):
             self._find("parallel code", path=found.path)
-        if "py_func" in own:
-            self._todo.append(Instance(own["py_func"], found.path, found.stays))
 
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
@@ -207,20 +201,19 @@ class Reach:
         if not known and not objects.is_immutable(wrapped):
             self._find("cache", path=path)
 
-    def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
-        of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
-        if stays and x.__name__ in CHANGING and of_object:
-            self._find("changing method", path=path)
+    def _builtin(self, found: Instance) -> None:
+        x, kind = found.x, type(found.x.__self__)
+        if found.stays and x.__name__ in CHANGING and not issubclass(kind, objects.NO_OBJECT):
+            self._find("changing method", path=found.path)
         else:
-            module = x.__module__ or getattr(type(x.__self__), "__module__", "")
-            self._entry(library(module), module, f"`{path}`", compiled=True)
+            module = x.__module__ or kind.__module__
+            self._entry(library(module), module, f"`{found.path}`", compiled=True)
 
-    def _method(self, x: types.MethodType, *, stays: bool) -> None:
-        of, function = x.__self__, x.__func__
+    def _method(self, found: Instance) -> None:
+        of, function = found.x.__self__, found.x.__func__
         if type(function) is FunctionType:
-            is_class = issubclass(type(of), type)
-            owner, first = (of, CLASS) if is_class else (type(of), "self")
-            self._push_function(function, owner, first, stays=stays)
+            owner, first = (of, CLASS) if issubclass(type(of), type) else (type(of), "self")
+            self._push(Function(function, owner, first, found.stays))
 
     # ---- code ----
 
@@ -262,10 +255,10 @@ class Reach:
                 first = CLASS
             if function.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
                 continue  # of `dataclasses`
+            method = Function(function, cls, first, held=True)
             if (not hidden and (special or called)) or key in self._names:
-                self._push_function(function, cls, first, stays=True)
+                self._push(method)
             else:
-                method = Function(function, cls, first, stays=True)
                 self._pending.setdefault(key, []).append(method)
         holds = bool(own_dict(member)) and type(member) not in objects.METHODS
         plain = (holds or not hasattr(type(member), "__get__")) and not special
@@ -273,17 +266,12 @@ class Reach:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             self._todo.append(Instance(member, path, stays=True))
 
-    def _push_function(
-        self, function: FunctionType, owner: Any, first: str | None, *, stays: bool
-    ) -> None:
-        module = function.__globals__.get("__name__")
-        entry = library(module)
-        if entry is None:
-            self._todo.append(
-                Function(function, owner, first, stays or objects.is_importable(function))
-            )
+    def _push(self, found: Function) -> None:
+        module = found.function.__globals__.get("__name__")
+        if (entry := library(module)) is None:
+            self._todo.append(found)
         else:
-            self._entry(entry, str(module), f"`{function.__qualname__}`")
+            self._entry(entry, str(module), f"`{found.function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
         key = id(found.function)
@@ -301,34 +289,34 @@ class Reach:
         self._names |= new
         for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
             for method in self._pending.pop(name):
-                self._push_function(method.function, method.owner, method.first, stays=True)
+                self._push(method)
         for path, line in effects.uses.items():
             self._use(found, path, line)
         for path, line in effects.computed.items():
-            if any(type(value) is ModuleType for value in named(found, path)):
+            if type(named(found, path)) is ModuleType:
                 self._find("name computed", user=found.at(line), name=".".join(path[1:]))
 
     def _use(self, found: Function, path: Path, line: int) -> None:
-        for value in named(found, path):
-            if value is objects.MISSING:
-                self._not_imported(found, path, line)
-            elif self._excepted(value, found.at(line)):
-                continue
-            elif libraries.is_setting(value):
-                self._find("setting", user=found.at(line), name=path[-1])
-            elif type(value) is ModuleType:
-                self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
-            else:
-                name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
-                self._todo.append(Instance(value, name, stays))
+        value = named(found, path)
+        if value is None or self._excepted(value, found.at(line)):
+            return
+        if value is objects.MISSING:
+            self._not_imported(found, path, line)
+        elif libraries.is_setting(value):
+            self._find("setting", user=found.at(line), name=path[-1])
+        elif type(value) is ModuleType:
+            self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
+        else:
+            name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
+            self._todo.append(Instance(value, name, stays))
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
         name = ".".join(path[1:])
-        if name[0] == ".":
-            name = resolve_name(name, found.function.__globals__["__package__"])
-        if path[0] != "import":  # of a module that imports its parts at their first use
-            top = next(named(found, path[:2]))
-            name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
+        if path[0] == "import":
+            name = resolve_name(name, found.function.__globals__.get("__package__"))
+        else:  # of a module that imports its parts at their first use
+            top = own_dict(named(found, path[:2]))
+            name = ".".join((top.get("__name__", path[1]), *path[2:]))
         entry = library(name)
         if entry is None:
             self._find("not loaded", user=found.at(line), name=name)

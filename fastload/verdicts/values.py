@@ -122,4 +122,10 @@ SHALLOW = words(NAMES["shallow"])
 OF_ARRAYS = words(NAMES["of_arrays"])
 """Functions that share memory with an array or tensor, and copy anything else."""
 
+WITHOUT_STATE = words(NAMES["without_state"])
+"""Modules whose classes in C keep nothing that a call sets."""
+
+COMPILERS = words(NAMES["compilers"])
+"""Packages whose objects hold machine code, and as `py_func` the function that they compiled."""
+
 TYPES = {(name,) for name in ("dict", "list", "set", "bytearray", "object", "type")}
