@@ -204,14 +204,10 @@ class Changes:
             if type(value) is property or (value is None and computed):
                 yield trail if library(type(x).__module__) is not None else _UNKNOWN
             elif value is not None:
-                own = (
-                    isinstance(x, type | ModuleType)
-                    or step in own_dict(x)
-                    or hasattr(type(value), "__get__")
-                )
-                yield trail.to(
-                    value, f".{step}", self._why(value) if own else "an attribute of the class"
-                )
+                of_class = not isinstance(x, type | ModuleType) and step not in own_dict(x)
+                held = of_class and not hasattr(type(value), "__get__")
+                why = "an attribute of the class" if held else self._why(value)
+                yield trail.to(value, f".{step}", why)
 
     def _elements(self, trail: _Trail) -> Iterator[_Trail]:
         x = trail.x
@@ -274,9 +270,6 @@ _OWN_COPY = "whose own methods copy it, and may share it"
 _OF_WEIGHTS = {"parameters", "named_parameters", "get_parameter", "state_dict"}
 """Methods of a model that return its weights."""
 
-_TABLES = {"pandas", "polars", "pyarrow", "datasets"}
-"""Packages whose setters return a new object."""
-
 
 def _members(x: Any) -> list[Any]:
     base: Any = next(b for b in (list, dict, set, deque, tuple) if issubclass(type(x), b))
@@ -334,7 +327,7 @@ def _fits(x: Any, how: str) -> bool:
         return True  # an attribute is assigned
     if values.SETTER.match(how) and how not in values.CHANGING:
         owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), "")
-        return library(owner) is not None and owner.partition(".")[0] not in _TABLES
+        return library(owner) is not None and owner.partition(".")[0] not in values.TABLES
     if issubclass(kind, torch.Tensor):
         return in_place
     if issubclass(kind, np.ndarray):

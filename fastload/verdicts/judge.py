@@ -55,21 +55,18 @@ def verdict(
         copy_dataset: the loader's: what each thread gets a copy of.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    reach = Reach(
-        {name: x for name, x in roots.items() if x is not None}, shared=copy_dataset is False
-    )
+    reach = Reach(roots, shared=copy_dataset is False)
     plan = Plan(roots, copy_data=copy_dataset is True)
-    found = [*reach.findings, *_refused(plan)]
+    found = [*reach.findings]
+    found += [
+        finding("open handle", path=each.path, kind=type(each.x).__qualname__)
+        for each in plan.refused
+    ]
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)
     found = sorted(dict.fromkeys(found), key=lambda fault: not fault.proven)
     return Verdict(tuple(found), reach.cuda)
-
-
-def _refused(plan: Plan) -> Iterator[Finding]:
-    for named_ in plan.refused:
-        yield finding("open handle", path=named_.path, kind=type(named_.x).__qualname__)
 
 
 def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:

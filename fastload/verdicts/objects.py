@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import HEAP, PER_WORKER, own_dict, shared_class
+from fastload.isolation.attributes import filled, slots_of
+from fastload.isolation.rules import PER_WORKER, own_dict, shared_class
 from fastload.isolation.users import is_importable
 from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
@@ -106,7 +107,7 @@ AT_IMPORT = {"__init_subclass__", "__set_name__"}
 OF_A_CLASS = {"__new__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 
-CREATING = values.words(values.NAMES["creating"])
+CREATING = values.NAMES["creating"]
 
 
 def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -142,13 +143,8 @@ def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, getattr(x, name)
     for name, value in list(own_dict(x).items()):
         yield f"{path}.{name}", value
-    for cls in kind.__mro__[:-1]:
-        for name, member in vars(cls).items():
-            if type(member) is types.MemberDescriptorType and cls.__flags__ & HEAP:
-                try:
-                    yield f"{path}.{name}", member.__get__(x)
-                except AttributeError:
-                    continue
+    for name, _, value in filled(slots_of(kind), x):
+        yield f"{path}.{name}", value
 
 
 _EMPTY = types.CellType()
