@@ -154,20 +154,19 @@ class Changes:
         while k < len(path) and type(x) is ModuleType:
             x, k = attribute(x, path[k]), k + 1
         held, place = head != "free" or function.stays, function.dotted(path[1:k], head)
-        return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
+        return [_Trail(x, self._why(x, held), place)], path[k:]
 
     def _instances(self, function: Function) -> list[_Trail]:
         owner = function.owner
         creates = function.function.__code__.co_name in objects.CREATING
         found = [] if creates or owner is None else self._reach.instances.get(owner, [])
-        trails = [
-            _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
-            for each in found
-        ]
+        trails = [_Trail(each.x, self._why(each.x, each.stays), each.path) for each in found]
         return trails or [_Trail(_New(owner), None, getattr(owner, "__qualname__", "?"))]
 
-    def _why(self, x: Any) -> str | None:
-        """Return a clause that says why threads share an object of the graph."""
+    def _why(self, x: Any, stays: bool = False) -> str | None:
+        """Return a clause that says why threads share an object, or None. `stays`: a module holds it."""
+        if stays:
+            return "at module level"
         if self._shares_all:
             return "which copy_dataset=False lets threads share"
         if id(x) in self._plan.weights:
@@ -294,12 +293,9 @@ def _below(x: Any, depth: int = 3) -> Iterator[Any]:
 
 def _is_foreign(x: Any) -> bool:
     """Return whether what is called is code of a library."""
-    if type(x) is FunctionType:
-        return library(x.__globals__.get("__name__")) is not None
-    return (
-        x is not _UNKNOWN.x
-        and library((x if isinstance(x, type) else type(x)).__module__) is not None
-    )
+    owner = x if isinstance(x, type) else type(x)
+    module = x.__globals__.get("__name__") if type(x) is FunctionType else owner.__module__
+    return x is not _UNKNOWN.x and library(module) is not None
 
 
 def _is_users(x: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fastload.isolation.plan import Plan
 from fastload.verdicts.changes import VALUES, Changes, kind_of
 from fastload.verdicts.findings import Finding, finding
+from fastload.verdicts.objects import attribute
 from fastload.verdicts.reach import Reach
 
 
@@ -33,9 +34,8 @@ class Verdict:
     @property
     def reason(self) -> str:
         """A clause that names what decides."""
-        if not self.findings:
-            return "all code that samples can reach is known to be right in threads"
-        return self.findings[0].what
+        nothing = "all code that samples can reach is known to be right in threads"
+        return self.findings[0].what if self.findings else nothing
 
 
 def verdict(
@@ -58,10 +58,7 @@ def verdict(
     reach = Reach(roots, shared=copy_dataset is False)
     plan = Plan(roots, copy_data=copy_dataset is True)
     found = [*reach.findings]
-    found += [
-        finding("open handle", path=each.path, kind=type(each.x).__qualname__)
-        for each in plan.refused
-    ]
+    found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)
@@ -79,6 +76,5 @@ def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
         x = held.x
         if id(x) not in plan.nodes or id(x) in plan.shared or issubclass(type(x), VALUES):
             continue
-        equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
-        if asks or equal is object.__eq__:
+        if asks or attribute(type(x), "__eq__") is object.__eq__:
             yield finding("two identities", name=at_top.path, kind=kind_of(x), path=held.path)

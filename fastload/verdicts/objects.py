@@ -189,7 +189,6 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
     if type(member) is not FunctionType:  # a decorator's object
         for value in own_dict(member).values():
             yield from functions_of(value) if type(value) is FunctionType else ()
-        return
     while type(member) is FunctionType:
         yield member, first
         member = vars(member).get("__wrapped__")

@@ -51,9 +51,7 @@ class Reach:
         self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
         columns = "unsafe", "unreadable", "single", "keeps", "constant"
-        self._unsafe, self._unreadable, self._single, self._keeps, self._constant = map(
-            libraries.objects_in, columns
-        )
+        self._column = {name: libraries.objects_in(name) for name in columns}
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -117,15 +115,16 @@ class Reach:
             self._method(found)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        for path, part in () if id(kind) in self._constant else objects.parts_of(x, found.path):
+        constant = id(kind) in self._column["constant"]
+        for path, part in () if constant else objects.parts_of(x, found.path):
             if type(part) not in objects.LEAVES:
                 self._todo.append(Instance(part, path, found.stays))
 
     def _excepted(self, x: Any, user: str) -> bool:
         """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
-        if name := self._unsafe.get(id(x)):
+        if name := self._column["unsafe"].get(id(x)):
             self._find("unsafe", user=user, name=name)
-        elif name := self._unreadable.get(id(x)):
+        elif name := self._column["unreadable"].get(id(x)):
             self._find("unreadable", user=user, name=name)
         return name is not None
 
@@ -134,15 +133,15 @@ class Reach:
         if found.stays:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
-            one = self._single.get(id(base))
+            one = self._column["single"].get(id(base))
             if base is threading.local and objects.is_empty(base.__getattribute__(x, "__dict__")):
                 one = None  # each thread begins with nothing in it, as a process does
             if one is not None:
                 self._find("for one thread", path=found.path, kind=one)
             if library(base.__module__) is None:
-                self.instances.setdefault(base, [])
-                if len(self.instances[base]) < INSTANCES:
-                    self.instances[base].append(found)
+                known = self.instances.setdefault(base, [])
+                if len(known) < INSTANCES:
+                    known.append(found)
         if own_dict(x).get("inplace") is True and library(kind.__module__):
             self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
@@ -152,15 +151,15 @@ class Reach:
         compiled = library(module) is None and objects.is_in_c(kind)
         if compiled and type(getattr(x, "__module__", None)) is str:
             module = x.__module__  # a function of Cython or Boost
-        self._entry(library(module), module, found.path, compiled=compiled)
-        options = own_dict(x).get("targetoptions") or {}
-        if kind.__module__.startswith("numba.") and options.get("parallel"):
+        self._entry(module, found.path, compiled=compiled)
+        numbas = own_dict(x) if kind.__module__.startswith("numba.") else {}
+        if (numbas.get("targetoptions") or {}).get("parallel"):
             self._find("parallel code", path=found.path)
 
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
-        what = hidden = None
+        what, proven = "", True
         if issubclass(kind, rules.GENERATORS) and not rules.shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
@@ -168,20 +167,19 @@ class Reach:
             what = "a random generator"
         elif issubclass(kind, io.IOBase):
             standard = x in (sys.stdin, sys.stdout, sys.stderr)
-            what = None if x.closed or standard else "an open file"
+            what = "" if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
         elif rules.refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
-            hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
-        if held := what or hidden:
-            self._find("state of a module", path=found.path, kind=held, proven=bool(what))
+        elif self._column["keeps"].keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
+            what, proven = f"a {kind.__qualname__}, which may keep what a call sets, and", False
+        if what:
+            self._find("state of a module", path=found.path, kind=what, proven=proven)
 
-    def _entry(
-        self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
-    ) -> None:
-        top = module.partition(".")[0]
+    def _entry(self, module: str, path: str, *, compiled: bool = False) -> None:
+        """Look at the entry for a module that samples use. `compiled`: that is, at an object in machine code."""
+        top, entry = module.partition(".")[0], library(module)
         if entry is None:
             if compiled or objects.is_compiled(module):
                 self._find("compiled library", path=path, library=top)
@@ -206,8 +204,7 @@ class Reach:
         if found.stays and x.__name__ in CHANGING and not issubclass(kind, objects.NO_OBJECT):
             self._find("changing method", path=found.path)
         else:
-            module = x.__module__ or kind.__module__
-            self._entry(library(module), module, f"`{found.path}`", compiled=True)
+            self._entry(x.__module__ or kind.__module__, f"`{found.path}`", compiled=True)
 
     def _method(self, found: Instance) -> None:
         of, function = found.x.__self__, found.x.__func__
@@ -221,7 +218,7 @@ class Reach:
         """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
         entry = library(cls.__module__)
         if entry is not None and made:
-            self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
+            self._entry(cls.__module__, f"`{cls.__qualname__}`")
         if (cls, made) in self._classes or rules.PER_WORKER in vars(cls):
             return  # it was read, or written for threads
         self._classes.add((cls, made))
@@ -236,7 +233,7 @@ class Reach:
             if base in listed:
                 continue
             in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
-            self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
+            self._entry(base.__module__, f"`{base.__qualname__}`", compiled=in_c)
             for name, member in list(vars(base).items()):
                 self._member(
                     base, name, member, made=made, called=name in called, hidden=name in overridden
@@ -268,10 +265,10 @@ class Reach:
 
     def _push(self, found: Function) -> None:
         module = found.function.__globals__.get("__name__")
-        if (entry := library(module)) is None:
+        if library(module) is None:
             self._todo.append(found)
         else:
-            self._entry(entry, str(module), f"`{found.function.__qualname__}`")
+            self._entry(str(module), f"`{found.function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
         key = id(found.function)
@@ -305,15 +302,14 @@ class Reach:
         elif libraries.is_setting(value):
             self._find("setting", user=found.at(line), name=path[-1])
         elif type(value) is ModuleType:
-            self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
+            self._entry(value.__name__, f"`{'.'.join(path[1:])}`")
         else:
             name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
             self._todo.append(Instance(value, name, stays))
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
-        name = ".".join(path[1:])
         if path[0] == "import":
-            name = resolve_name(name, found.function.__globals__.get("__package__"))
+            name = resolve_name(".".join(path[1:]), found.function.__globals__.get("__package__"))
         else:  # of a module that imports its parts at their first use
             top = own_dict(named(found, path[:2]))
             name = ".".join((top.get("__name__", path[1]), *path[2:]))
@@ -323,4 +319,4 @@ class Reach:
         elif name in entry.unsafe.split():
             self._find("unsafe, and not loaded", user=found.at(line), name=name)
         else:
-            self._entry(entry, name, f"`{name}`")
+            self._entry(name, f"`{name}`")

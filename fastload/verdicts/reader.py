@@ -201,16 +201,13 @@ class Reader:
                 return NEW
 
     def _name(self, node: ast.Name) -> Value:
-        if node.id in self._globals:
-            found = _at("global", node.id)
-        elif node.id in self.env:
+        declared = node.id in self._globals
+        if not declared and node.id in self.env:
             return self.env[node.id]
-        elif node.id in self._free:
-            found = _at("free", node.id)
-        elif node.id in self._locals:
+        is_free = not declared and node.id in self._free
+        if not declared and not is_free and node.id in self._locals:
             return NEW  # a later line assigns it
-        else:
-            found = _at("global", node.id)
+        found = _at("free" if is_free else "global", node.id)
         self._use(found.own, node)
         return found
 
