@@ -273,25 +273,25 @@ class Reader:
         first = arguments[0] if arguments else NEW
         changing = name in values.CHANGING
         in_place = name.endswith("_") and not name.endswith("__")
+        if changing or in_place or values.SETTER.match(name):
+            self._change(receiver.own, name, node)
+        if changing and any(path[1:] in values.TYPES for path in receiver.own):
+            self._change(first.own, name, node)  # `list.append(x, 1)`
         named = bool(receiver.own) and _is_named(receiver)
-        of_type = any(path[1:] in values.TYPES for path in receiver.own)
-        imported = any(path[0] in ("global", "import") for path in receiver.own)
-        of_first = (imported and name in values.DRAWING) or (named and in_place)
+        drawing = name in values.DRAWING and any(p[0] in ("global", "import") for p in receiver.own)
+        if drawing or name in values.CHANGING_FIRST or (in_place and named):
+            self._change(first.own, "[]=", node)
+        for each in arguments if name == "pack_into" else ():
+            self._change(each.own, "[]=", node)
+        if name == "next":
+            self._change(first.own, "__next__", node)
         out = arguments[values.PLACE_OF_OUT.get(name, 99) :] if named else []
-        out += [self.value(w.value) for w in node.keywords if w.arg in ("out", "dst")]
-        inplace = [w.value for w in node.keywords if w.arg == "inplace"]
-        changes = [
-            (changing or in_place or values.SETTER.match(name), name, [receiver]),
-            (changing and of_type, name, [first]),  # `list.append(x, 1)`
-            (of_first or name in values.CHANGING_FIRST, "[]=", [first]),
-            (name == "pack_into", "[]=", arguments),
-            (name == "next", "__next__", [first]),
-            (True, "out=", out),
-            (inplace and getattr(inplace[0], "value", True), "inplace=", [receiver, first]),
-        ]
-        for applies, how, changed in changes:
-            for each in changed if applies else ():
-                self._change(each.own, how, node)
+        out += [self.value(word.value) for word in node.keywords if word.arg in ("out", "dst")]
+        for each in out:
+            self._change(each.own, "out=", node)
+        for word in node.keywords:
+            if word.arg == "inplace" and getattr(word.value, "value", True):
+                self._change(receiver.own | first.own, "inplace=", node)
         if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
             constants = {str(a.value) for a in node.args[:2] if isinstance(a, ast.Constant)}
             self.effects.names |= constants
