@@ -72,20 +72,19 @@ def _chosen(settings: Settings, found: Verdict, stacklevel: int) -> Settings:
     reason = found.reason
     if found.kind == "thread":
         return replace(settings, worker_method="thread", worker_reason=reason)
-    remedy = found.findings[0].remedy
-    if found.proven:
-        if why := obstacle(settings):
-            raise SharedStateError(
-                f"threads would read wrong samples: {reason}. Worker processes would not, but {why}. "
-                f"{remedy.capitalize() or 'Change that'}, or pass num_workers=0"
-            )
-        return replace(settings, worker_method="process", worker_reason=reason)
-    quiet = (
-        "MPI is in use" if mpi_is_used() else "the dataset holds CUDA tensors" if found.cuda else ""
-    )
+    quiet = ""
+    if not found.proven:
+        cuda = "the dataset holds CUDA tensors" if found.cuda else ""
+        quiet = "MPI is in use" if mpi_is_used() else cuda
     why = quiet or obstacle(settings)
     if not why:
         return replace(settings, worker_method="process", worker_reason=reason)
+    if found.proven:
+        remedy = found.findings[0].remedy.capitalize() or "Change that"
+        raise SharedStateError(
+            f"threads would read wrong samples: {reason}. Worker processes would not, but {why}. "
+            f"{remedy}, or pass num_workers=0"
+        )
     if not quiet:
         warnings.warn(
             f"fastload: threads read what is not known to be right in threads: {reason}. Worker processes cannot "

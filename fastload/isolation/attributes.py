@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from fastload.isolation.rules import GENERATORS, HEAP, is_code, own_dict
@@ -33,19 +34,33 @@ class Copier(Protocol):
         """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
 
 
+Slots = list[tuple[str, types.MemberDescriptorType]]
+
+
+def slots_of(cls: type) -> Slots:
+    """Return the slots of a class's instances, by name: those of Python's classes, not of C code."""
+    return [
+        (name, member)
+        for k in cls.__mro__
+        for name, member in vars(k).items()
+        if type(member) is types.MemberDescriptorType
+        and member.__objclass__ is k
+        and k.__flags__ & HEAP
+    ]
+
+
+def filled(slots: Slots, x: Any) -> Iterator[tuple[str, types.MemberDescriptorType, Any]]:
+    """Yield the slots that have a value in an instance: name, member and value."""
+    for name, member in slots:
+        with suppress(AttributeError):
+            yield name, member, member.__get__(x)
+
+
 class Attributes:
     """The attributes of the instances of one class: their own, and the class attributes that are state."""
 
     def __init__(self, cls: type) -> None:
-        self._cls = cls
-        self.slots = [
-            (name, member)
-            for k in cls.__mro__
-            for name, member in vars(k).items()
-            if type(member) is types.MemberDescriptorType
-            and member.__objclass__ is k
-            and k.__flags__ & HEAP
-        ]
+        self.slots = slots_of(cls)
         self._of_class = class_state(cls) if cls.__dictoffset__ else {}
         self.any = bool(cls.__dictoffset__ or self.slots)
 
@@ -56,11 +71,8 @@ class Attributes:
         for name, value in self._of_class.items():
             if name not in own:
                 yield name, value
-        for name, member in self.slots:
-            try:
-                yield name, member.__get__(x, self._cls)
-            except AttributeError:
-                continue
+        for name, _, value in filled(self.slots, x):
+            yield name, value
 
     def fill(self, x: Any, y: Any, copier: Copier) -> None:
         """Give `y` copies of the attributes of `x`."""
@@ -72,11 +84,7 @@ class Attributes:
                 own[name] = copier.copy(value)
         for name in before:
             own[name] = own.pop(name)  # in the order of the original
-        for _, member in self.slots:
-            try:
-                value = member.__get__(x, self._cls)
-            except AttributeError:
-                continue
+        for _, member, value in filled(self.slots, x):
             member.__set__(y, copier.copy(value))
 
     def put(self, y: Any, values: dict[str, Any]) -> None:

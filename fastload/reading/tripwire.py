@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import types
 import warnings
 import zlib
 from collections import deque
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from fastload.errors import SharedStateError, SharedStateWarning
+from fastload.isolation.attributes import SCALARS
 from fastload.isolation.rules import own_dict
 from fastload.memory.batch import Batch
 from fastload.settings import Settings
@@ -205,7 +205,6 @@ def _element(x: Any, index: Any) -> Callable[[], Any] | None:
 
 
 _ARRAYS = {np.ndarray, torch.Tensor}  # of a subclass, methods could be the user's
-_SCALARS = {str, bytes, int, bool, float, complex, types.NoneType}
 
 
 def _content(x: Any, depth: int = 4) -> Any:
@@ -216,7 +215,7 @@ def _content(x: Any, depth: int = 4) -> Any:
             return array.shape, zlib.crc32(np.ascontiguousarray(array).view(np.uint8))  # type: ignore[arg-type]
         except (RuntimeError, TypeError, ValueError):  # a layout or type that NumPy does not know
             return None
-    if type(x) in _SCALARS:
+    if type(x) in SCALARS:
         return x
     if depth == 0:
         return id(x)
@@ -226,7 +225,7 @@ def _content(x: Any, depth: int = 4) -> Any:
     if base := next((b for b in (dict, list, tuple, deque, set) if issubclass(kind, b)), None):
         held += [*(base.items(x) if base is dict else enumerate(base.__iter__(x)))]
     below = [
-        (key if type(key) in _SCALARS else id(key), _content(value, depth - 1))
+        (key if type(key) in SCALARS else id(key), _content(value, depth - 1))
         for key, value in held[:256]
     ]
     return kind, below

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import FunctionType, MethodType, ModuleType
@@ -20,8 +20,9 @@ from fastload.isolation.plan import Plan
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import objects, values
 from fastload.verdicts.effects import defaults_of
+from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.libraries import library
-from fastload.verdicts.objects import Finding, Function, attribute, named
+from fastload.verdicts.objects import Function, attribute, named
 from fastload.verdicts.reach import Reach
 from fastload.verdicts.values import ANY, CLASS, ELEMENT, SLICE, Path
 
@@ -41,51 +42,55 @@ class _Trail:
         return _Trail(x, self.why or why, self.name + step)
 
 
+_UNKNOWN = _Trail(object(), None, "")
+"""Leads to some object that cannot be known."""
+
+
 class Changes:
     """Tells which changes that the functions make reach an object that threads share."""
 
     def __init__(self, reach: Reach, plan: Plan, *, shares_all: bool) -> None:
         self._reach, self._plan, self._shares_all = reach, plan, shares_all
-        self._trails: dict[tuple[Function, Path], list[Any]] = {}
+        self._trails: dict[tuple[Function, Path], list[_Trail]] = {}
 
     def findings(self) -> Iterator[Finding]:
         """Yield a finding for each change of an object that threads share."""
         for function in self._reach.functions:
             for (path, how), line in function.effects.changes.items():
-                yield from self._of_change(function, path, how, line)
+                if found := self._of_change(function, path, how, function.at(line)):
+                    yield found
         if any(issubclass(type(x), torch.Tensor) for x in self._exposed):
             for name in (p for p in self._reach.in_place if "._modules[" not in p):
-                what = f"{name} works in place, and what it gets may be data that threads share"
-                yield Finding(what, False, "pass inplace=False", state=True)
+                yield finding("works in place", path=name)
 
-    def _of_change(self, function: Function, path: Path, how: str, line: int) -> Iterator[Finding]:
+    def _of_change(self, function: Function, path: Path, how: str, user: str) -> Finding | None:
         if how in ("=", "=constant"):
-            if path[0] == "global" or function.stays:
-                name = function.dotted(path[1:2], path[0])
-                what = f"{function.at(line)} assigns the variable `{name}`, which all threads share"
-                yield Finding(
-                    what, how == "=", "keep it in an attribute of the dataset", state=True
-                )
-            return
+            if path[0] != "global" and not function.stays:
+                return None
+            name = function.dotted(path[1:2], path[0])
+            return finding("variable assigned", user=user, name=name, proven=how == "=")
         passed = path[0] == values.PASSED
         if path[-1] == "__dict__":
             path, how = path[:-1], ".="
         for trail in self._follow(function, path[passed:]):
-            if how == "op=" and trail is not ANY and type(attribute(trail.x, path[-1])) is property:
-                trail = ANY  # `n = image.size; n += 1`
-            if trail is ANY:
+            computed = how == "op=" and type(attribute(trail.x, path[-1])) is property
+            if trail is _UNKNOWN or computed:  # `n = image.size; n += 1`
                 if any(_fits(x, how) and _has(x, how) for x in self._exposed):
-                    what = f"{function.at(line)} changes an object ({how}), which may be data that threads share"
-                    yield Finding(what, False, "change a copy of it", state=True)
-                return
+                    return finding("something changed", user=user, how=how)
+                return None
             if path[-1] == SLICE and issubclass(type(trail.x), _CONTAINERS):
                 continue  # a new container
             if trail.why is not None and _fits(trail.x, how):
-                verb = "may be changed" if passed else "is changed"
-                what = f"`{trail.name}` ({kind_of(trail.x)}), {trail.why}, {verb} by {function.at(line)}"
-                remedy = "change a copy, or keep it in an attribute of the dataset"
-                yield Finding(what, not passed and trail.why != _OWN_COPY, remedy, state=True)
-                return
+                return finding(
+                    "changed",
+                    path=trail.name,
+                    kind=kind_of(trail.x),
+                    why=trail.why,
+                    may_be="may be" if passed else "is",
+                    user=user,
+                    proven=not passed and trail.why != _OWN_COPY,
+                )
+        return None
 
     @cached_property
     def _exposed(self) -> list[Any]:
@@ -104,15 +109,11 @@ class Changes:
                 yield from (*found.x.args, *found.x.keywords.values())
         for function in self._reach.functions:
             for called, paths in function.effects.escapes.items():
-                theirs: list[Any] = [*self._follow(function, called)] if called else [ANY]
+                theirs = self._follow(function, called) if called else []
                 trails = [trail for path in paths for trail in self._follow(function, path)]
-                if any(
-                    trail is ANY or not _is_foreign(trail.x) for trail in theirs or [ANY]
-                ) or any(
-                    trail is not ANY and type(trail.x) is FunctionType and not _is_foreign(trail.x)
-                    for trail in trails
-                ):
-                    yield from (t.x for t in trails if t is not ANY and t.why is not None)
+                passed = [trail for trail in trails if type(trail.x) is FunctionType]
+                if not theirs or not all(_is_foreign(trail.x) for trail in theirs + passed):
+                    yield from (trail.x for trail in trails if trail.why is not None)
 
     @cached_property
     def _kept(self) -> set[str]:
@@ -121,30 +122,25 @@ class Changes:
 
     # ---- following a path to objects ----
 
-    def _follow(self, function: Function, path: Path) -> list[Any]:
-        """Return the trails of a path. ANY: some object that cannot be known."""
+    def _follow(self, function: Function, path: Path) -> list[_Trail]:
+        """Return the trails of a path."""
         key = function, path
         if key not in self._trails:
             if path[0] == values.CALL:
-                found: Iterable[Any] = self._returned(function, path)
+                self._trails[key] = [*self._returned(function, path[1:])]
             else:
-                found = self._steps(*self._heads(function, path))
-            self._trails[key] = [*found]
+                self._trails[key] = self._steps(*self._heads(function, path))
         return self._trails[key]
 
-    def _steps(self, trails: list[Any], steps: Path) -> list[Any]:
+    def _steps(self, trails: list[_Trail], steps: Path) -> list[_Trail]:
         for step in steps:
-            trails = [
-                after
-                for trail in trails
-                for after in ([ANY] if trail is ANY else self._step(trail, step))
-            ]
+            trails = [after for trail in trails for after in self._step(trail, step)]
         return trails
 
-    def _heads(self, function: Function, path: Path) -> tuple[list[Any], Path]:
+    def _heads(self, function: Function, path: Path) -> tuple[list[_Trail], Path]:
         head = path[0]
         if path == ANY:
-            return [ANY], ()
+            return [_UNKNOWN], ()
         if head == "self":
             return self._instances(function), path[1:]
         if head == "default":
@@ -152,26 +148,25 @@ class Changes:
             value = defaults_of(function.function).get(path[1])
             return [_Trail(value, stays, f"{function}.{path[1]}")], path[2:]
         # The longest beginning of the path that leads through modules and classes.
-        x, k = next(named(function, path[:2]), objects.MISSING), 2
-        if x is objects.MISSING:
+        x, k = named(function, path[:2]), 2
+        if x is None or x is objects.MISSING:
             return [], ()
         while k < len(path) and type(x) is ModuleType:
             x, k = attribute(x, path[k]), k + 1
         held, place = head != "free" or function.stays, function.dotted(path[1:k], head)
-        return [_Trail(x, "at module level" if held else self._why(x), place)], path[k:]
+        return [_Trail(x, self._why(x, held), place)], path[k:]
 
     def _instances(self, function: Function) -> list[_Trail]:
         owner = function.owner
         creates = function.function.__code__.co_name in objects.CREATING
         found = [] if creates or owner is None else self._reach.instances.get(owner, [])
-        trails = [
-            _Trail(each.x, "at module level" if each.stays else self._why(each.x), each.path)
-            for each in found
-        ]
+        trails = [_Trail(each.x, self._why(each.x, each.stays), each.path) for each in found]
         return trails or [_Trail(_New(owner), None, getattr(owner, "__qualname__", "?"))]
 
-    def _why(self, x: Any) -> str | None:
-        """Return a clause that says why threads share an object of the graph."""
+    def _why(self, x: Any, stays: bool = False) -> str | None:
+        """Return a clause that says why threads share an object, or None. `stays`: a module holds it."""
+        if stays:
+            return "at module level"
         if self._shares_all:
             return "which copy_dataset=False lets threads share"
         if id(x) in self._plan.weights:
@@ -182,9 +177,9 @@ class Changes:
         shared = self._plan.shared.get(id(x), IN_SHARED_MEMORY)  # that, processes share as well
         return None if shared == IN_SHARED_MEMORY else "which threads share"
 
-    def _step(self, trail: _Trail, step: str) -> Iterator[Any]:
+    def _step(self, trail: _Trail, step: str) -> Iterator[_Trail]:
         x = trail.x
-        if step in (SLICE, "__dict__"):
+        if trail is _UNKNOWN or step in (SLICE, "__dict__"):
             yield trail
         elif step in (values.COPY, values.ARRAY):
             if issubclass(type(x), _ARRAYS) is (step == values.ARRAY):
@@ -199,25 +194,21 @@ class Changes:
         elif type(x) is _New:
             value = attribute(x.cls, step)
             if value is None and step in self._kept:
-                yield ANY
+                yield _UNKNOWN
             elif value is not None and not hasattr(type(value), "__get__"):
                 yield trail.to(value, f".{step}", "an attribute of the class")
         else:
             value = attribute(x, step)
             computed = step in self._kept or hasattr(type(x), "__getattr__")
             if type(value) is property or (value is None and computed):
-                yield trail if library(type(x).__module__) is not None else ANY
+                yield trail if library(type(x).__module__) is not None else _UNKNOWN
             elif value is not None:
-                own = (
-                    isinstance(x, type | ModuleType)
-                    or step in own_dict(x)
-                    or hasattr(type(value), "__get__")
-                )
-                yield trail.to(
-                    value, f".{step}", self._why(value) if own else "an attribute of the class"
-                )
+                of_class = not isinstance(x, type | ModuleType) and step not in own_dict(x)
+                held = of_class and not hasattr(type(value), "__get__")
+                why = "an attribute of the class" if held else self._why(value)
+                yield trail.to(value, f".{step}", why)
 
-    def _elements(self, trail: _Trail) -> Iterator[Any]:
+    def _elements(self, trail: _Trail) -> Iterator[_Trail]:
         x = trail.x
         if issubclass(type(x), _ARRAYS):
             yield trail  # a view
@@ -226,45 +217,37 @@ class Changes:
                 if type(value) not in objects.LEAVES:
                     yield trail.to(value, "[...]", self._why(value))
         elif library(type(x).__module__) is None:
-            yield ANY
+            yield _UNKNOWN
         elif type(x).__module__.startswith("torch.utils.data."):  # as a Subset or TensorDataset
             for value in own_dict(x).values():
                 yield from self._elements(trail.to(value, "[...]", self._why(value)))
 
-    def _returned(self, function: Function, path: Path) -> Iterator[Any]:
+    def _returned(self, function: Function, called: Path) -> Iterator[_Trail]:
         """Yield what a call may return, apart from its arguments, which are paths of their own."""
-        called = path[1:]
         for k in range(2, len(called) if called[0] != values.CALL else 0):
             for trail in self._follow(function, called[:k]):
                 # An attribute of a new instance may be one of its class.
-                if (
-                    trail is not ANY
-                    and issubclass(type(trail.x), type)
-                    and not _is_foreign(trail.x)
-                ):
+                if issubclass(type(trail.x), type) and not _is_foreign(trail.x):
                     yield from self._steps([_Trail(_New(trail.x), None, trail.name)], called[k:])
         for trail in self._follow(function, called):
-            if trail is ANY:
-                yield ANY
-                return
             x = trail.x
             if x is logging.getLogger:
                 yield _Trail(logging.root, "which all threads share", "logging.getLogger()")
             # A class returns a new object.
             if type(x) is objects.CACHED or not (_is_foreign(x) or issubclass(type(x), type)):
-                yield ANY
+                yield _UNKNOWN
                 return
         if called[-1] in values.RETURN_NEW | values.SHALLOW:
             return
         if called[0] != values.CALL and len(called) > 2:
             # A method: its result may be a part of its object.
             for trail in self._follow(function, called[:-1]):
-                if trail is not ANY and called[-1] in _OF_WEIGHTS:
+                if called[-1] in _OF_WEIGHTS:
                     weights = [self._plan.nodes[i].x for i in self._plan.weights]
                     yield from (trail.to(x, f".{called[-1]}()", self._why(x)) for x in weights)
-                elif trail is not ANY and issubclass(type(trail.x), _ARRAYS):
+                elif issubclass(type(trail.x), _ARRAYS):
                     yield trail
-                elif trail is not ANY and issubclass(type(trail.x), _CONTAINERS):
+                elif issubclass(type(trail.x), _CONTAINERS):
                     yield from self._elements(trail)
 
 
@@ -285,9 +268,6 @@ _OWN_COPY = "whose own methods copy it, and may share it"
 
 _OF_WEIGHTS = {"parameters", "named_parameters", "get_parameter", "state_dict"}
 """Methods of a model that return its weights."""
-
-_TABLES = {"pandas", "polars", "pyarrow", "datasets"}
-"""Packages whose setters return a new object."""
 
 
 def _members(x: Any) -> list[Any]:
@@ -313,9 +293,9 @@ def _below(x: Any, depth: int = 3) -> Iterator[Any]:
 
 def _is_foreign(x: Any) -> bool:
     """Return whether what is called is code of a library."""
-    if type(x) is FunctionType:
-        return library(x.__globals__.get("__name__")) is not None
-    return library((x if isinstance(x, type) else type(x)).__module__) is not None
+    owner = x if isinstance(x, type) else type(x)
+    module = x.__globals__.get("__name__") if type(x) is FunctionType else owner.__module__
+    return x is not _UNKNOWN.x and library(module) is not None
 
 
 def _is_users(x: Any) -> bool:
@@ -343,7 +323,7 @@ def _fits(x: Any, how: str) -> bool:
         return True  # an attribute is assigned
     if values.SETTER.match(how) and how not in values.CHANGING:
         owner = next((k.__module__ for k in kind.__mro__ if how in vars(k)), "")
-        return library(owner) is not None and owner.partition(".")[0] not in _TABLES
+        return library(owner) is not None and owner.partition(".")[0] not in values.TABLES
     if issubclass(kind, torch.Tensor):
         return in_place
     if issubclass(kind, np.ndarray):

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from fastload.isolation.plan import Plan
 from fastload.verdicts.changes import VALUES, Changes, kind_of
-from fastload.verdicts.objects import Finding
+from fastload.verdicts.findings import Finding, finding
+from fastload.verdicts.objects import attribute
 from fastload.verdicts.reach import Reach
 
 
@@ -28,14 +29,13 @@ class Verdict:
     @property
     def proven(self) -> bool:
         """Whether threads would read wrong samples, or fail."""
-        return any(finding.proven for finding in self.findings)
+        return any(fault.proven for fault in self.findings)
 
     @property
     def reason(self) -> str:
         """A clause that names what decides."""
-        if not self.findings:
-            return "all code that samples can reach is known to be right in threads"
-        return self.findings[0].what
+        nothing = "all code that samples can reach is known to be right in threads"
+        return self.findings[0].what if self.findings else nothing
 
 
 def verdict(
@@ -55,26 +55,15 @@ def verdict(
         copy_dataset: the loader's: what each thread gets a copy of.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    reach = Reach(
-        {name: x for name, x in roots.items() if x is not None}, shared=copy_dataset is False
-    )
+    reach = Reach(roots, shared=copy_dataset is False)
     plan = Plan(roots, copy_data=copy_dataset is True)
-    found = [*reach.findings, *_refused(plan)]
-    if not any(finding.proven for finding in found):  # nothing tells more than a proven fault
+    found = [*reach.findings]
+    found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
+    if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)
-    found = sorted(dict.fromkeys(found), key=lambda finding: not finding.proven)
+    found = sorted(dict.fromkeys(found), key=lambda fault: not fault.proven)
     return Verdict(tuple(found), reach.cuda)
-
-
-def _refused(plan: Plan) -> Iterator[Finding]:
-    for named_ in plan.refused:
-        yield Finding(
-            f"{named_.path} is an open {type(named_.x).__qualname__}, which threads must not share",
-            True,
-            "open it at the first sample",
-            refused=True,
-        )
 
 
 def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
@@ -87,10 +76,5 @@ def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:
         x = held.x
         if id(x) not in plan.nodes or id(x) in plan.shared or issubclass(type(x), VALUES):
             continue
-        equal = next(vars(k)["__eq__"] for k in type(x).__mro__ if "__eq__" in vars(k))
-        if asks or equal is object.__eq__:
-            yield Finding(
-                f"samples use `{at_top.path}` ({kind_of(x)}), of which a thread has a copy as `{held.path}`, too",
-                False,
-                "use an enum or a string in its place",
-            )
+        if asks or attribute(type(x), "__eq__") is object.__eq__:
+            yield finding("two identities", name=at_top.path, kind=kind_of(x), path=held.path)

@@ -101,10 +101,9 @@ def is_setting(function: Any) -> bool:
     """Return whether a function of a listed library has the name of one that sets something for the process."""
     bound = type(function) in (MethodType, staticmethod, classmethod)
     function = function.__func__ if bound else function
-    if type(function) not in (FunctionType, BuiltinFunctionType):
+    called = type(function) in (FunctionType, BuiltinFunctionType)
+    if not called or ("." in function.__qualname__ and not bound):  # a method of an object
         return False
-    if "." in function.__qualname__ and not bound:
-        return False  # of an object
     entry = library(function.__module__)
     return entry is not None and entry.threads and bool(_SETTING.match(function.__name__))
 

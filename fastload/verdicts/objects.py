@@ -10,6 +10,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import resolve_name
 from types import FunctionType, ModuleType
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.isolation.rules import HEAP, PER_WORKER, own_dict, shared_class
+from fastload.isolation.attributes import filled, slots_of
+from fastload.isolation.rules import PER_WORKER, own_dict, shared_class
+from fastload.isolation.users import is_importable
 from fastload.verdicts import values
 from fastload.verdicts.effects import effects_of
 from fastload.verdicts.libraries import library
@@ -28,25 +31,6 @@ ELEMENTS = 64
 """The search looks at no more elements of a container."""
 
 CACHED = type(functools.lru_cache(print))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something for which threads are not known to be right.
-
-    Args:
-        what: a clause that names it, and the code that decides.
-        proven: whether threads would read wrong samples, or fail. False if reading the code cannot tell.
-        remedy: what would let threads read it.
-        state: it is an object that threads share, and that keeps something from one sample to another.
-        refused: the copies for threads will raise `DatasetCopyError` for it.
-    """
-
-    what: str
-    proven: bool
-    remedy: str
-    state: bool = False
-    refused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +49,13 @@ class Function:
     function: FunctionType
     owner: type | None
     first: str | None
-    stays: bool
+    held: bool
+    """A module or a class holds it, or what it is a method of."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether no worker gets a copy of it."""
+        return self.held or is_importable(self.function)
 
     def __str__(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
@@ -97,16 +87,8 @@ def hides_state(x: Any) -> bool:
     found, plain = ((of.__reduce_ex__, of.__reduce__) for of in (kind, object))
     if found != plain or kind.__dictoffset__ or hasattr(kind, "__setstate__") or shared_class(kind):
         return False
-    known = kind in copyreg.dispatch_table or kind.__module__ in _NO_STATE
+    known = kind in copyreg.dispatch_table or kind.__module__ in values.WITHOUT_STATE
     return not known and kind.__basicsize__ > 24 and library(kind.__module__) is not None
-
-
-_NO_STATE = {"_abc", "_hashlib", "_json", "_struct", "builtins", "functools", "torch", "weakref"}
-
-
-def is_opaque(kind: type) -> bool:
-    """Return whether what an object holds is no code of the user."""
-    return kind.__module__.partition(".")[0] in ("numba", "llvmlite") or bool(shared_class(kind))
 
 
 def is_empty(x: dict[str, Any]) -> bool:
@@ -125,7 +107,7 @@ AT_IMPORT = {"__init_subclass__", "__set_name__"}
 OF_A_CLASS = {"__new__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
 
-CREATING = values.words(values.NAMES["creating"])
+CREATING = values.NAMES["creating"]
 
 
 def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -139,7 +121,10 @@ def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     if issubclass(kind, type | ModuleType | torch.Tensor | np.ndarray):
         return
-    declared = vars(kind).get(PER_WORKER)
+    if kind.__module__.partition(".")[0] in values.COMPILERS:
+        yield from ((path, v) for k, v in list(own_dict(x).items()) if k == "py_func")
+        return
+    declared = () if shared_class(kind) else vars(kind).get(PER_WORKER)
     if declared is not None:
         yield from ((f"{path}.{k}", v) for k, v in list(own_dict(x).items()) if k in declared)
         return
@@ -158,13 +143,8 @@ def parts_of(x: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, getattr(x, name)
     for name, value in list(own_dict(x).items()):
         yield f"{path}.{name}", value
-    for cls in kind.__mro__[:-1]:
-        for name, member in vars(cls).items():
-            if type(member) is types.MemberDescriptorType and cls.__flags__ & HEAP:
-                try:
-                    yield f"{path}.{name}", member.__get__(x)
-                except AttributeError:
-                    continue
+    for name, _, value in filled(slots_of(kind), x):
+        yield f"{path}.{name}", value
 
 
 _EMPTY = types.CellType()
@@ -209,7 +189,6 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
     if type(member) is not FunctionType:  # a decorator's object
         for value in own_dict(member).values():
             yield from functions_of(value) if type(value) is FunctionType else ()
-        return
     while type(member) is FunctionType:
         yield member, first
         member = vars(member).get("__wrapped__")
@@ -223,14 +202,6 @@ def is_immutable(function: Any) -> bool:
 
 _IMMUTABLE = {"class", "int", "float", "str", "bool", "bytes", "complex", "None", "NoneType"}
 _IMMUTABLE |= {"tuple", "frozenset", "Tuple", "Optional"}
-
-
-def is_importable(function: Any) -> bool:
-    """Return whether a module holds a function under its name. Then no worker gets a copy of it."""
-    found: Any = sys.modules.get(function.__module__ or "")
-    for part in function.__qualname__.split("."):
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    return getattr(found, "__func__", found) is function
 
 
 def is_in_c(kind: type) -> bool:
@@ -258,40 +229,26 @@ MISSING = object()
 """What a name stands for whose module is not imported yet."""
 
 
-def named(found: Function, path: Path) -> Iterator[Any]:
-    """Yield what a global, closed-over or imported name stands for, if it can be known without running code."""
+def named(found: Function, path: Path) -> Any:
+    """Return what a global, closed-over or imported name stands for, or None if only running code would tell."""
     head, *names = path
     function = found.function
-    value: Any
+    value: Any = None
     if head == "global":
-        space = function.__globals__
-        value = space.get(names[0], getattr(builtins, names[0], None))
+        value = function.__globals__.get(names[0], getattr(builtins, names[0], None))
     elif head == "free":
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-        try:
+        with suppress(KeyError, ValueError):  # of a function within; or not bound yet
             value = cells[names[0]].cell_contents
-        except (KeyError, ValueError):  # of a function within; or not bound yet
-            return
-    elif not names:  # an argument, or the instance
-        return
-    else:
-        try:
-            name = (
-                resolve_name(names[0], function.__globals__.get("__package__"))
-                if names[0][:1] == "."
-                else names[0]
-            )
-        except ImportError:
-            return
-        value = sys.modules.get(name, MISSING)
+    elif names:  # neither an argument nor the instance
+        with suppress(ImportError):
+            name = resolve_name(names[0], function.__globals__.get("__package__"))
+            value = sys.modules.get(name, MISSING)
     for name in names[1:]:
         above = value
         if value is MISSING or (value := attribute(value, name)) is None:
-            if _loads_late(above, name):
-                value = MISSING
-            break
-    if value is not None:
-        yield value
+            return MISSING if _loads_late(above, name) else value
+    return value
 
 
 def _loads_late(module: Any, name: str) -> bool:

@@ -18,8 +18,9 @@ import torch
 from fastload.isolation import rules
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import libraries, objects
+from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.libraries import library
-from fastload.verdicts.objects import Finding, Function, Instance, named
+from fastload.verdicts.objects import Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
 CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 100_000
@@ -49,10 +50,8 @@ class Reach:
         self.cuda = False
         self.in_place: list[str] = []  # objects of libraries that change what they are called with
         self.instances: dict[type, list[Instance]] = {}
-        in_column = libraries.objects_in
-        self._unsafe, self._unreadable = in_column("unsafe"), in_column("unreadable")
-        self._single, self._keeps = in_column("single"), in_column("keeps")
-        self._constant = in_column("constant")
+        columns = "unsafe", "unreadable", "single", "keeps", "constant"
+        self._column = {name: libraries.objects_in(name) for name in columns}
         # It keeps the objects alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Instance] = {}
         self._asked: set[str] = set()  # the libraries whose settings were looked at
@@ -74,18 +73,12 @@ class Reach:
         limit = OF_WHOLE if self._whole else AFTER_FINDING if self.findings else CODE
         over = self._code > limit or len(self._seen) > OBJECTS
         if over and not self.findings:
-            self._find(
-                "the dataset reaches more code and objects than the search visits",
-                "vouch for a package that it uses, by fastload.threads_ok",
-            )
-        return over or (not self._whole and any(finding.proven for finding in self.findings))
+            self._find("the search ends")
+        return over or (not self._whole and any(found.proven for found in self.findings))
 
-    def _find(
-        self, what: str, remedy: str = "", *, proven: bool = False, state: bool = False
-    ) -> None:
-        finding = Finding(what, proven, remedy, state)
-        if finding not in self.findings:
-            self.findings.append(finding)
+    def _find(self, key: str, **names: Any) -> None:
+        if (found := finding(key, **names)) not in self.findings:
+            self.findings.append(found)
 
     @property
     def at_top(self) -> list[Instance]:
@@ -111,32 +104,28 @@ class Reach:
             return
         self.cuda |= issubclass(kind, torch.Tensor) and x.is_cuda
         if kind is FunctionType:
-            self._push_function(x, None, None, stays=found.stays)
+            self._push(Function(x, None, None, found.stays))
         elif issubclass(kind, type):
             self._class(x, made=True)
         elif kind is objects.CACHED:
             self._cached(x, found.path)
         elif kind is types.BuiltinFunctionType:
-            self._builtin(x, found.path, stays=found.stays)
+            self._builtin(found)
         elif kind is types.MethodType:
-            self._method(x, stays=found.stays)
+            self._method(found)
         elif not issubclass(kind, ModuleType | np.ndarray | torch.Tensor):
             self._instance(found)
-        opaque = id(kind) in self._constant or objects.is_opaque(kind)
-        for path, part in () if opaque else objects.parts_of(x, found.path):
+        constant = id(kind) in self._column["constant"]
+        for path, part in () if constant else objects.parts_of(x, found.path):
             if type(part) not in objects.LEAVES:
                 self._todo.append(Instance(part, path, found.stays))
 
     def _excepted(self, x: Any, user: str) -> bool:
         """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
-        if name := self._unsafe.get(id(x)):
-            self._find(
-                f"{user} uses {name}, which a process, or a thread, has one of",
-                "leave it out of samples",
-                proven=True,
-            )
-        elif name := self._unreadable.get(id(x)):
-            self._find(f"{user} calls `{name}`, and what it runs cannot be read")
+        if name := self._column["unsafe"].get(id(x)):
+            self._find("unsafe", user=user, name=name)
+        elif name := self._column["unreadable"].get(id(x)):
+            self._find("unreadable", user=user, name=name)
         return name is not None
 
     def _instance(self, found: Instance) -> None:
@@ -144,49 +133,33 @@ class Reach:
         if found.stays:
             self._of_a_module(found)
         for base in kind.__mro__[:-1]:
-            one = self._single.get(id(base))
+            one = self._column["single"].get(id(base))
             if base is threading.local and objects.is_empty(base.__getattribute__(x, "__dict__")):
                 one = None  # each thread begins with nothing in it, as a process does
             if one is not None:
-                self._find(
-                    f"{found.path} is a {one}, which is for one thread",
-                    "create it for each sample",
-                    proven=True,
-                )
+                self._find("for one thread", path=found.path, kind=one)
             if library(base.__module__) is None:
-                self.instances.setdefault(base, [])
-                if len(self.instances[base]) < INSTANCES:
-                    self.instances[base].append(found)
+                known = self.instances.setdefault(base, [])
+                if len(known) < INSTANCES:
+                    known.append(found)
         if own_dict(x).get("inplace") is True and library(kind.__module__):
             self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
-            self._find(
-                f"{found.path} is a running generator, which cannot be copied",
-                "create it in `__iter__`",
-            )
+            self._find("running generator", path=found.path)
         self._class(kind)
         module = kind.__module__
         compiled = library(module) is None and objects.is_in_c(kind)
         if compiled and type(getattr(x, "__module__", None)) is str:
             module = x.__module__  # a function of Cython or Boost
-        self._entry(library(module), module, found.path, compiled=compiled)
-        if kind.__module__.startswith("numba."):
-            self._compiled_by_numba(own_dict(x), found)
-
-    def _compiled_by_numba(self, own: dict[str, Any], found: Instance) -> None:
-        if (own.get("targetoptions") or {}).get("parallel"):
-            self._find(
-                f"{found.path} is compiled by numba with parallel=True, which one thread at a time may call",
-                "compile it without parallel=True",
-                proven=True,
-            )
-        if "py_func" in own:
-            self._todo.append(Instance(own["py_func"], found.path, found.stays))
+        self._entry(module, found.path, compiled=compiled)
+        numbas = own_dict(x) if kind.__module__.startswith("numba.") else {}
+        if (numbas.get("targetoptions") or {}).get("parallel"):
+            self._find("parallel code", path=found.path)
 
     def _of_a_module(self, found: Instance) -> None:
         """Look at an object that all threads would share, although a worker process has its own."""
         x, kind = found.x, type(found.x)
-        what = hidden = None
+        what, proven = "", True
         if issubclass(kind, rules.GENERATORS) and not rules.shared_class(type(x)):
             same = sum(path.partition(" (")[0] == found.path for path, _ in self.generators)
             path = f"{found.path} ({same + 1})" if same else found.path
@@ -194,73 +167,50 @@ class Reach:
             what = "a random generator"
         elif issubclass(kind, io.IOBase):
             standard = x in (sys.stdin, sys.stdout, sys.stderr)
-            what = None if x.closed or standard else "an open file"
+            what = "" if x.closed or standard else "an open file"
         elif hasattr(kind, "__next__"):
             what = "an iterator"
         elif rules.refused_class(kind):
             what = f"an open {kind.__qualname__}"
-        elif self._keeps.keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
-            hidden = f"a {kind.__qualname__}, which may keep what a call sets, and"
-        if what or hidden:
-            self._find(
-                f"`{found.path}` is {what or hidden} that all threads would share",
-                "make it an attribute of the dataset, of which each worker gets its own copy",
-                proven=bool(what),
-                state=True,
-            )
+        elif self._column["keeps"].keys() & set(map(id, kind.__mro__)) or objects.hides_state(x):
+            what, proven = f"a {kind.__qualname__}, which may keep what a call sets, and", False
+        if what:
+            self._find("state of a module", path=found.path, kind=what, proven=proven)
 
-    def _entry(
-        self, entry: libraries.Library | None, module: str, path: str, *, compiled: bool = False
-    ) -> None:
-        top = module.partition(".")[0]
-        vouch = f'fastload.threads_ok("{top}") vouches for it'
+    def _entry(self, module: str, path: str, *, compiled: bool = False) -> None:
+        """Look at the entry for a module that samples use. `compiled`: that is, at an object in machine code."""
+        top, entry = module.partition(".")[0], library(module)
         if entry is None:
             if compiled or objects.is_compiled(module):
-                what = "is of the compiled library"
-                self._find(f"{path} {what} {top}, of which nothing is known", vouch)
+                self._find("compiled library", path=path, library=top)
         elif entry.holds_gil:
-            self._find(f"{path} is of {top}: {entry.holds_gil}")
+            self._find("holds the GIL", path=path, library=top, why=entry.holds_gil)
         elif not entry.threads:
-            self._find(f"{path} is of {top}, which is not known to work in threads", vouch)
+            self._find("not for threads", path=path, library=top)
         elif top not in self._asked:
             self._asked.add(top)
             for name in filter(libraries.differs_in_a_new_thread, entry.settings.split()):
                 name = name.partition(":")[0]
-                self._find(
-                    f"{path} is of {top}, and `{name}()` returns other settings in a new thread",
-                    f"set them in samples, or leave {top} at its defaults",
-                    proven=True,
-                )
+                self._find("settings of a thread", path=path, library=top, name=name)
 
     def _cached(self, x: Any, path: str) -> None:
         wrapped = x.__wrapped__
         known = library(getattr(wrapped, "__module__", None)) is not None
         if not known and not objects.is_immutable(wrapped):
-            self._find(
-                f"`{path}` caches what it returns, and all threads would share that",
-                "annotate its result, if it is an immutable type (-> int), or create the cache in the dataset",
-                state=True,
-            )
+            self._find("cache", path=path)
 
-    def _builtin(self, x: Any, path: str, *, stays: bool) -> None:
-        of_object = not issubclass(type(x.__self__), objects.NO_OBJECT)
-        if stays and x.__name__ in CHANGING and of_object:
-            self._find(
-                f"`{path}` changes an object that all threads would share",
-                "keep it in an attribute of the dataset",
-                proven=True,
-                state=True,
-            )
+    def _builtin(self, found: Instance) -> None:
+        x, kind = found.x, type(found.x.__self__)
+        if found.stays and x.__name__ in CHANGING and not issubclass(kind, objects.NO_OBJECT):
+            self._find("changing method", path=found.path)
         else:
-            module = x.__module__ or getattr(type(x.__self__), "__module__", "")
-            self._entry(library(module), module, f"`{path}`", compiled=True)
+            self._entry(x.__module__ or kind.__module__, f"`{found.path}`", compiled=True)
 
-    def _method(self, x: types.MethodType, *, stays: bool) -> None:
-        of, function = x.__self__, x.__func__
+    def _method(self, found: Instance) -> None:
+        of, function = found.x.__self__, found.x.__func__
         if type(function) is FunctionType:
-            is_class = issubclass(type(of), type)
-            owner, first = (of, CLASS) if is_class else (type(of), "self")
-            self._push_function(function, owner, first, stays=stays)
+            owner, first = (of, CLASS) if issubclass(type(of), type) else (type(of), "self")
+            self._push(Function(function, owner, first, found.stays))
 
     # ---- code ----
 
@@ -268,7 +218,7 @@ class Reach:
         """Queue the methods of a class that samples may call. `made`: they may create instances, too."""
         entry = library(cls.__module__)
         if entry is not None and made:
-            self._entry(entry, cls.__module__, f"`{cls.__qualname__}`")
+            self._entry(cls.__module__, f"`{cls.__qualname__}`")
         if (cls, made) in self._classes or rules.PER_WORKER in vars(cls):
             return  # it was read, or written for threads
         self._classes.add((cls, made))
@@ -283,7 +233,7 @@ class Reach:
             if base in listed:
                 continue
             in_c = entry is None and (made or base is not cls) and objects.is_in_c(base)
-            self._entry(None, base.__module__, f"`{base.__qualname__}`", compiled=in_c)
+            self._entry(base.__module__, f"`{base.__qualname__}`", compiled=in_c)
             for name, member in list(vars(base).items()):
                 self._member(
                     base, name, member, made=made, called=name in called, hidden=name in overridden
@@ -302,10 +252,10 @@ class Reach:
                 first = CLASS
             if function.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
                 continue  # of `dataclasses`
+            method = Function(function, cls, first, held=True)
             if (not hidden and (special or called)) or key in self._names:
-                self._push_function(function, cls, first, stays=True)
+                self._push(method)
             else:
-                method = Function(function, cls, first, stays=True)
                 self._pending.setdefault(key, []).append(method)
         holds = bool(own_dict(member)) and type(member) not in objects.METHODS
         plain = (holds or not hasattr(type(member), "__get__")) and not special
@@ -313,17 +263,12 @@ class Reach:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             self._todo.append(Instance(member, path, stays=True))
 
-    def _push_function(
-        self, function: FunctionType, owner: Any, first: str | None, *, stays: bool
-    ) -> None:
-        module = function.__globals__.get("__name__")
-        entry = library(module)
-        if entry is None:
-            self._todo.append(
-                Function(function, owner, first, stays or objects.is_importable(function))
-            )
+    def _push(self, found: Function) -> None:
+        module = found.function.__globals__.get("__name__")
+        if library(module) is None:
+            self._todo.append(found)
         else:
-            self._entry(entry, str(module), f"`{function.__qualname__}`")
+            self._entry(str(module), f"`{found.function.__qualname__}`")
 
     def _function(self, found: Function) -> None:
         key = id(found.function)
@@ -336,56 +281,42 @@ class Reach:
         self.functions.append(found)
         effects = found.effects
         if effects.opaque:
-            self._find(
-                f"the source of `{found}` is not there to read, and it may change what threads share"
-            )
+            self._find("without source", function=found)
         new = effects.names - self._names
         self._names |= new
         for name in list(self._pending) if effects.dynamic else sorted(new & self._pending.keys()):
             for method in self._pending.pop(name):
-                self._push_function(method.function, method.owner, method.first, stays=True)
+                self._push(method)
         for path, line in effects.uses.items():
             self._use(found, path, line)
         for path, line in effects.computed.items():
-            if any(type(value) is ModuleType for value in named(found, path)):
-                self._find(
-                    f"{found.at(line)} calls getattr on `{'.'.join(path[1:])}` with a name that is not in the source"
-                )
+            if type(named(found, path)) is ModuleType:
+                self._find("name computed", user=found.at(line), name=".".join(path[1:]))
 
     def _use(self, found: Function, path: Path, line: int) -> None:
-        for value in named(found, path):
-            if value is objects.MISSING:
-                self._not_imported(found, path, line)
-            elif self._excepted(value, found.at(line)):
-                continue
-            elif libraries.is_setting(value):
-                self._find(
-                    f"{found.at(line)} calls `{path[-1]}`, which by its name sets something for the whole process",
-                    "leave it out of samples",
-                )
-            elif type(value) is ModuleType:
-                self._entry(library(value.__name__), value.__name__, f"`{'.'.join(path[1:])}`")
-            else:
-                name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
-                self._todo.append(Instance(value, name, stays))
+        value = named(found, path)
+        if value is None or self._excepted(value, found.at(line)):
+            return
+        if value is objects.MISSING:
+            self._not_imported(found, path, line)
+        elif libraries.is_setting(value):
+            self._find("setting", user=found.at(line), name=path[-1])
+        elif type(value) is ModuleType:
+            self._entry(value.__name__, f"`{'.'.join(path[1:])}`")
+        else:
+            name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
+            self._todo.append(Instance(value, name, stays))
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:
-        name = ".".join(path[1:])
-        if name[0] == ".":
-            name = resolve_name(name, found.function.__globals__["__package__"])
-        if path[0] != "import":  # of a module that imports its parts at their first use
-            top = next(named(found, path[:2]))
-            name = ".".join((own_dict(top).get("__name__", path[1]), *path[2:]))
+        if path[0] == "import":
+            name = resolve_name(".".join(path[1:]), found.function.__globals__.get("__package__"))
+        else:  # of a module that imports its parts at their first use
+            top = own_dict(named(found, path[:2]))
+            name = ".".join((top.get("__name__", path[1]), *path[2:]))
         entry = library(name)
         if entry is None:
-            self._find(
-                f"{found.at(line)} uses {name}, whose code is not loaded yet",
-                f"import {name} at the top, by its full name",
-            )
+            self._find("not loaded", user=found.at(line), name=name)
         elif name in entry.unsafe.split():
-            self._find(
-                f"{found.at(line)} uses {name}, which a process, or a thread, has one of",
-                proven=True,
-            )
+            self._find("unsafe, and not loaded", user=found.at(line), name=name)
         else:
-            self._entry(entry, name, f"`{name}`")
+            self._entry(name, f"`{name}`")

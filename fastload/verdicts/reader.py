@@ -46,10 +46,10 @@ class Reader:
                 how = "=constant" if isinstance(node.value, ast.Constant) else "="
                 for target in node.targets:
                     self._assign(target, value, how)
-            case ast.Return() if node.value is not None:
-                self.escape(self.value(node.value))
             case ast.AnnAssign() if node.value is not None:
                 self._assign(node.target, self.value(node.value))
+            case ast.Return() if node.value is not None:
+                self.escape(self.value(node.value))
             case ast.AugAssign():
                 self.value(node.value)
                 old = self.value(node.target)
@@ -102,7 +102,7 @@ class Reader:
                 path: Path = ("import", "." * node.level + (node.module or ""), name.name)
             else:
                 path = ("import", name.name)
-            self._use(path, node)
+            self._use([path], node)
             if name.asname is None and path == ("import", name.name):
                 path = ("import", name.name.partition(".")[0])
             self.env[name.asname or path[-1]] = Value(frozenset({path}))
@@ -201,17 +201,14 @@ class Reader:
                 return NEW
 
     def _name(self, node: ast.Name) -> Value:
-        if node.id in self._globals:
-            found = _at("global", node.id)
-        elif node.id in self.env:
+        declared = node.id in self._globals
+        if not declared and node.id in self.env:
             return self.env[node.id]
-        elif node.id in self._free:
-            found = _at("free", node.id)
-        elif node.id in self._locals:
+        is_free = not declared and node.id in self._free
+        if not declared and not is_free and node.id in self._locals:
             return NEW  # a later line assigns it
-        else:
-            found = _at("global", node.id)
-        self._use_all(found, node)
+        found = _at("free" if is_free else "global", node.id)
+        self._use(found.own, node)
         return found
 
     def _attribute(self, node: ast.Attribute, of: Value) -> Value:
@@ -219,7 +216,7 @@ class Reader:
         above = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super"
         self.effects.names |= {name, f"super.{name}"} if above else {name}
         found = of.step(CLASS if name == "__class__" else name)
-        self._use_all(found, node)
+        self._use(found.own, node)
         return found
 
     def _comprehension(self, node: Any) -> Value:
@@ -243,12 +240,12 @@ class Reader:
         arguments = [self.value(argument) for argument in node.args]
         keywords = {word.arg: self.value(word.value) for word in node.keywords}
         first = arguments[0] if arguments else NEW
-        self._changed_by_call(node, name, receiver, first, keywords)
+        self._changed_by_call(node, name, receiver, arguments)
         if name in ("type", "vars") and len(arguments) == 1:
             return first.step(CLASS if name == "type" else "__dict__")
         if name == "getattr" and isinstance(node.args[1:2] and node.args[1], ast.Constant):
             found = first.step(str(node.args[1].value))  # type: ignore[attr-defined]
-            self._use_all(found, node)
+            self._use(found.own, node)
             return found
         if name == "super":
             return self.env.get("self") or next(iter(self.env.values()), NEW)
@@ -271,31 +268,29 @@ class Reader:
         return Value(returned, returned)
 
     def _changed_by_call(
-        self, node: ast.Call, name: str, receiver: Value, first: Value, keywords: dict[Any, Value]
+        self, node: ast.Call, name: str, receiver: Value, arguments: list[Value]
     ) -> None:
+        first = arguments[0] if arguments else NEW
+        changing = name in values.CHANGING
         in_place = name.endswith("_") and not name.endswith("__")
-        if name in values.CHANGING or in_place or values.SETTER.match(name):
+        if changing or in_place or values.SETTER.match(name):
             self._change(receiver.own, name, node)
-        if name in values.CHANGING and any(path[1:] in values.TYPES for path in receiver.own):
+        if changing and any(path[1:] in values.TYPES for path in receiver.own):
             self._change(first.own, name, node)  # `list.append(x, 1)`
+        named = bool(receiver.own) and _is_named(receiver)
         drawing = name in values.DRAWING and any(p[0] in ("global", "import") for p in receiver.own)
-        if (
-            drawing
-            or name in values.CHANGING_FIRST
-            or (in_place and receiver.own and _is_named(receiver))
-        ):
+        if drawing or name in values.CHANGING_FIRST or (in_place and named):
             self._change(first.own, "[]=", node)
-        for each in node.args if name == "pack_into" else ():
-            self._change(self.value(each).own, "[]=", node)
+        for each in arguments if name == "pack_into" else ():
+            self._change(each.own, "[]=", node)
         if name == "next":
             self._change(first.own, "__next__", node)
-        if receiver.own and _is_named(receiver):
-            for each in node.args[values.PLACE_OF_OUT.get(name, 99) :]:
-                self._change(self.value(each).own, "out=", node)
-        for word in ("out", "dst"):
-            self._change(keywords.get(word, NEW).own, "out=", node)
-        for given in node.keywords:
-            if given.arg == "inplace" and getattr(given.value, "value", True):
+        out = arguments[values.PLACE_OF_OUT.get(name, 99) :] if named else []
+        out += [self.value(word.value) for word in node.keywords if word.arg in ("out", "dst")]
+        for each in out:
+            self._change(each.own, "out=", node)
+        for word in node.keywords:
+            if word.arg == "inplace" and getattr(word.value, "value", True):
                 self._change(receiver.own | first.own, "inplace=", node)
         if name in ("getattr", "setattr", "attrgetter", "methodcaller"):
             constants = {str(a.value) for a in node.args[:2] if isinstance(a, ast.Constant)}
@@ -314,13 +309,10 @@ class Reader:
             for each in called or ((),):
                 self.effects.escapes.setdefault(each, set()).update(paths)
 
-    def _use_all(self, value: Value, node: ast.AST) -> None:
-        for path in value.own:
+    def _use(self, paths: Iterable[Path], node: ast.AST) -> None:
+        for path in paths:
             if path[0] in ("global", "free", "import"):
-                self._use(path, node)
-
-    def _use(self, path: Path, node: ast.AST) -> None:
-        self.effects.uses.setdefault(path, self._line(node))
+                self.effects.uses.setdefault(path, self._line(node))
 
     def _change(self, paths: Iterable[Path], how: str, node: ast.AST) -> None:
         for path in paths:

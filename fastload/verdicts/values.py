@@ -85,15 +85,11 @@ class Effects:
 
 # ---- names ----
 
-NAMES: dict[str, Any] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
+_TABLE: dict[str, Any] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
+_OUT: dict[str, str] = _TABLE.pop("out")
+NAMES = {key: frozenset(text.split()) for key, text in _TABLE.items()}
 
-
-def words(text: str) -> frozenset[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
-
-
-CHANGING = words(NAMES["changing"])
+CHANGING = NAMES["changing"]
 """Methods that change their object."""
 
 SETTER = re.compile(
@@ -102,24 +98,33 @@ SETTER = re.compile(
 )
 """Names of methods that change an object of a library, unless that is a table."""
 
-CHANGING_FIRST = words(NAMES["changing_first"])
+CHANGING_FIRST = NAMES["changing_first"]
 """Functions that change their first argument."""
 
 
-PLACE_OF_OUT = {name: int(k) for k, names in NAMES["out"].items() for name in words(names)}
+PLACE_OF_OUT = {name: int(k) for k, names in _OUT.items() for name in names.split()}
 """How many arguments of a function of NumPy come before `out`."""
 
-DRAWING = words(NAMES["drawing"])
+DRAWING = NAMES["drawing"]
 """Functions of imaging modules that change their first argument. Methods of these names do not."""
 
-RETURN_NEW = words(NAMES["return_new"])
+RETURN_NEW = NAMES["return_new"]
 """Functions and methods whose result shares no memory with their arguments."""
 
-SHALLOW = words(NAMES["shallow"])
+SHALLOW = NAMES["shallow"]
 """Functions and methods whose result is new, and holds elements of their arguments."""
 
 
-OF_ARRAYS = words(NAMES["of_arrays"])
+OF_ARRAYS = NAMES["of_arrays"]
 """Functions that share memory with an array or tensor, and copy anything else."""
+
+WITHOUT_STATE = NAMES["without_state"]
+"""Modules whose classes in C keep nothing that a call sets."""
+
+COMPILERS = NAMES["compilers"]
+"""Packages whose objects hold machine code, and as `py_func` the function that they compiled."""
+
+TABLES = NAMES["tables"]
+"""Packages whose setters return a new object."""
 
 TYPES = {(name,) for name in ("dict", "list", "set", "bytearray", "object", "type")}
