@@ -20,7 +20,7 @@ from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
-from fastload.order.state import IterableState, batches_of
+from fastload.order.state import IterableState, SampledState, batches_of, known_length
 from fastload.settings import Settings
 
 T = TypeVar("T")
@@ -134,8 +134,16 @@ class Prepared(Generic[T]):
         self.gradient_state._remove_dataloader(self)
 
     def skip(self, batches: int) -> None:
-        """Let the next `iter()` begin after the first `batches` batches of its epoch."""
+        """Let the next `iter()` begin after the first `batches` batches of its epoch.
+
+        If a state was loaded that was saved after the last batch of an epoch, 0 means the beginning of the next epoch:
+        programs divide the number of steps by the loader's length.
+        """
         self._to_skip = batches
+        state: Any = None if batches else self._epochs.resume
+        at_end = isinstance(state, SampledState) and state.batches == known_length(self)
+        if at_end and not state.ended and state.epoch == self._epochs.coming():
+            list(self)  # the rest of the epoch: nothing
 
     def _keep_state(self) -> None:
         """Keep the state of now for `state_dict()`, because one more batch is read."""

@@ -50,9 +50,8 @@ class LoaderPositions:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None  # in the checkpoint of this run
-        self._others: list[
-            Any
-        ] = []  # there, Lightning's states of all loaders, if some are not ours
+        # Lightning's states of all loaders there, if some are not ours
+        self._others: list[Any] = []
         self._left: tuple[int, list[bool]] = 0, []  # what the end of a run drops
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -88,6 +88,18 @@ def test_skip_first_batches_of_a_stream_begins_where_it_says(world: int, tmp_pat
             assert [batch[0] for batch in rest] == [batch[0] for batch in whole], way
 
 
+@worlds
+@pytest.mark.parametrize("seed", [3, None])
+def test_skipping_no_batch_after_the_last_of_an_epoch_begins_the_next(
+    world: int, seed: int | None, tmp_path: Path
+) -> None:
+    """Accelerate's examples divide the steps by the length of the loader, and then skip the remainder: none."""
+    spec = {"shuffle": True, "num_workers": 2, "seed": seed}
+    for whole, rest in run(world, cases.skipped_none, spec, str(tmp_path)):
+        assert rest == whole
+        assert len(rest) >= 3
+
+
 def test_two_loaders_of_a_training_keep_their_positions(tmp_path: Path) -> None:
     for whole, rest in run(1, cases.two_loaders, str(tmp_path)):
         assert rest == whole
