@@ -50,13 +50,14 @@ class LoaderPositions:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] | None = None  # in the checkpoint of this run
+        self._is_torchs = False  # whether it has no positions
         # Lightning's states of all loaders there, if some are not ours
         self._others: list[Any] = []
         self._left: tuple[int, list[bool]] = 0, []  # what the end of a run drops
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the checkpoint of the previous run."""
-        self._found = None
+        self._found, self._is_torchs = None, False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Keep what a checkpoint after the run must know."""
@@ -75,9 +76,8 @@ class LoaderPositions:
         progress = loop.epoch_loop.batch_progress
         used, fetcher = progress.current.processed, loop._data_fetcher
         held, consumed = self._left if fetcher is None else _left(loop)
-        is_last = progress.is_last_batch or used >= trainer.num_training_batches
         # A step that fetches its own batches meets the end within a step.
-        ended = (is_last and used == progress.current.ready) or (
+        ended = (_is_last(trainer) and used == progress.current.ready) or (
             not held and getattr(fetcher, "done", False)
         )
         ahead = [held] * len(loaders)
@@ -98,12 +98,19 @@ class LoaderPositions:
         self._found = checkpoint.get(KEY)
         theirs = checkpoint["loops"]["fit_loop"]["state_dict"]
         self._others = theirs.get("combined_loader", [])
+        self._is_torchs = not self._found and not self._others
         if self._found and len(self._others) == len(self._found["loaders"][0]):
             self._others = theirs["combined_loader"] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin where the checkpoint was saved. Lightning has begun an epoch of its own choice before."""
         if (found := self._found) is None:
+            if self._is_torchs and _loaders(trainer.fit_loop) and not _is_last(trainer):
+                warnings.warn(
+                    "fastload: the checkpoint is of the middle of an epoch, and has no position of a loader. The epoch "
+                    "starts from its first batch",
+                    stacklevel=2,
+                )
             return
         ended, every = found["epoch_ended"], trainer.reload_dataloaders_every_n_epochs
         if ended and every and found["epochs"] % every == 0:
@@ -154,6 +161,13 @@ def _loaders(loop: Any) -> list[DataLoader[Any]]:
     """Return our loaders of one of Lightning's loops."""
     found = [] if loop._combined_loader is None else loop._combined_loader.flattened
     return [one for one in found if isinstance(one, DataLoader)]
+
+
+def _is_last(trainer: Any) -> bool:
+    """Return whether the latest batch that was trained on is the last of its epoch, or there was none."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    used = progress.current.processed
+    return not used or progress.is_last_batch or used >= trainer.num_training_batches
 
 
 def _mode_of(loop: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,21 @@ def test_a_program_without_our_loaders_is_left_alone(tmp_path: Path) -> None:
         for point in importlib.metadata.entry_points(group="lightning.pytorch.callbacks_factory")
     }
     assert fastload.__name__ in names
+
+
+@pytest.mark.filterwarnings("error:fastload")
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_checkpoint_of_torch_s_loader_begins_its_epoch_anew(steps: int, tmp_path: Path) -> None:
+    """With a warning if it is of the middle of an epoch, here after 3 of 5 batches."""
+    from torch.utils.data import DataLoader
+
+    first = cases.trainer({"trainer": {"max_steps": steps}}, tmp_path)
+    first.fit(cases.Model({}, None, None), DataLoader(cases.Rows(14), 3))
+    first.save_checkpoint(path := tmp_path / "theirs.ckpt")
+    again = cases.trainer({"trainer": {"max_steps": 9}}, tmp_path)
+    model, spec = cases.Model({}, None, None), {"shuffle": False}
+    with (
+        pytest.warns(UserWarning, match="no position of a loader") if steps == 3 else nullcontext()
+    ):
+        again.fit(model, cases.loader(spec), ckpt_path=path)
+    assert model.trained[0][0] == [0, 1, 2]
