@@ -70,7 +70,8 @@ class Changes:
             name = function.dotted(path[1:2], path[0])
             return finding("variable assigned", user=user, name=name, proven=how == "=")
         passed = path[0] == values.PASSED
-        if path[-1] == "__dict__":
+        is_name = len(path) - passed == 2 and path[passed] != "self"
+        if path[-1] == "__dict__" and not is_name:
             path, how = path[:-1], ".="
         for trail in self._follow(function, path[passed:]):
             computed = how == "op=" and type(attribute(trail.x, path[-1])) is property

@@ -238,7 +238,7 @@ class Reader:
         else:
             name, called = getattr(node.func, "id", ""), self.value(node.func)
         arguments = [self.value(argument) for argument in node.args]
-        keywords = {word.arg: self.value(word.value) for word in node.keywords}
+        named = [self.value(word.value) for word in node.keywords]
         first = arguments[0] if arguments else NEW
         self._changed_by_call(node, name, receiver, arguments)
         if name in ("type", "vars") and len(arguments) == 1:
@@ -254,7 +254,7 @@ class Reader:
         copies = all(w.arg != "copy" or getattr(w.value, "value", 0) is True for w in node.keywords)
         if name in values.RETURN_NEW and copies:
             return Value(returned)
-        held = _joined([*arguments, *keywords.values()])
+        held = _joined([*arguments, *named])
         self.escape(held, *called.own or {()})
         if name in values.SHALLOW and copies:
             return Value(returned, _joined([held, receiver]).step(values.COPY).step(ELEMENT).all)
