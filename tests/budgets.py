@@ -45,7 +45,7 @@ BUDGETS = {
     "benchmarks": 3_378,
     # parts of their own, and parts to come
     "process workers": 1_534,
-    "verdicts and allow list": 1_541,
+    "verdicts and allow list": 1_546,
 }
 
 LISTED = {

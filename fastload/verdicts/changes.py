@@ -100,7 +100,12 @@ class Changes:
         shared += [x.x for many in self._reach.instances.values() for x in many if x.stays]
         found = [each for x in shared for each in _below(x)]
         for x in {id(x): x for x in self._escaped()}.values():
-            found += [x, *_below(x)]
+            held = own_dict(x).values() if _is_users(x) else ()
+            found += [
+                x,
+                *_below(x),
+                *(each for each in held if issubclass(type(each), _CONTAINERS)),
+            ]
         return [*{type(each): each for each in reversed(found)}.values()]
 
     def _escaped(self) -> Iterator[Any]:

@@ -30,6 +30,12 @@ ROW, SPACE = Row(), types.SimpleNamespace(n=0)
 def bump(x): x.n += 1
 def put(x): setattr(x, "n", 1)
 """
+BOX = """
+class Box:
+    def __init__(self): self.rows = []
+BOX = Box()
+def box(): return BOX
+"""
 ROWS = "self.rows = [Row() for _ in range(2_000)]"
 HOLDER = """
 L = []
@@ -61,6 +67,7 @@ class Single:
 
 CHANGES = "changes an object"
 ESCAPES = [
+    Case("list of a returned object", "append", "box().rows.append(i); return i", BOX),
     Case("list passed", CHANGES, "return add(L)", ADD),
     Case("list passed in a tuple", CHANGES, "return go((L, 1))", ADD + "def go(t): return add(t[0])\n"),
     Case("list passed by name", CHANGES, "return add(words=L)", ADD),
