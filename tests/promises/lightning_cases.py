@@ -118,10 +118,10 @@ class Foreign(Rows):
     """Has a `state_dict` of another protocol, with arguments of its own."""
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError("nobody here knows its arguments")
+        raise AssertionError("not called: its arguments are missing")
 
     def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
-        raise AssertionError("nobody here knows its arguments")
+        raise AssertionError("not called: its arguments are missing")
 
 
 class Groups:
