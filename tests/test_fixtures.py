@@ -93,7 +93,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copy(ROOT / "pyproject.toml", folder)
     # Unbuffered, or a hang's stacks come in the middle of a line.
     run = run_python("-u", "-c", RUN, cwd=folder)
-    assert run.returncode == 1 and "passes_package" in run.stdout, run.stdout + run.stderr
+    assert "passes_package" in run.stdout, run.stderr
+    assert run.returncode == 1, run.stdout + run.stderr
     return run.stdout
 
 
