@@ -25,7 +25,7 @@ BUDGETS = {
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
-    "fastload/integrations": 178,
+    "fastload/integrations": 184,
     "fastload/bench": 1_192,
     "fastload/check": 678,
     "fastload/cli": 2_300,

@@ -69,6 +69,15 @@ def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     assert "fastload.memory.prefetch" not in child()["fastload"], "for loops that use it"
 
 
+def test_what_lightning_loads_for_every_trainer_is_no_loader() -> None:
+    """It loads the plug-in where fastload is installed, also for programs that do not use it."""
+    program = "import sys, fastload.integrations.lightning; print('fastload.loader' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "False\n"
+
+
 WITHOUT_TORCH = """
 import sys
 import fastload.cli

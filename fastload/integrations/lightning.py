@@ -5,17 +5,20 @@ Lightning itself finds this, by the entry points of the installed package. There
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from fastload.errors import StateError
-from fastload.loader import DataLoader
 from fastload.order.order import MAX_AHEAD
 from fastload.order.sampler import RankSampler
 from fastload.order.state import batches_of
+
+if TYPE_CHECKING:
+    from fastload.loader import DataLoader
 
 KEY = "fastload"
 """Where a checkpoint has the positions."""
@@ -53,20 +56,20 @@ class LoaderPositions:
         self._is_torchs = False  # whether it has no positions
         # Lightning's states of all loaders there, if some are not ours
         self._others: list[Any] = []
-        self._left: tuple[int, list[bool]] = 0, []  # what the end of a run drops
+        self._unused: tuple[int, list[bool]] = 0, []  # the end of a run drops them
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the checkpoint of the previous run."""
+        """Forget the checkpoint of an earlier run."""
         self._found, self._is_torchs = None, False
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Keep what a checkpoint after the run must know."""
-        self._left = _left(trainer.fit_loop)
+        self._unused = _unused(trainer.fit_loop)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep it also if the run fails, or Ctrl-C ends it."""
         if trainer.fit_loop._data_fetcher is not None:
-            self._left = _left(trainer.fit_loop)
+            self._unused = _unused(trainer.fit_loop)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the positions of all ranks. Each rank calls this, as it must call `save_checkpoint`."""
@@ -75,7 +78,7 @@ class LoaderPositions:
             return
         progress = loop.epoch_loop.batch_progress
         used, fetcher = progress.current.processed, loop._data_fetcher
-        held, consumed = self._left if fetcher is None else _left(loop)
+        held, consumed = self._unused if fetcher is None else _unused(loop)
         # A step that fetches its own batches meets the end within a step.
         ended = (_is_last(trainer) and used == progress.current.ready) or (
             not held and getattr(fetcher, "done", False)
@@ -145,22 +148,26 @@ class LoaderPositions:
             for loader, state in zip(loaders, states, strict=True):
                 if state.get("ended"):
                     loader.load_state_dict(state)  # it has begun the next epoch already
-            _tell(loaders, found["epochs"])
+            _set_epoch(loaders, found["epochs"])
             fetcher = iter(fetcher)
         elif found["consumed"]:
-            _mode_of(loop)._consumed = found["consumed"]
+            _combined_iterator(loop)._consumed = found["consumed"]
         told = zip(_rank_samplers(loaders), found["told"], strict=False)
         _keep_begun(fetcher, [(one, one.epoch, is_set and not ended) for one, is_set in told])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell samplers the epoch again. Lightning counts one twice that was resumed at its end, with `max_steps`."""
-        _tell(_loaders(trainer.fit_loop), trainer.current_epoch)
+        _set_epoch(_loaders(trainer.fit_loop), trainer.current_epoch)
 
 
 def _loaders(loop: Any) -> list[DataLoader[Any]]:
     """Return our loaders of one of Lightning's loops."""
-    found = [] if loop._combined_loader is None else loop._combined_loader.flattened
-    return [one for one in found if isinstance(one, DataLoader)]
+    loader = sys.modules.get(
+        "fastload.loader"
+    )  # which a program without our loaders need not wait for
+    if loader is None or loop._combined_loader is None:
+        return []
+    return [one for one in loop._combined_loader.flattened if isinstance(one, loader.DataLoader)]
 
 
 def _is_last(trainer: Any) -> bool:
@@ -170,7 +177,7 @@ def _is_last(trainer: Any) -> bool:
     return not used or progress.is_last_batch or used >= trainer.num_training_batches
 
 
-def _mode_of(loop: Any) -> Any:
+def _combined_iterator(loop: Any) -> Any:
     """Return Lightning's iterator over several loaders, or None. It knows which of them were read to their end."""
     return vars(loop._combined_loader)["_iterator"]
 
@@ -179,7 +186,7 @@ def _samplers(loader: DataLoader[Any]) -> tuple[Any, Any]:
     return loader.sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
-def _tell(loaders: list[DataLoader[Any]], epoch: int) -> None:
+def _set_epoch(loaders: list[DataLoader[Any]], epoch: int) -> None:
     """Tell the samplers which epoch comes, as Lightning does."""
     for loader in loaders:
         for sampler in _samplers(loader):
@@ -191,13 +198,13 @@ def _rank_samplers(loaders: list[DataLoader[Any]]) -> list[RankSampler]:
     return [s for one in loaders for s in _samplers(one) if isinstance(s, RankSampler)]
 
 
-def _left(loop: Any) -> tuple[int, list[bool]]:
+def _unused(loop: Any) -> tuple[int, list[bool]]:
     """Return how many batches were fetched and not trained on: one ahead, and one that failed.
 
     Return also which of several loaders were read to their end.
     """
     held = loop._data_fetcher.fetched - loop.epoch_loop.batch_progress.current.processed
-    return min(max(held, 0), MAX_AHEAD), list(getattr(_mode_of(loop), "_consumed", []))
+    return min(max(held, 0), MAX_AHEAD), list(getattr(_combined_iterator(loop), "_consumed", []))
 
 
 def _of_all_ranks(states: list[Any], world_size: int) -> list[list[Any]]:

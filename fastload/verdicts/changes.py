@@ -70,7 +70,7 @@ class Changes:
             name = function.dotted(path[1:2], path[0])
             return finding("variable assigned", user=user, name=name, proven=how == "=")
         passed = path[0] == values.PASSED
-        is_name = len(path) - passed == 2 and path[passed] != "self"
+        is_name = len(path) - passed == 2 and path[passed] != "self"  # of a variable or a default
         if path[-1] == "__dict__" and not is_name:
             path, how = path[:-1], ".="
         for trail in self._follow(function, path[passed:]):
