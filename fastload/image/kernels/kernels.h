@@ -1,0 +1,214 @@
+/* What the kernels share. The entry points are in runs.c; `tables.py` has the structs of Python's side. */
+
+#ifndef FASTLOAD_KERNELS_H
+#define FASTLOAD_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- tables that Python fills: 8 bytes a field, in the order of tables.py ---- */
+
+struct image {
+    uint64_t key;       /* of the sample's random stream */
+    int64_t file;       /* an open file, to be read at `source`; -1: `source` is an address */
+    int64_t source;     /* where the payload begins */
+    int64_t length;     /* bytes of the payload */
+    int64_t checksum;   /* CRC-32 that the payload must have; -1: do not check it */
+    int64_t height;     /* of the image, in pixels; a decoder sets it */
+    int64_t width;
+    int64_t top;        /* the box in the image, set by the draw */
+    int64_t left;
+    int64_t box_height;
+    int64_t box_width;
+    int64_t flip;       /* 0 or 1 */
+    int64_t stride;     /* bytes from one row of decoded pixels to the next */
+    int64_t row;        /* address of the first element of the result */
+    int64_t state;      /* one of the states below */
+    int64_t read_ns;    /* the time of each stage */
+    int64_t decode_ns;
+    int64_t transform_ns;
+};
+
+struct plan {
+    int64_t kind;                   /* one of the kinds below */
+    int64_t height, width;          /* of the result, in pixels */
+    double area_base, area_span;    /* float32 values, as doubles: a draw is `base + unit * span` */
+    double log_ratio_base, log_ratio_span;
+    double ratio_low, ratio_high;   /* as given, in double precision */
+    double flip;                    /* the probability, rounded to float32; 0: draw nothing for it */
+    int64_t fused;                  /* 1: torch rounds `unit * span + base` once, 0: after each step */
+    int64_t resize_height;          /* the size before a center crop; with resize_width -1 that of the shorter side */
+    int64_t resize_width;
+    int64_t scaled;                 /* 1: a decoder may decode at 1/2, 3/8, 1/4, 1/8 */
+    int64_t upright;                /* 1: a decoder applies the EXIF orientation */
+    int64_t colour_step;            /* distances in the result, in elements: from a colour, a row, a pixel to the next */
+    int64_t row_step;
+    int64_t pixel_step;
+    int64_t levels;                 /* address of float32[3][256], the results for each level; 0: results are uint8 */
+    int64_t most_pixels;            /* a larger image is refused; 0: no limit */
+};
+
+enum kind { RANDOM_RESIZED_CROP, RESIZE, RESIZE_CENTER_CROP };
+
+/* If it is not DONE, the content of the row is undefined, and Python reads the sample again. */
+enum state {
+    DONE,
+    UNDECIDED,  /* the last bit of exp decides the length of a side of the box */
+    UNREADABLE, /* a read failed, or the file ends too soon */
+    DAMAGED,    /* a wrong checksum, or an image that the decoder refuses or warns of */
+    TOO_LARGE   /* more than `most_pixels`, or than the arena holds */
+};
+
+/* Sides of images and results are below this, so that no product of two sides and a few bytes overflows. */
+#define LONGEST_SIDE ((INT64_C(1) << 28) - 1)
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static inline int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* ---- scratch memory of a thread, divided anew for each image ---- */
+
+struct arena {
+    uint8_t *begin; /* a multiple of 64 */
+    int64_t bytes;
+    int64_t used;   /* also counts what did not fit */
+};
+
+/* Returns memory at a multiple of 64, or NULL if the arena has too little. Then `used` says how much it needs. */
+static inline void *take(struct arena *arena, int64_t bytes)
+{
+    int64_t at = arena->used;
+    arena->used += (bytes + 63) & ~INT64_C(63);
+    return arena->used <= arena->bytes ? arena->begin + at : NULL;
+}
+
+static inline bool fits(const struct arena *arena) { return arena->used <= arena->bytes; }
+
+/* ---- draws.c ---- */
+
+/* Draws the box and the flip of an image of `height` by `width`, and sets and returns its state. */
+enum state draw(struct image *image, const struct plan *plan);
+
+struct size { int64_t height, width; };
+
+/* Returns the size to which the box is resized, before a center crop. */
+struct size size_before_crop(const struct image *image, const struct plan *plan);
+
+/* ---- payload.c ---- */
+
+/* Reads `count` bytes of an open file from `offset` on. Returns false if it has fewer, or cannot be read. */
+bool read_all(int file, uint8_t *to, int64_t count, int64_t offset);
+
+/* Returns the payload's bytes from `first` on, checked: where they are, or read into `room`. Sets the state if it cannot. */
+const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, uint8_t *room);
+
+/* Reads the file whose name is at `source`, and sets length and state. Returns its bytes, or NULL. */
+const uint8_t *read_file(struct image *image, struct arena *arena);
+
+/* ---- checksum.c ---- */
+
+/* Returns zlib's CRC-32. `begin` is that of the bytes before. */
+uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin);
+
+/* ---- resample.c ---- */
+
+/* One pass, in one direction: which pixels of the box make each kept pixel of the resized image, with which weights. */
+struct table {
+    int64_t before;    /* pixels of the box */
+    int64_t after;     /* pixels of the resized image */
+    int64_t first;     /* the first of these that is kept */
+    int64_t kept;      /* their number */
+    int64_t black;     /* black pixels of the result before them */
+    int64_t most_taps; /* ATen's bound */
+    double *shares;    /* unrounded weights, `most_taps` for each pixel of the resized image */
+    int64_t *counts;   /* of shares */
+    int64_t *begins;   /* the first pixel of the box for each kept pixel; of columns: its byte */
+    int16_t *weights;  /* `taps` for each kept pixel */
+    int taps;          /* an even number */
+    int bits;          /* weights are multiples of 2^-bits */
+    bool mirrored;
+};
+
+/* All that the passes of an image share. */
+struct work {
+    struct table columns, rows;
+    uint8_t *lines;       /* rows of the box after the first pass: three planes, or interleaved colours */
+    int64_t most_lines;
+    int64_t line_bytes;
+    int64_t plane_bytes;
+    uint8_t *padded;      /* copies of two rows of the box that cannot be read beyond their end */
+    int64_t padded_bytes;
+    uint8_t *assembled;   /* a row of the result, if it is not written directly */
+    float *factors;       /* then as many shifts; see floats.c */
+    bool is_interleaved;
+    bool is_direct;
+    bool is_linear;
+    bool past_caches;
+};
+
+/* Takes the memory to resize a box of `height` by `width` pixels, of this image or of the image decoded smaller. */
+void lay_out(struct work *work, const struct image *image, const struct plan *plan, int64_t height, int64_t width,
+             struct arena *arena);
+
+/* Writes the row of an image of state DONE from the box at `pixels`, uint8[height][width][3], rows `stride` bytes apart.
+ * Bytes between the rows must be readable. Nothing after the last pixel is read. Sets UNDECIDED if the result is neither
+ * in planes nor interleaved. `lay_out` must have been given enough memory. */
+void resample(struct work *work, struct image *image, const struct plan *plan, const uint8_t *pixels, int64_t stride);
+
+/* ---- floats.c ---- */
+
+enum { PATTERN = 24 }; /* the least common multiple of 3 colours and 8 floats of a vector */
+
+/* Finds a factor and a shift for each colour that give its 256 levels to the bit, if there are such. */
+void find_factors(struct work *work, const struct plan *plan);
+
+/* Writes `count` bytes, of a plane or of interleaved colours, as elements of the result. */
+void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane, int64_t to);
+
+/* ---- jpeg.c ---- */
+
+/* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
+void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena);
+
+/* ---- passes_*.c: the inner loops, for each kind of processor ---- */
+
+struct passes {
+    const char *name;
+
+    /* Computes two lines of `columns->kept` pixels from two rows of the box. It may read 16 bytes after the pixels that it
+     * needs, and write up to 3 pixels more than it should. `plane_bytes` 0: interleaved colours. */
+    void (*two_lines)(const uint8_t *upper, const uint8_t *lower, const struct table *columns, int64_t plane_bytes,
+                      uint8_t *line, uint8_t *next);
+
+    /* Blends `count` bytes of `taps` lines, `line_bytes` apart. It may read 31 bytes more, and writes no more. */
+    void (*blend)(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
+                  int64_t count);
+
+    /* Writes `byte * factor - shift`, each operation rounded. Factors and shifts repeat after PATTERN floats. */
+    void (*to_floats)(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
+                      float *to);
+
+    /* Updates an inverted CRC-32 with a multiple of 16 bytes, at least 64. NULL: only `checksum`'s tables. */
+    uint32_t (*fold)(const uint8_t *bytes, int64_t count, uint32_t inverted);
+};
+
+extern const struct passes plain_passes;
+#if defined(__x86_64__)
+extern const struct passes avx2_passes;
+#elif defined(__aarch64__)
+extern const struct passes neon_passes;
+#endif
+
+/* The passes for this processor, or the plain ones if Python asked for them. */
+const struct passes *passes(void);
+
+#endif
