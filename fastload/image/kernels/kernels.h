@@ -196,9 +196,6 @@ struct passes {
     /* Writes `byte * factor - shift`, each operation rounded. Factors and shifts repeat after PATTERN floats. */
     void (*to_floats)(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
                       float *to);
-
-    /* Updates an inverted CRC-32 with a multiple of 16 bytes, at least 64. NULL: only `checksum`'s tables. */
-    uint32_t (*fold)(const uint8_t *bytes, int64_t count, uint32_t inverted);
 };
 
 extern const struct passes plain_passes;
