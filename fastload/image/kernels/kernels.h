@@ -179,6 +179,15 @@ void write_row(const struct work *work, const struct plan *plan, const uint8_t *
 /* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
 void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena);
 
+/* Returns name and version of the library that decodes, or NULL if there is none. */
+const char *jpeg_library(void);
+
+/* ---- exif.c ---- */
+
+/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan. Returns -1 if only Pillow can
+ * tell. */
+int orientation(const uint8_t *payload, const uint8_t *scan);
+
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
 
 struct passes {
