@@ -296,6 +296,9 @@ static enum state decode(struct decoder *decoder)
 
 /* ---- errors ---- */
 
+/* libjpeg calls no other function of its error manager. `jpeg_std_error` would also set those that print to stderr. With
+ * them, Debian's libjpeg.a cannot be linked into a shared object. */
+
 /* libjpeg's `error_exit`, which must not return. */
 static void leave(j_common_ptr jpeg) { longjmp(*(jmp_buf *)jpeg->client_data, 1); }
 
@@ -305,6 +308,9 @@ static void leave_if_warned(j_common_ptr jpeg, int level)
     if (level < 0)
         leave(jpeg);
 }
+
+/* libjpeg's `reset_error_mgr`. Nothing is kept that could be reset. */
+static void forget(j_common_ptr jpeg) { (void)jpeg; }
 
 /* Decodes, or returns DAMAGED if libjpeg objects.
  *
@@ -321,10 +327,11 @@ void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *pa
 {
     int64_t began = nanoseconds();
     struct decoder decoder = {.image = image, .plan = plan, .payload = payload, .arena = arena};
-    decoder.jpeg.err = jpeg_std_error(&decoder.errors);
-    decoder.jpeg.client_data = &decoder.jump;
     decoder.errors.error_exit = leave;
     decoder.errors.emit_message = leave_if_warned;
+    decoder.errors.reset_error_mgr = forget;
+    decoder.jpeg.err = &decoder.errors;
+    decoder.jpeg.client_data = &decoder.jump;
     image->state = decode_or_return_here(&decoder);
     /* libjpeg keeps its tables, and what an error leaves. Otherwise it would decode the next image by them. */
     jpeg_destroy_decompress(&decoder.jpeg);
