@@ -21,7 +21,7 @@ import torch
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image import kernels as package
-from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, UNDECIDED, UNREADABLE
+from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, UNREADABLE
 from fastload.image.render import plan_table
 from tests.image.kernel_runs import by_torch, image_of, size_of
 from tests.image.photographs import Pixels
@@ -162,7 +162,7 @@ class Cases:
         levels: Any = None,
         **fields: int,
     ) -> None:
-        """Add raw pixels after `before` other bytes. Rows of the result are `gap` pixels apart. `fields` are of IMAGE."""
+        """Add raw pixels, after `before` other bytes. `gap` pixels are between rows of the result."""
         strides = strides_of(plan, gap)
         row, memory = empty_memory(plan, strides)
         image = image_of(pixels, row, key=key)
