@@ -22,7 +22,7 @@ import torch
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image import kernels as package
 from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, UNREADABLE
-from fastload.image.render import plan_table
+from fastload.image.plan_tables import plan_table
 from tests.image.kernel_runs import by_torch, image_of, size_of
 from tests.image.photographs import Pixels
 
