@@ -89,15 +89,6 @@ def _one_time_descriptors() -> None:
     torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def pytest_sessionstart() -> None:
-    """Compile the image kernels, if Numba is there, so that no test meets them half-way, or waits for them."""
-    with suppress(ModuleNotFoundError):
-        from fastload.image import kernels
-
-        if not kernels.wait() and kernels.state().startswith(kernels.FAILED):
-            raise pytest.UsageError(f"image kernels: {kernels.state()}")
-
-
 fastload.threads_ok("tests")
 """Datasets of tests record what happens in lists and events that all threads share. They mean to."""
 

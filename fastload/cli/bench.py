@@ -191,7 +191,7 @@ def bench(
         click.echo(line)
 
     if "plan" in loaders:
-        _compile_kernels()
+        click.echo(f"image kernels: {_kernels()}")
 
     outcomes: list[Outcome] = []
     timeline: dict[str, Any] | None = None
@@ -234,14 +234,10 @@ def bench(
         )
 
 
-def _compile_kernels() -> None:
-    """Wait for the image kernels, so that no run competes with their compilation."""
+def _kernels() -> str:
     from fastload.image import kernels
 
-    if kernels.state().startswith("not compiled"):
-        click.echo("Compiling the image kernels, about half a minute, once", err=True)
-    kernels.wait()
-    click.echo(f"image kernels: {kernels.state()}")
+    return kernels.state()
 
 
 def _race(

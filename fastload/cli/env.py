@@ -29,25 +29,15 @@ if TYPE_CHECKING:
     type=Number(min=0, min_open=True),
     help="Time to wait for the other ranks, in seconds.",
 )
-@click.option(
-    "--compile",
-    "compile_kernels",
-    is_flag=True,
-    help="Compile the image kernels now, instead of in the first seconds of training.",
-)
-def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
+def env(meet: bool, timeout_s: float) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
     would form, and print its backend and their devices, so errors show up before a job starts.
 
-    With --compile, the image kernels are compiled into the cache that training will use. In a container image or
-    before a large job, set FASTLOAD_CACHE to a folder that persists.
-
     \b
     Examples:
         fastload env
-        fastload env --compile
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
@@ -57,7 +47,7 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     lines = _described(detected)
     if meet:
         lines += _meet(timeout_s)
-    lines += _kernels(compile_kernels)
+    lines += _kernels()
     lines += _cores(detected, met=meet)
     # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
@@ -127,21 +117,13 @@ def _cores(detected: Detected, *, met: bool) -> Iterator[str]:
     yield from (f"warning: {warning.message}" for warning in caught)
 
 
-def _kernels(compile_now: bool) -> list[str]:
-    """Return the lines on the image kernels. Raise ClickException if they cannot be compiled."""
+def _kernels() -> list[str]:
+    """Return the lines on the image kernels."""
     try:
-        from fastload.image import kernels, libjpeg
-    except ImportError as error:  # Pillow or torchvision
+        from fastload.image import kernels
+    except ImportError as error:  # Pillow
         return [f"image kernels: off: {error}"]
-    if compile_now:
-        click.echo(
-            "fastload: loading the image kernels; if they are not compiled yet, about half a minute",
-            err=True,
-        )
-        libjpeg.wait()
-        if kernels.state().startswith(kernels.FAILED):
-            raise click.ClickException(f"image kernels: {kernels.state()}")
-    return [f"image kernels: {kernels.state()}", f"region decoder: {libjpeg.state()}"]
+    return [f"image kernels: {kernels.state()}", f"region decoder: {kernels.decoder_state()}"]
 
 
 def _ranges(numbers: Collection[int]) -> str:

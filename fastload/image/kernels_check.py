@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import DONE, IMAGE, UNDECIDED
 from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
-from fastload.image.render import plan_table
+from fastload.image.plan_tables import plan_table
 
 # Height and width of the images.
 _SIDES = ((1, 1), (1, 90), (77, 1), (40, 64), (131, 97), (64, 300))
 _ARENA_BYTES = 4 << 20
 
 
-def agrees_with_torch(call: Mapping[str, Callable[..., int]]) -> bool:
-    """Return whether the entry points render small images as the plans do by torch, with the same random draws."""
+@lru_cache(maxsize=2)
+def agrees_with_torch(kernels: Kernels) -> bool:
+    """Return whether the kernels render small images as the plans do by torch, with the same random draws."""
     random = np.random.default_rng(13)
     arena = np.empty(_ARENA_BYTES, np.uint8)
     for height, width in _SIDES:
@@ -28,7 +31,7 @@ def agrees_with_torch(call: Mapping[str, Callable[..., int]]) -> bool:
             region = plan.region(height, width, torch.Generator().manual_seed(key))
             expected = plan.finished(pixels, region)
             row = torch.full_like(expected, 77)
-            state = _render(call["raw_run"], plan, pixels, key, row, arena)
+            state = _render(kernels, plan, pixels, key, row, arena)
             if state != UNDECIDED and not (state == DONE and torch.equal(row, expected)):
                 return False
     return True
@@ -43,7 +46,7 @@ def _plans() -> Iterator[Plan]:
 
 
 def _render(
-    raw_run: Callable[..., int],
+    kernels: Kernels,
     plan: Plan,
     pixels: NDArray[np.uint8],
     key: int,
@@ -57,5 +60,5 @@ def _render(
     image["height"], image["width"] = pixels.shape[:2]
     image["row"] = row.data_ptr()
     table = plan_table(plan, row.stride(), 0)
-    raw_run(image.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
+    kernels.raw_run(image.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
     return int(image["state"][0])

@@ -51,13 +51,11 @@ class Plan(ABC):
             The result is float32, `(pixel / 255 - mean) / std`, as from torchvision's ToTensor and Normalize.
         channels_last: return a tensor [3, H, W] that lies in memory as [H, W, 3]. That saves a copy. A batch is
             contiguous nevertheless, unless the loader has `memory_format=torch.channels_last`.
-        upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose does, in some 50 us more.
-            torchvision does not apply it.
+        upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose does. torchvision does not.
         scaled_decode: decode a JPEG at a half, a quarter ... if that leaves at least as many pixels as the
             result has. On photographs that changes pixels by 1 to 5 of 255 on average.
-        region_decode: decode only the box of a JPEG. It gives the same pixels faster, but does not see damage
-            outside of the box. It calls the libjpeg inside Pillow's wheel, if that is a tested build: see
-            docs/images.md. None: the value of the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
+        region_decode: decode only the box of a JPEG, if the image kernels have libjpeg-turbo. It gives the same
+            pixels faster. Changed bits outside of the box go unseen: see docs/images.md.
     """
 
     _: KW_ONLY
@@ -66,7 +64,7 @@ class Plan(ABC):
     channels_last: bool = False
     upright: bool = False
     scaled_decode: bool = True
-    region_decode: bool | None = None
+    region_decode: bool = True
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):

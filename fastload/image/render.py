@@ -1,14 +1,13 @@
-"""Runs of images, rendered into the rows of a batch: by the compiled kernels if they are ready, else by torch.
+"""Runs of images, rendered into the rows of a batch: by the kernels if this machine has them, else by torch.
 
 Both give the same pixels, to the bit. The loader reads images that neither can render one by one.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar
 
@@ -18,26 +17,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload._kit.torch_private import no_torch_function
-from fastload.image import kernels, libjpeg
+from fastload.image import kernels
 from fastload.image.decode import Encoded, Pixels
-from fastload.image.drawing import KeyDraws, base_and_span, fused, uniform_of_word
+from fastload.image.drawing import KeyDraws, uniform_of_word
 from fastload.image.kernels import tables
-from fastload.image.normalize import factor_and_shift
-from fastload.image.plans import (
-    Plan,
-    RandomResizedCrop,
-    Resize,
-    ResizeCenterCrop,
-    is_known_plan,
-)
+from fastload.image.kernels_check import agrees_with_torch
+from fastload.image.plan_tables import plan_table, result_size
+from fastload.image.plans import Plan, is_known_plan
 from fastload.image.regions import Box, Region
-from fastload.image.sizes import log_ratio
 from fastload.telemetry import add_to_stage
 
 T = TypeVar("T")
-
-_REGIONS = os.environ.get("FASTLOAD_REGION_DECODE", "0") in ("1", "on", "yes", "true")
-"""Whether plans without `region_decode` decode only the box of a JPEG."""
 
 _MOST_ARENA = 256 * 1024 * 1024
 """The most bytes of scratch memory that a thread keeps. An image that needs more is read alone."""
@@ -89,7 +79,8 @@ class Render:
         self._plan = plan
         self._rows = rows
         self._keys = keys
-        self._kernels = kernels.kernels()
+        ready = kernels.kernels()
+        self._kernels = ready if ready is not None and agrees_with_torch(ready) else None
         self._read_s = 0.0  # for the images that torch renders
         # A reference: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
@@ -130,12 +121,11 @@ class Render:
             read: returns the bytes of image k, checked. They are valid until the next call.
             place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
         """
-        decoder = self._region_decoder()
-        if self._kernels is None or decoder is None:
+        if self._kernels is None or not self._decodes_boxes(self._kernels):
             return self._decode_each(read)
         images = self._images()
         place(images)
-        self._call(self._kernels.jpeg_run, images.ctypes.data, len(images), decoder.address)
+        self._call(self._kernels.jpeg_run, images.ctypes.data, len(images))
         return self._missing(images)
 
     def _decode_each(self, read: Callable[[int], Encoded]) -> list[int]:
@@ -156,22 +146,18 @@ class Render:
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
         """Render images from the files at `paths`. `read` is as in `encoded`."""
-        decoder = self._region_decoder()
-        if self._kernels is None or decoder is None:
+        if self._kernels is None or not self._decodes_boxes(self._kernels):
             return self._decode_each(read)
         images = self._images()
         names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
         ends = np.cumsum([len(path) + 1 for path in paths])
         images["file"], images["checksum"] = -1, -1
         images["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
-        self._call(self._kernels.file_run, images.ctypes.data, len(images), decoder.address)
+        self._call(self._kernels.file_run, images.ctypes.data, len(images))
         return self._missing(images)
 
-    def _region_decoder(self) -> libjpeg.Decoder | None:
-        asked = self._plan.region_decode
-        if self._kernels is None:
-            return None
-        return _scratch.decoder() if (_REGIONS if asked is None else asked) else None
+    def _decodes_boxes(self, ready: kernels.Kernels) -> bool:
+        return self._plan.region_decode and ready.libjpeg is not None
 
     def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
         """Decode as much of image k as its box needs, and render its row by the kernel."""
@@ -203,10 +189,10 @@ class Render:
 
     # ---- tables ----
 
-    def _call(self, entry: Callable[..., int], images: int, count: int, *more: int) -> None:
+    def _call(self, entry: Callable[..., int], images: int, count: int) -> None:
         """Call a kernel for `count` images of a table. It releases the GIL."""
         arena = _scratch.address, _scratch.arena.nbytes
-        _scratch.grow(entry(images, count, self._table.address, *arena, *more))
+        _scratch.grow(entry(images, count, self._table.address, *arena))
 
     def _images(self) -> NDArray[Any]:
         """Return a table of the run's images, with their keys and rows."""
@@ -284,19 +270,12 @@ _BOX = slice(_AT["top"], _AT["box_width"] + 1)
 
 
 class _Scratch(threading.local):
-    """A thread's own memory and decoder."""
+    """A thread's own memory."""
 
     def __init__(self) -> None:
         self.arena = np.empty(0, np.uint8)
         self.address = 0
-        self._decoder: libjpeg.Decoder | None = None
         self.grow(4 * 1024 * 1024)
-
-    def decoder(self) -> libjpeg.Decoder | None:
-        """Return the region decoder, or None if it may not be used, or not yet."""
-        if self._decoder is None and (make := libjpeg.region_decoder()) is not None:
-            self._decoder = make()
-        return self._decoder
 
     def grow(self, nbytes: int) -> None:
         """Allocate room for an image that needs `nbytes`, if that is not too much."""
@@ -307,54 +286,3 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
-
-class _PlanTable:
-    """A plan in the form that the kernels read, at `address`."""
-
-    def __init__(self, plan: Plan, strides: tuple[int, ...], most_pixels: int) -> None:
-        self._table = table = np.zeros((), tables.PLAN)
-        self.address = table.ctypes.data
-        table["colour_step"], table["row_step"], table["pixel_step"] = strides
-        table["scaled"] = plan.scaled_decode
-        table["most_pixels"] = most_pixels
-        if plan.mean is not None:
-            self._levels = _levels(plan)
-            table["levels"] = self._levels.ctypes.data
-        table["height"], table["width"] = result_size(plan)
-        table["kind"] = _KINDS[type(plan)]
-        if isinstance(plan, RandomResizedCrop):
-            self._set_crop(plan)
-        elif isinstance(plan, ResizeCenterCrop):
-            resize = plan.resize if isinstance(plan.resize, tuple) else (plan.resize, -1)
-            table["resize_height"], table["resize_width"] = resize
-
-    def _set_crop(self, plan: RandomResizedCrop) -> None:
-        table = self._table
-        table["area_base"], table["area_span"] = base_and_span(*plan.scale)
-        bounds = log_ratio(plan.ratio)
-        table["log_ratio_base"], table["log_ratio_span"] = base_and_span(*bounds)
-        table["ratio_low"], table["ratio_high"] = plan.ratio
-        table["flip"] = np.float32(plan.flip)
-        table["fused"] = uniform_of_word() is fused
-
-
-plan_table = lru_cache(maxsize=64)(_PlanTable)
-_KINDS: dict[type[Plan], int] = {
-    RandomResizedCrop: tables.RANDOM_RESIZED_CROP,
-    Resize: tables.RESIZE,
-    ResizeCenterCrop: tables.RESIZE_CENTER_CROP,
-}
-
-
-def result_size(plan: Any) -> Any:
-    """Return (height, width) of a plan's results, or one number if they vary."""
-    return plan.crop if type(plan) is ResizeCenterCrop else plan.size
-
-
-def _levels(plan: Plan) -> NDArray[np.float32]:
-    """Return the normalised value, as torch computes it, of each value of a pixel: float32[3, 256]."""
-    factor, shift = factor_and_shift(plan.mean, plan.std)
-    values = torch.arange(256, dtype=torch.float32, device="cpu").repeat(3, 1).view(3, 1, 256)
-    levels: NDArray[np.float32] = values.mul_(factor).sub_(shift).view(3, 256).numpy()
-    return levels

@@ -36,21 +36,24 @@ def test_every_line_names_its_rank_and_the_variables_are_listed() -> None:
     assert error.startswith("Error: WORLD_SIZE=4 and PMI_SIZE=8 disagree on the world size")
 
 
-def test_one_line_says_which_kernels_make_images(
+def test_a_line_says_which_kernels_make_images_or_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_ready", "_work"):  # another test may have loaded them
-        monkeypatch.setattr(f"fastload.image.kernels.{name}", None)
-    cold = {"FASTLOAD_CACHE": str(tmp_path), "TMPDIR": str(tmp_path)}
-    said = [
-        line.partition("image kernels: ")[2]
-        for environ in ({"FASTLOAD_KERNELS": "0"}, cold)
-        for line in lines(**environ)
-        if "image kernels: " in line
+    def said(**environ: str) -> list[str]:
+        kernels._loaded.cache_clear()
+        starts = "image kernels: ", "region decoder: "
+        return [line for line in lines(**environ) if line.partition("rank 0 of 1: ")[2].startswith(starts)]
+
+    assert said(FASTLOAD_KERNELS="0") == [
+        "rank 0 of 1: image kernels: off: FASTLOAD_KERNELS=0",
+        "rank 0 of 1: region decoder: off without the image kernels",
     ]
-    assert said[0] == "off: FASTLOAD_KERNELS=0"
-    assert len(said) == 2
-    assert not list(tmp_path.iterdir()), "asking compiles nothing"
+    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernels.so")
+    assert "installed without a C compiler" in said()[0]
+    assert f"{sys.executable} -m pip install --force-reinstall --no-deps" in said()[0]
+    (tmp_path / "_kernels.so").write_bytes(b"no library")
+    assert said()[0].startswith(f"rank 0 of 1: image kernels: off: {tmp_path}")
+    kernels._loaded.cache_clear()
 
 
 def test_alone_there_is_nobody_to_meet() -> None:

@@ -13,7 +13,7 @@ import torch
 from fastload.image import Plan
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import IMAGE
-from fastload.image.render import plan_table
+from fastload.image.plan_tables import plan_table
 from tests.image.photographs import Pixels
 
 _libc = ctypes.CDLL(None, use_errno=True)

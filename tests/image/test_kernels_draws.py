@@ -15,7 +15,7 @@ from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.drawing import WordDraws, base_and_span, fused
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE, UNDECIDED
-from fastload.image.render import plan_table
+from fastload.image.plan_tables import plan_table
 from fastload.image.sizes import log_ratio
 
 SIDES = st.one_of(st.integers(1, 64), st.integers(1, 4000))

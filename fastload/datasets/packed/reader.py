@@ -202,9 +202,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def _can_fill(self, plan: Any) -> bool:
         ordinary = self.read_ahead_bytes or not self.decode or self.columns
-        if ordinary or self.target_transform is not None or not _is_plan(plan):
-            return False
-        return self.mode == "raw" or not getattr(plan, "upright", False)
+        return not ordinary and self.target_transform is None and _is_plan(plan)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Write the images and labels of a run into the batch; see `fastload.rows`."""

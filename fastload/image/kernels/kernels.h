@@ -121,6 +121,8 @@ uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin);
 
 /* ---- resample.c ---- */
 
+struct span { int64_t begin, count; };
+
 /* One pass, in one direction: which pixels of the box make each kept pixel of the resized image, with which weights. */
 struct table {
     int64_t before;    /* pixels of the box */
@@ -130,16 +132,21 @@ struct table {
     int64_t black;     /* black pixels of the result before them */
     int64_t most_taps; /* ATen's bound */
     double *shares;    /* unrounded weights, `most_taps` for each pixel of the resized image */
-    int64_t *counts;   /* of shares */
+    struct span *spans; /* the pixels of the box that have them */
     int64_t *begins;   /* the first pixel of the box for each kept pixel; of columns: its byte */
     int16_t *weights;  /* `taps` for each kept pixel */
+    int64_t *groups;   /* of columns, if `is_grouped`: see `prepare` in passes_avx2.c */
     int taps;          /* an even number */
     int bits;          /* weights are multiples of 2^-bits */
     bool mirrored;
+    bool is_grouped;
 };
+
+struct passes;
 
 /* All that the passes of an image share. */
 struct work {
+    const struct passes *passes;
     struct table columns, rows;
     uint8_t *lines;       /* rows of the box after the first pass: three planes, or interleaved colours */
     int64_t most_lines;
@@ -172,20 +179,33 @@ enum { PATTERN = 24 }; /* the least common multiple of 3 colours and 8 floats of
 void find_factors(struct work *work, const struct plan *plan);
 
 /* Writes `count` bytes, of a plane or of interleaved colours, as elements of the result. */
-void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane, int64_t to);
+void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane,
+               void *to);
 
 /* ---- jpeg.c ---- */
 
 /* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
 void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena);
 
+/* Returns the name and version of libjpeg-turbo, or NULL if this was built without it. */
+const char *jpeg_library(void);
+
+/* ---- exif.c ---- */
+
+/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan. Returns -1 if only Pillow can
+ * tell. */
+int orientation(const uint8_t *payload, const uint8_t *scan);
+
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
 
 struct passes {
     const char *name;
 
-    /* Computes two lines of `columns->kept` pixels from two rows of the box. It may read 16 bytes after the pixels that it
-     * needs, and write up to 3 pixels more than it should. `plane_bytes` 0: interleaved colours. */
+    /* Fills `columns->groups`, two numbers for each four columns, and returns true if `two_lines` can use them. May be NULL. */
+    bool (*prepare)(const struct table *columns);
+
+    /* Computes two lines of `columns->kept` pixels from two rows of the box. It may read 16 bytes after the pixels of the
+     * taps, and write 16 pixels more. `plane_bytes` 0: interleaved colours. */
     void (*two_lines)(const uint8_t *upper, const uint8_t *lower, const struct table *columns, int64_t plane_bytes,
                       uint8_t *line, uint8_t *next);
 
@@ -196,9 +216,6 @@ struct passes {
     /* Writes `byte * factor - shift`, each operation rounded. Factors and shifts repeat after PATTERN floats. */
     void (*to_floats)(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
                       float *to);
-
-    /* Updates an inverted CRC-32 with a multiple of 16 bytes, at least 64. NULL: only `checksum`'s tables. */
-    uint32_t (*fold)(const uint8_t *bytes, int64_t count, uint32_t inverted);
 };
 
 extern const struct passes plain_passes;

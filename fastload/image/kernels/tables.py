@@ -1,12 +1,9 @@
 """The tables that Python fills and the kernels read: a row for each image, and a row for the plan.
 
-Every field has 8 bytes. A kernel finds it at `address + OFFSET`.
+Every field has 8 bytes. kernels.h has the same fields in the same order.
 """
 
 from __future__ import annotations
-
-from collections import namedtuple
-from typing import Any
 
 import numpy as np
 
@@ -52,6 +49,7 @@ PLAN = np.dtype(
         ("resize_height", np.int64),
         ("resize_width", np.int64),
         ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 3/8, 1/4, 1/8
+        ("upright", np.int64),  # 1: a decoder applies the EXIF orientation
         # Distances in the result, in elements: from a colour, a row, a pixel to the next.
         ("colour_step", np.int64),
         ("row_step", np.int64),
@@ -70,8 +68,3 @@ UNDECIDED = 1  # the last bit of exp decides the length of a side of the box
 UNREADABLE = 2  # a read failed, or the file ends too soon
 DAMAGED = 3  # a wrong checksum, or an image that the decoder refuses or warns of
 TOO_LARGE = 4  # more than `most_pixels`, or than the arena holds
-
-
-def offsets(dtype: Any) -> Any:
-    """Return the offsets of the fields of `dtype` as a named tuple, because Numba cannot compile a dict."""
-    return namedtuple("Offsets", dtype.names)(*[dtype.fields[name][1] for name in dtype.names])

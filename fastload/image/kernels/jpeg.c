@@ -1,0 +1,343 @@
+/* Decodes the box of a JPEG with libjpeg-turbo: no columns beyond its margin, no rows below it, at a scaled size.
+ *
+ * Whatever libjpeg objects to or warns of, and whatever this file was not tested with, is DAMAGED: Python decodes it. */
+
+#include "kernels.h"
+
+#ifndef FASTLOAD_JPEG
+
+const char *jpeg_library(void) { return NULL; }
+
+void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena)
+{
+    (void)plan, (void)payload, (void)arena;
+    image->state = DAMAGED;
+}
+
+#else
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
+#error "This needs libjpeg-turbo 2.0 or newer."
+#endif
+
+enum {
+    MARGIN = 2, /* columns */
+    LEAST_COLUMNS = 16,
+    MOST_ROWS = 4,               /* to ask for at once: libjpeg gives one row group a call, which has at most four */
+    MOST_LIBJPEG_BYTES = 1 << 28 /* that libjpeg may take for whole images; here it needs none */
+};
+
+/* The EXIF orientations, as the stored pixels become upright: first transposed, then mirrored. */
+static bool is_transposed(int tag) { return tag >= 5; }
+static bool is_upside_down(int tag) { return tag == 3 || tag == 4 || tag >= 7; }
+static bool is_mirrored(int tag) { return tag == 2 || tag == 3 || tag == 6 || tag == 7; }
+
+struct box { int64_t top, left, height, width; };
+
+/* All that a jump out of libjpeg must not lose. It is in the frame of `render_jpeg`, below the one that is jumped to. */
+struct decoder {
+    struct jpeg_decompress_struct jpeg;
+    struct jpeg_error_mgr errors;
+    jmp_buf jump;
+    struct image *image;
+    const struct plan *plan;
+    const uint8_t *payload;
+    struct arena *arena;
+    int tag;               /* the EXIF orientation, 1 to 8 */
+    struct work work;
+    const uint8_t *pixels; /* the box, upright */
+    int64_t stride;
+};
+
+#define TEXT(version) #version
+#define TEXT_OF(version) TEXT(version)
+
+const char *jpeg_library(void) { return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION); }
+
+/* ---- the header ---- */
+
+/* Returns whether the image is of the kind that this file was tested with.
+ *
+ * That is: 8 bits, sequential, Huffman-coded, one scan, and grey, YCbCr or RGB. Only the first colour may have more
+ * samples than the others: twice as many in one direction or in both, or four times as many in one. */
+static bool is_plain(j_decompress_ptr jpeg)
+{
+    if (jpeg->num_components == 1) {
+        if (jpeg->jpeg_color_space != JCS_GRAYSCALE)
+            return false;
+    } else if (jpeg->num_components != 3 || (jpeg->jpeg_color_space != JCS_YCbCr && jpeg->jpeg_color_space != JCS_RGB)) {
+        return false;
+    }
+    /* A lossless image has another spectrum. */
+    if (jpeg->data_precision != 8 || jpeg->progressive_mode || jpeg->arith_code || jpeg->Ss != 0 || jpeg->Se != 63)
+        return false;
+    const jpeg_component_info *component = jpeg->comp_info;
+    int across = component->h_samp_factor, down = component->v_samp_factor;
+    if (jpeg->num_components == 1)
+        return across == 1 && down == 1;
+    for (int other = 1; other < 3; other++)
+        if (component[other].h_samp_factor != 1 || component[other].v_samp_factor != 1)
+            return false;
+    /* Before 2.1, libjpeg-turbo did not interpolate colours between two rows only. */
+    if (across == 1 && down == 2)
+        return LIBJPEG_TURBO_VERSION_NUMBER >= 2001000;
+    if (across == 1 || down == 1)
+        return across + down == 2 || across + down == 3 || across + down == 5;
+    return across == 2 && down == 2;
+}
+
+/* Returns whether the scan ends with the image, and has no markers inside but those of restarts, in their order.
+ *
+ * So an image that is cut off below the box is noticed too. This takes a few microseconds. */
+static bool is_complete(const uint8_t *scan, const uint8_t *end, bool has_restarts)
+{
+    enum { FIRST_RESTART = 0xD0, END_OF_IMAGE = 0xD9 };
+    int restart = 0;
+    while (end - scan >= 2) {
+        const uint8_t *marker = memchr(scan, 0xFF, (size_t)(end - scan - 1));
+        if (!marker)
+            return false;
+        int code = marker[1]; /* before `end`, because the search left out the last byte */
+        if (code == END_OF_IMAGE)
+            return true;
+        if (code != 0) {
+            if (!has_restarts || code != FIRST_RESTART + restart)
+                return false;
+            restart = (restart + 1) & 7;
+        }
+        scan = marker + 2;
+    }
+    return false;
+}
+
+/* Reads the header, and draws the box. */
+static enum state begin(struct decoder *decoder)
+{
+    j_decompress_ptr jpeg = &decoder->jpeg;
+    struct image *image = decoder->image;
+    if (image->length < 1)
+        return DAMAGED;
+    jpeg_create_decompress(jpeg);
+    jpeg->mem->max_memory_to_use = MOST_LIBJPEG_BYTES;
+    jpeg_mem_src(jpeg, decoder->payload, (unsigned long)image->length);
+    jpeg_read_header(jpeg, TRUE);
+    if (!is_plain(jpeg) || jpeg_has_multiple_scans(jpeg))
+        return DAMAGED;
+    const uint8_t *scan = jpeg->src->next_input_byte;
+    if (!is_complete(scan, decoder->payload + image->length, jpeg->restart_interval != 0))
+        return DAMAGED;
+    decoder->tag = decoder->plan->upright ? orientation(decoder->payload, scan) : 1;
+    if (decoder->tag < 0)
+        return DAMAGED;
+    image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;
+    image->width = is_transposed(decoder->tag) ? jpeg->image_height : jpeg->image_width;
+    return draw(image, decoder->plan);
+}
+
+/* ---- the scale, and the box in the decoded pixels ---- */
+
+/* Returns the length to which a side of the image may shrink. See `Plan.least`. A JPEG's side has 16 bits. */
+static int64_t least_side(int64_t side, int64_t result, int64_t box)
+{
+    return (int64_t)fmin((double)side, ceil((double)(side * result) / (double)box));
+}
+
+/* Returns the length of a side of the image after decoding at a scale. */
+static int64_t shrunk(int64_t side, int eighths) { return (side * eighths + 7) / 8; }
+
+/* Returns the scale of decoding, in eighths, that simplejpeg takes with min_factor=2.
+ *
+ * It asks for the size at the smallest of 1/8, 1/4, 3/8 and 1/2 that leaves enough pixels. TurboJPEG then takes the
+ * largest scale that gives at most this size. For images of a few pixels, that is another scale. */
+static int scale_in_eighths(const struct image *image, const struct plan *plan)
+{
+    int64_t height = image->height, width = image->width;
+    struct size least = {height, width};
+    if (plan->scaled) {
+        struct size result = size_before_crop(image, plan);
+        least.height = least_side(height, result.height, image->box_height);
+        least.width = least_side(width, result.width, image->box_width);
+    }
+    int smallest = 1;
+    while (smallest < 8 && (shrunk(height, smallest) < least.height || shrunk(width, smallest) < least.width))
+        smallest = smallest < 4 ? smallest + 1 : 8;
+    int largest = 8;
+    while (shrunk(height, largest) > shrunk(height, smallest) || shrunk(width, largest) > shrunk(width, smallest))
+        largest--;
+    return largest;
+}
+
+/* Sets a side of the box in the decoded pixels. See `scaled` in regions.py. */
+static void scale_side(int64_t *first, int64_t *count, int64_t decoded, int64_t whole)
+{
+    if (decoded == whole)
+        return;
+    double end = rint((double)((*first + *count) * decoded) / (double)whole);
+    *first = (int64_t)rint((double)(*first * decoded) / (double)whole);
+    *count = larger(1, (int64_t)end - *first);
+}
+
+/* Returns where a box of an upright image of `height` by `width` pixels is in the stored pixels. */
+static struct box stored_box(struct box box, int64_t height, int64_t width, int tag)
+{
+    if (is_upside_down(tag))
+        box.top = height - box.top - box.height;
+    if (is_mirrored(tag))
+        box.left = width - box.left - box.width;
+    return is_transposed(tag) ? (struct box){box.left, box.top, box.width, box.height} : box;
+}
+
+/* ---- pixels ---- */
+
+/* Lets libjpeg decode only `count` columns from `left` on, and those that their colours depend on. Returns the first.
+ *
+ * Colours are interpolated from the next sample on either side, two columns away. At the border of the decoded columns
+ * libjpeg uses another rule. It moves the left border to that of a block, and sets `output_width`. */
+static int64_t crop_columns(j_decompress_ptr jpeg, int64_t left, int64_t count)
+{
+    int64_t width = jpeg->output_width;
+    int64_t first = larger(0, left - MARGIN), last = smaller(width, left + count + MARGIN);
+    /* Of too few columns, libjpeg would not interpolate the colours. */
+    if (last - first < LEAST_COLUMNS) {
+        last = smaller(width, first + LEAST_COLUMNS);
+        first = larger(0, last - LEAST_COLUMNS);
+    }
+    JDIMENSION begin = (JDIMENSION)first, columns = (JDIMENSION)(last - first);
+    jpeg_crop_scanline(jpeg, &begin, &columns);
+    return begin;
+}
+
+/* Decodes `count` rows to `pixels`. Returns false if libjpeg gives fewer. */
+static bool decode_rows(j_decompress_ptr jpeg, int64_t first, int64_t count, uint8_t *pixels, int64_t stride)
+{
+    if (first)
+        jpeg_skip_scanlines(jpeg, (JDIMENSION)first);
+    for (int64_t row = 0; row < count;) {
+        JSAMPROW rows[MOST_ROWS];
+        int64_t asked = smaller(MOST_ROWS, count - row);
+        for (int64_t place = 0; place < asked; place++)
+            rows[place] = pixels + (row + place) * stride;
+        JDIMENSION got = jpeg_read_scanlines(jpeg, rows, (JDIMENSION)asked);
+        if (got < 1)
+            return false;
+        row += got;
+    }
+    /* If no row is left below, libjpeg reads the end too. It may warn of what it finds there. */
+    if (first + count == jpeg->output_height)
+        jpeg_finish_decompress(jpeg);
+    return true;
+}
+
+/* Copies a box, `height` by `width` after it is turned and mirrored as `tag` says, without gaps between its rows. */
+static void turn(const uint8_t *from, int64_t stride, int64_t height, int64_t width, int tag, uint8_t *to)
+{
+    int64_t down = is_transposed(tag) ? 3 : stride, across = is_transposed(tag) ? stride : 3;
+    if (is_upside_down(tag)) {
+        from += (height - 1) * down;
+        down = -down;
+    }
+    if (is_mirrored(tag)) {
+        from += (width - 1) * across;
+        across = -across;
+    }
+    for (int64_t row = 0; row < height; row++)
+        for (int64_t column = 0; column < width; column++, to += 3)
+            memcpy(to, from + row * down + column * across, 3);
+}
+
+/* Decodes the box into the arena, and divides the rest of the arena. */
+static enum state decode(struct decoder *decoder)
+{
+    enum state state = begin(decoder);
+    if (state != DONE)
+        return state;
+    j_decompress_ptr jpeg = &decoder->jpeg;
+    const struct image *image = decoder->image;
+    int tag = decoder->tag;
+    /* The options that simplejpeg sets. */
+    jpeg->out_color_space = JCS_EXT_RGB;
+    jpeg->scale_num = (unsigned)scale_in_eighths(image, decoder->plan);
+    jpeg->scale_denom = 8;
+    jpeg->dct_method = JDCT_ISLOW;
+    jpeg->do_fancy_upsampling = TRUE;
+    jpeg_start_decompress(jpeg);
+    int64_t height = is_transposed(tag) ? jpeg->output_width : jpeg->output_height;
+    int64_t width = is_transposed(tag) ? jpeg->output_height : jpeg->output_width;
+    struct box box = {image->top, image->left, image->box_height, image->box_width};
+    scale_side(&box.top, &box.height, height, image->height);
+    scale_side(&box.left, &box.width, width, image->width);
+    if (box.top + box.height > height || box.left + box.width > width)
+        return DAMAGED; /* never: at each scale the box has at least a row and a column */
+    struct box stored = stored_box(box, height, width, tag);
+    int64_t first = crop_columns(jpeg, stored.left, stored.width);
+    int64_t stride = 3 * (int64_t)jpeg->output_width;
+    uint8_t *decoded = take(decoder->arena, stored.height * stride);
+    uint8_t *turned = tag > 1 ? take(decoder->arena, box.height * box.width * 3) : NULL;
+    lay_out(&decoder->work, image, decoder->plan, box.height, box.width, decoder->arena);
+    if (!fits(decoder->arena))
+        return TOO_LARGE;
+    if (!decode_rows(jpeg, stored.top, stored.height, decoded, stride))
+        return DAMAGED;
+    decoder->pixels = decoded + 3 * (stored.left - first);
+    decoder->stride = stride;
+    if (turned) {
+        turn(decoder->pixels, stride, box.height, box.width, tag, turned);
+        decoder->pixels = turned;
+        decoder->stride = 3 * box.width;
+    }
+    return DONE;
+}
+
+/* ---- errors ---- */
+
+/* libjpeg calls no other function of its error manager. `jpeg_std_error` would also set those that print to stderr. With
+ * them, Debian's libjpeg.a cannot be linked into a shared object. */
+
+/* libjpeg's `error_exit`, which must not return. */
+static void leave(j_common_ptr jpeg) { longjmp(*(jmp_buf *)jpeg->client_data, 1); }
+
+/* libjpeg's `emit_message`. Of a warning the level is -1, of a trace 0 or more. */
+static void leave_if_warned(j_common_ptr jpeg, int level)
+{
+    if (level < 0)
+        leave(jpeg);
+}
+
+/* libjpeg's `reset_error_mgr`. Nothing is kept that could be reset. */
+static void forget(j_common_ptr jpeg) { (void)jpeg; }
+
+/* Decodes, or returns DAMAGED if libjpeg objects.
+ *
+ * No variable here or in `render_jpeg` has an undefined value after the jump. Here only `decoder` is read then, which is
+ * never assigned. The struct it points to is not in this frame, so it keeps what was stored before the jump. */
+static enum state decode_or_return_here(struct decoder *decoder)
+{
+    if (setjmp(decoder->jump))
+        return DAMAGED;
+    return decode(decoder);
+}
+
+void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena)
+{
+    int64_t began = nanoseconds();
+    struct decoder decoder = {.image = image, .plan = plan, .payload = payload, .arena = arena};
+    decoder.errors.error_exit = leave;
+    decoder.errors.emit_message = leave_if_warned;
+    decoder.errors.reset_error_mgr = forget;
+    decoder.jpeg.err = &decoder.errors;
+    decoder.jpeg.client_data = &decoder.jump;
+    image->state = decode_or_return_here(&decoder);
+    /* libjpeg keeps its tables, and what an error leaves. Otherwise it would decode the next image by them. */
+    jpeg_destroy_decompress(&decoder.jpeg);
+    image->decode_ns += nanoseconds() - began;
+    if (image->state == DONE)
+        resample(&decoder.work, image, plan, decoder.pixels, decoder.stride);
+}
+
+#endif

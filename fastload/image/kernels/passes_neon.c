@@ -1,0 +1,195 @@
+/* The inner loops for aarch64, whose processors all have these instructions. */
+
+#include "kernels.h"
+
+#if defined(__aarch64__)
+
+#include <arm_neon.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+enum { NONE = 255, VECTOR = 16 }; /* vqtbl1q_u8 gives 0 for an index above 15 */
+
+/* A pair of weights, twice. */
+ALWAYS_INLINE int16x4_t pair_at(const int16_t *weights)
+{
+    uint32_t pair;
+    memcpy(&pair, weights, sizeof pair);
+    return vreinterpret_s16_u32(vdup_n_u32(pair));
+}
+
+/* Shifts right and clamps to 0..255. The shift by a negative number rounds down. */
+ALWAYS_INLINE uint8x8_t narrow(int32x4_t first, int32x4_t second, int32x4_t shift)
+{
+    int16x4_t low = vqmovn_s32(vshlq_s32(first, shift)), high = vqmovn_s32(vshlq_s32(second, shift));
+    return vqmovun_s16(vcombine_s16(low, high));
+}
+
+/* ---- the first pass: columns ---- */
+
+struct sums { int32x4_t upper, lower; }; /* of three colours, and of nothing */
+
+ALWAYS_INLINE int32x4_t add_two_pixels(int32x4_t sum, uint8x16_t pixels, uint8x16_t places, int16x4_t pair)
+{
+    int16x8_t words = vreinterpretq_s16_u8(vqtbl1q_u8(pixels, places));
+    sum = vmlal_lane_s16(sum, vget_low_s16(words), pair, 0);
+    return vmlal_high_lane_s16(sum, words, pair, 1);
+}
+
+/* Reads 16 bytes, which are 5 pixels, for each 4 taps: no more than 13 after the last tap. */
+ALWAYS_INLINE struct sums pixel(const uint8_t *upper, const uint8_t *lower, const int16_t *weights, int taps,
+                                int32x4_t half)
+{
+    const uint8x16_t pixels_0_and_1 = {0, NONE, 1, NONE, 2, NONE, NONE, NONE, 3, NONE, 4, NONE, 5, NONE, NONE, NONE};
+    const uint8x16_t pixels_2_and_3 = {6, NONE, 7, NONE, 8, NONE, NONE, NONE, 9, NONE, 10, NONE, 11, NONE, NONE, NONE};
+    struct sums sums = {half, half};
+    for (int k = 0; k < taps; k += 4) {
+        uint8x16_t above = vld1q_u8(upper + 3 * k), below = vld1q_u8(lower + 3 * k);
+        int16x4_t pair = pair_at(weights + k);
+        sums.upper = add_two_pixels(sums.upper, above, pixels_0_and_1, pair);
+        sums.lower = add_two_pixels(sums.lower, below, pixels_0_and_1, pair);
+        if (k + 2 < taps) {
+            pair = pair_at(weights + k + 2);
+            sums.upper = add_two_pixels(sums.upper, above, pixels_2_and_3, pair);
+            sums.lower = add_two_pixels(sums.lower, below, pixels_2_and_3, pair);
+        }
+    }
+    return sums;
+}
+
+ALWAYS_INLINE void store_4_bytes(uint8_t *to, uint32_t bytes) { memcpy(to, &bytes, sizeof bytes); }
+
+/* Stores four pixels of four bytes each, without the fourth. */
+ALWAYS_INLINE void store_interleaved(uint8x16_t pixels, uint8_t *to)
+{
+    const uint8x16_t places = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, NONE, NONE, NONE, NONE};
+    uint8x16_t colours = vqtbl1q_u8(pixels, places);
+    vst1_u8(to, vget_low_u8(colours));
+    store_4_bytes(to + 8, vgetq_lane_u32(vreinterpretq_u32_u8(colours), 2));
+}
+
+ALWAYS_INLINE void store_in_planes(uint8x16_t pixels, uint8_t *to, int64_t plane_bytes)
+{
+    const uint8x16_t places = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, NONE, NONE, NONE, NONE};
+    uint32x4_t colours = vreinterpretq_u32_u8(vqtbl1q_u8(pixels, places));
+    store_4_bytes(to, vgetq_lane_u32(colours, 0));
+    store_4_bytes(to + plane_bytes, vgetq_lane_u32(colours, 1));
+    store_4_bytes(to + 2 * plane_bytes, vgetq_lane_u32(colours, 2));
+}
+
+ALWAYS_INLINE void store_pixels(uint8x16_t pixels, uint8_t *line, int64_t x, int64_t plane_bytes)
+{
+    if (plane_bytes)
+        store_in_planes(pixels, line + x, plane_bytes);
+    else
+        store_interleaved(pixels, line + 3 * x);
+}
+
+ALWAYS_INLINE void two_lines_of(int taps, const uint8_t *upper, const uint8_t *lower, const struct table *columns,
+                                int64_t plane_bytes, uint8_t *line, uint8_t *next)
+{
+    const int32x4_t half = vdupq_n_s32(1 << (columns->bits - 1)), shift = vdupq_n_s32(-columns->bits);
+    const int64_t *begins = columns->begins, kept = columns->kept;
+    const int16_t *weights = columns->weights;
+    for (int64_t x = 0; x < kept; x += 4, begins += 4, weights += 4 * taps) {
+        struct sums first = pixel(upper + begins[0], lower + begins[0], weights, taps, half);
+        struct sums second = pixel(upper + begins[1], lower + begins[1], weights + taps, taps, half);
+        struct sums third = pixel(upper + begins[2], lower + begins[2], weights + 2 * taps, taps, half);
+        struct sums fourth = pixel(upper + begins[3], lower + begins[3], weights + 3 * taps, taps, half);
+        uint8x8_t low = narrow(first.upper, second.upper, shift), high = narrow(third.upper, fourth.upper, shift);
+        store_pixels(vcombine_u8(low, high), line, x, plane_bytes);
+        low = narrow(first.lower, second.lower, shift);
+        high = narrow(third.lower, fourth.lower, shift);
+        store_pixels(vcombine_u8(low, high), next, x, plane_bytes);
+    }
+}
+
+static void two_lines(const uint8_t *upper, const uint8_t *lower, const struct table *columns, int64_t plane_bytes,
+                      uint8_t *line, uint8_t *next)
+{
+    if (columns->taps == 2)
+        two_lines_of(2, upper, lower, columns, plane_bytes, line, next);
+    else if (columns->taps == 4)
+        two_lines_of(4, upper, lower, columns, plane_bytes, line, next);
+    else
+        two_lines_of(columns->taps, upper, lower, columns, plane_bytes, line, next);
+}
+
+/* ---- the second pass: rows ---- */
+
+ALWAYS_INLINE void blend_vector(int taps, const uint8_t *line, int64_t line_bytes, const int16_t *weights, int bits,
+                                uint8_t *to)
+{
+    const int32x4_t half = vdupq_n_s32(1 << (bits - 1)), shift = vdupq_n_s32(-bits);
+    int32x4_t first = half, second = half, third = half, fourth = half;
+    for (int k = 0; k < taps; k++) {
+        uint8x16_t bytes = vld1q_u8(line + k * line_bytes);
+        int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes)));
+        int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+        int16x8_t weight = vdupq_n_s16(weights[k]);
+        first = vmlal_s16(first, vget_low_s16(low), vget_low_s16(weight));
+        second = vmlal_high_s16(second, low, weight);
+        third = vmlal_s16(third, vget_low_s16(high), vget_low_s16(weight));
+        fourth = vmlal_high_s16(fourth, high, weight);
+    }
+    vst1q_u8(to, vcombine_u8(narrow(first, second, shift), narrow(third, fourth, shift)));
+}
+
+/* The last vector overlaps the one before. A shorter line reads up to 15 bytes more, and goes through `short_line`. */
+ALWAYS_INLINE void blend_of(int taps, const uint8_t *line, int64_t line_bytes, const int16_t *weights, int bits,
+                            uint8_t *to, int64_t count)
+{
+    for (int64_t x = 0; x <= count - VECTOR; x += VECTOR)
+        blend_vector(taps, line + x, line_bytes, weights, bits, to + x);
+    if (count % VECTOR == 0)
+        return;
+    if (count > VECTOR) {
+        int64_t x = count - VECTOR;
+        blend_vector(taps, line + x, line_bytes, weights, bits, to + x);
+    } else {
+        uint8_t short_line[VECTOR];
+        blend_vector(taps, line, line_bytes, weights, bits, short_line);
+        memcpy(to, short_line, (size_t)count);
+    }
+}
+
+static void blend(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
+                  int64_t count)
+{
+    if (taps == 2)
+        blend_of(2, line, line_bytes, weights, bits, to, count);
+    else if (taps == 4)
+        blend_of(4, line, line_bytes, weights, bits, to, count);
+    else
+        blend_of(taps, line, line_bytes, weights, bits, to, count);
+}
+
+/* ---- floats ---- */
+
+/* -ffp-contract=off keeps the compiler from one rounding for both operations. */
+ALWAYS_INLINE void four_floats(uint16x4_t values, const float *factors, const float *shifts, float *to)
+{
+    float32x4_t products = vmulq_f32(vcvtq_f32_u32(vmovl_u16(values)), vld1q_f32(factors));
+    vst1q_f32(to, vsubq_f32(products, vld1q_f32(shifts)));
+}
+
+/* There are no intrinsics for stores past the caches, so `past_caches` changes nothing. */
+static void to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
+                      float *to)
+{
+    (void)past_caches;
+    int pattern = 0;
+    int64_t x = 0;
+    for (; x <= count - 8; x += 8) {
+        uint16x8_t values = vmovl_u8(vld1_u8(bytes + x));
+        four_floats(vget_low_u16(values), factors + pattern, shifts + pattern, to + x);
+        four_floats(vget_high_u16(values), factors + pattern + 4, shifts + pattern + 4, to + x + 4);
+        pattern = pattern + 8 < PATTERN ? pattern + 8 : 0;
+    }
+    for (; x < count; x++, pattern++)
+        to[x] = (float)bytes[x] * factors[pattern] - shifts[pattern];
+}
+
+const struct passes neon_passes = {"NEON", two_lines, blend, to_floats};
+
+#endif

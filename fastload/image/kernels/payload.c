@@ -1,0 +1,91 @@
+/* The bytes of an image: read from its file, compared with their checksum, and timed. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "kernels.h"
+
+/* Python reads a larger file, or a directory, whose end some file systems put beyond this. */
+#define MOST_FILE_BYTES (INT64_C(1) << 30)
+
+bool read_all(int file, uint8_t *to, int64_t count, int64_t offset)
+{
+    int64_t end;
+    if (count < 0 || __builtin_add_overflow(offset, count, &end))
+        return false;
+    /* `offset + done` is at most `end`, so it does not overflow. The kernel refuses a negative one. */
+    for (int64_t done = 0; done < count;) {
+        ssize_t got = pread(file, to + done, (size_t)(count - done), offset + done);
+        if (got > 0)
+            done += got;
+        else if (got == 0 || errno != EINTR)
+            return false;
+    }
+    return true;
+}
+
+static bool read_part(const struct image *image, int64_t first, int64_t count, uint8_t *room)
+{
+    int64_t offset;
+    return !__builtin_add_overflow(image->source, first, &offset) && read_all((int)image->file, room, count, offset);
+}
+
+static bool has_checksum(const struct image *image, const uint8_t *bytes, int64_t count)
+{
+    return image->checksum < 0 || checksum(bytes, count, 0) == image->checksum;
+}
+
+const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, uint8_t *room)
+{
+    int64_t began = nanoseconds();
+    const uint8_t *bytes = NULL;
+    if (image->file < 0)
+        bytes = (const uint8_t *)(intptr_t)image->source + first;
+    else if (read_part(image, first, count, room))
+        bytes = room;
+    else
+        image->state = UNREADABLE;
+    if (bytes && !has_checksum(image, bytes, count)) {
+        image->state = DAMAGED;
+        bytes = NULL;
+    }
+    image->read_ns += nanoseconds() - began;
+    return bytes;
+}
+
+/* Reads an open file whole. A file that another process shortens or lengthens meanwhile is UNREADABLE. */
+static const uint8_t *read_whole(struct image *image, int file, struct arena *arena)
+{
+    int64_t length = lseek(file, 0, SEEK_END);
+    image->length = length;
+    if (length < 1 || length > MOST_FILE_BYTES) {
+        image->state = UNREADABLE;
+        return NULL;
+    }
+    uint8_t *bytes = take(arena, length);
+    if (!bytes) {
+        image->state = TOO_LARGE;
+        return NULL;
+    }
+    if (!read_all(file, bytes, length, 0) || lseek(file, 0, SEEK_END) != length) {
+        image->state = UNREADABLE;
+        return NULL;
+    }
+    return bytes;
+}
+
+const uint8_t *read_file(struct image *image, struct arena *arena)
+{
+    int64_t began = nanoseconds();
+    const uint8_t *bytes = NULL;
+    int file = open((const char *)(intptr_t)image->source, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        image->state = UNREADABLE;
+    } else {
+        bytes = read_whole(image, file, arena);
+        close(file);
+    }
+    image->read_ns += nanoseconds() - began;
+    return bytes;
+}
