@@ -14,7 +14,7 @@ static int64_t number(const uint8_t *at, int bytes, bool big)
 static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
 {
     static const uint8_t sizes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8}; /* of a value of each type */
-    enum { ORIENTATION = 0x0112, SHORT = 3, ENTRY_BYTES = 12 };
+    enum { ORIENTATION = 0x0112, X_RESOLUTION = 0x011A, SHORT = 3, RATIONAL = 5, ENTRY_BYTES = 12 };
     if (bytes < 8 || (memcmp(tiff, "II*\0", 4) && memcmp(tiff, "MM\0*", 4)))
         return -1;
     bool big = *tiff == 'M';
@@ -28,14 +28,14 @@ static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
         return -1;
     int found = 0;
     for (const uint8_t *entry = tiff + at; entries > 0; entries--, entry += ENTRY_BYTES) {
-        int64_t type = number(entry + 2, 2, big), count = number(entry + 4, 4, big);
-        if (type < 1 || type >= (int64_t)sizeof sizes)
-            return -1;
+        int64_t name = number(entry, 2, big), type = number(entry + 2, 2, big), count = number(entry + 4, 4, big);
+        if (type < 1 || type >= (int64_t)sizeof sizes || (name == X_RESOLUTION && type != RATIONAL))
+            return -1; /* Pillow fails for some types of a resolution */
         int64_t size = count * sizes[type]; /* below 2^35 */
         total += size > 4 ? size : 0;
         if (total > bytes || (size > 4 && number(entry + 8, 4, big) > bytes - size))
             return -1;
-        if (number(entry, 2, big) != ORIENTATION)
+        if (name != ORIENTATION)
             continue;
         if (found || type != SHORT || count != 1)
             return -1;
@@ -49,7 +49,7 @@ static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
  * and images in which the segment of a multi-picture file is damaged. */
 int orientation(const uint8_t *payload, const uint8_t *scan)
 {
-    enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP15 = 0xEF, LEAST_SEGMENT = 12 };
+    enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };
     int tag = 0;
     bool has_exif = false, has_other = false;
     for (const uint8_t *at = payload + 2; at < scan;) {
@@ -62,7 +62,7 @@ int orientation(const uint8_t *payload, const uint8_t *scan)
             return -1;
         if (marker >= APP0 && marker <= APP15 && bytes < LEAST_SEGMENT)
             return -1;
-        if (marker == APP2 && !memcmp(at, "MPF\0", 4))
+        if (marker == APP2 && (bytes < LEAST_PROFILE || !memcmp(at, "MPF\0", 4)))
             return -1;
         if (marker == APP1 && memcmp(at, "Exif\0\0", 6))
             has_other = true;
