@@ -32,12 +32,14 @@ BUILT = '__attribute__((visibility("default"))) const char built_from[] = "{dige
 # Ends with status 0 if header and library are those of libjpeg-turbo, and fit each other.
 PROBE = """#include <stdio.h>
 #include <jpeglib.h>
-int main(void)
+int main(int count, char **arguments)
 {
     struct jpeg_error_mgr errors;
     struct jpeg_decompress_struct decoder = {.err = jpeg_std_error(&errors)};
     jpeg_create_decompress(&decoder);
-    return LIBJPEG_TURBO_VERSION_NUMBER < 2000000 || !jpeg_crop_scanline;
+    if (count > 1)
+        jpeg_crop_scanline(&decoder, NULL, NULL);
+    return LIBJPEG_TURBO_VERSION_NUMBER < 2000000;
 }
 """
 
@@ -130,6 +132,7 @@ class Wheel(bdist_wheel):
         folder = self.get_finalized_command("build").build_lib
         shutil.rmtree(folder, ignore_errors=True)  # an earlier version left files there
         self.run_command("build")
+        self.skip_build = True
         self.root_is_pure = not Path(folder, LIBRARY).exists()
         super().run()
 
@@ -137,7 +140,10 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+Path("build").mkdir(exist_ok=True)
 setup(
     ext_modules=[Extension("fastload.image.kernels._kernels", SOURCES, depends=HEADERS)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+    # In the root, Python would take the metadata of the last build for an installation.
+    options={"egg_info": {"egg_base": "build"}},
 )
