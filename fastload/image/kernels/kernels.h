@@ -114,6 +114,10 @@ const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, u
 /* Reads the file whose name is at `source`, and sets length and state. Returns its bytes, or NULL. */
 const uint8_t *read_file(struct image *image, struct arena *arena);
 
+/* Let the system read what images in open files, or files with names, need, if some of it is not in the page cache. */
+void read_ahead(const struct image *images, int64_t count);
+void read_files_ahead(const struct image *images, int64_t count);
+
 /* ---- checksum.c ---- */
 
 /* Returns zlib's CRC-32. `begin` is that of the bytes before. */

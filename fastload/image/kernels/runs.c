@@ -119,18 +119,21 @@ ENTRY resample_run(int64_t images, int64_t count, int64_t plan, int64_t arena, i
 /* Writes the rows of the images from raw pixels in a file or in memory. */
 ENTRY raw_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes)
 {
+    read_ahead((const struct image *)(uintptr_t)images, count);
     return run(images, count, plan, arena, arena_bytes, render_raw);
 }
 
 /* Writes the rows of the images from JPEGs in memory or in open files. */
 ENTRY jpeg_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes)
 {
+    read_ahead((const struct image *)(uintptr_t)images, count);
     return run(images, count, plan, arena, arena_bytes, render_encoded);
 }
 
 /* Does as `jpeg_run`, with whole files: `source` is the address of a name that ends with a zero byte. */
 ENTRY file_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes)
 {
+    read_files_ahead((const struct image *)(uintptr_t)images, count);
     return run(images, count, plan, arena, arena_bytes, render_file);
 }
 
