@@ -82,7 +82,7 @@ class Checkout:
         """Leave what setup.py does: a library that says which sources it is of."""
         folder = self.root / "fastload" / "image" / "kernels"
         content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.[ch]")))
-        built = f"{hashlib.sha256(content).hexdigest()} with the system's libjpeg-turbo"
+        built = f"{hashlib.sha256(content).hexdigest()} with a shared libjpeg-turbo"
         (folder / "_kernels.so").write_text(built)
 
 
