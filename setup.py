@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,12 +32,14 @@ BUILT = '__attribute__((visibility("default"))) const char built_from[] = "{dige
 # Ends with status 0 if header and library are those of libjpeg-turbo, and fit each other.
 PROBE = """#include <stdio.h>
 #include <jpeglib.h>
-int main(void)
+int main(int count, char **arguments)
 {
     struct jpeg_error_mgr errors;
     struct jpeg_decompress_struct decoder = {.err = jpeg_std_error(&errors)};
     jpeg_create_decompress(&decoder);
-    return LIBJPEG_TURBO_VERSION_NUMBER < 2000000 || !jpeg_crop_scanline;
+    if (count > 1)
+        jpeg_crop_scanline(&decoder, NULL, NULL);
+    return LIBJPEG_TURBO_VERSION_NUMBER < 2000000;
 }
 """
 
@@ -82,24 +83,20 @@ def ways() -> dict[str, tuple[list[str], list[str]]]:
 def build(way: str, options: list[str], libraries: list[str], folder: str) -> str:
     """Compile and link the library in a folder, and return its path."""
     compiler = words("CC") or [next(filter(shutil.which, ("cc", "gcc", "clang")), "cc")]
-    command = [*compiler, *words("CPPFLAGS"), *words("CFLAGS"), *FLAGS, *options]
-    link = [*words("LDFLAGS"), *libraries, "-lm"]
+    command = [*compiler, *words("CPPFLAGS"), *words("CFLAGS"), *FLAGS, *options, "-o"]
+    text, link = ["-x", "c", "-", "-x", "none"], [*words("LDFLAGS"), *libraries, "-lm"]
     if libraries:
-        run(*command, "-x", "c", "-", "-x", "none", *link, "-o", f"{folder}/probe", text=PROBE)
+        run(*command, f"{folder}/probe", *text, *link, text=PROBE)
         try:
             run(f"{folder}/probe")
         except RuntimeError as error:
-            if not isinstance(error.__cause__, PermissionError):  # a /tmp without programs
+            if not isinstance(error.__cause__, PermissionError):  # no programs run in this /tmp
                 raise
     content = b"".join(Path(path).read_bytes() for path in sorted(SOURCES + HEADERS))
-    built = Path(folder, "built.c")
-    built.write_text(BUILT.format(digest=sha256(content).hexdigest(), way=way))
-    sources = [*SOURCES, str(built)]
-    objects = [f"{folder}/{Path(source).stem}.o" for source in sources]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda *pair: run(*command, "-c", pair[0], "-o", pair[1]), sources, objects))
+    built = BUILT.format(digest=sha256(content).hexdigest(), way=way)
     library = f"{folder}/{LIBRARY.name}"
-    run(*command, "-shared", "-Wl,-z,defs,-z,text", *objects, *link, "-o", library)
+    shared = ["-shared", "-Wl,-z,defs,-z,text"]
+    run(*command, library, *shared, *SOURCES, *text, *link, text=built)
     return library
 
 
@@ -135,6 +132,7 @@ class Wheel(bdist_wheel):
         folder = self.get_finalized_command("build").build_lib
         shutil.rmtree(folder, ignore_errors=True)  # an earlier version left files there
         self.run_command("build")
+        self.skip_build = True
         self.root_is_pure = not Path(folder, LIBRARY).exists()
         super().run()
 
@@ -142,7 +140,10 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+Path("build").mkdir(exist_ok=True)
 setup(
     ext_modules=[Extension("fastload.image.kernels._kernels", SOURCES, depends=HEADERS)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+    # In the root, Python would take the metadata of the last build for an installation.
+    options={"egg_info": {"egg_base": "build"}},
 )

@@ -6,6 +6,7 @@ import pytest
 
 from fastload.image import kernels as package
 from fastload.image.kernels import Kernels
+from tests.image.kernel_runs import Trial
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,11 @@ def kernels() -> Kernels:
     if ready is None:
         pytest.skip(package.state())
     return ready
+
+
+@pytest.fixture
+def trial(kernels: Kernels) -> Trial:
+    if kernels.libjpeg is None:
+        pytest.skip(package.decoder_state())
+    pytest.importorskip("simplejpeg")
+    return Trial(kernels)

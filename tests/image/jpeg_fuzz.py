@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,17 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from fastload._kit.torch_private import resize_antialiased
 from fastload.errors import DecodeError
 from fastload.image import kernels as compiled
+from fastload.image.decode import orientation, upright
 from fastload.image.kernels import tables
-from fastload.image.libjpeg import Decoder, library
-from fastload.image.libjpeg_check import Trial
+from fastload.image.plan_tables import result_size
 from fastload.image.plans import Plan, RandomResizedCrop
 from fastload.image.regions import Box, Region, boxed, scaled
-from fastload.image.render import result_size
-from tests.image.kernel_runs import GuardedMemory
+from tests.image.kernel_runs import GuardedMemory, Trial
 from tests.image.photographs import encoded, photographs
 
 Pixels = NDArray[np.uint8]
@@ -39,8 +39,45 @@ ImageFile.MAXBLOCK = 1 << 22  # Pillow's encoder fails for noise in smaller buff
 # ---- inputs ----
 
 
+def jpeg(pixels: Pixels, subsampling: str = "420", quality: int = 90) -> bytes:
+    """Return a JPEG of `pixels` by simplejpeg."""
+    content: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=quality, colorsubsampling=subsampling
+    )
+    return content
+
+
+def with_segment(content: bytes, exif: bytes, marker: int = 0xE1) -> bytes:
+    """Return a JPEG with one more segment before all others."""
+    return (
+        content[:2]
+        + bytes([0xFF, marker])
+        + (len(exif) + 2).to_bytes(2, "big")
+        + exif
+        + content[2:]
+    )
+
+
+def exif_of(tag: Any, order: str = "<", **more: Any) -> bytes:
+    """Return a segment of EXIF with an orientation, and other tags by name."""
+    exif = Image.Exif()
+    exif.endian = order
+    exif[ExifTags.Base.Orientation] = tag
+    for name, value in more.items():
+        exif[ExifTags.Base[name]] = value
+    return exif.tobytes()
+
+
 def intact(random: Random) -> bytes:
-    """Return a JPEG of a random kind, some thousand pixels of noise or of a photograph."""
+    """Return a JPEG of a random kind, some thousand pixels of noise or of a photograph, half of them with EXIF."""
+    content = _plain(random)
+    if random.random() < 0.5:
+        return content
+    tag, order = int(random.integers(0, 10)), random.choice(["<", ">"])
+    return with_segment(content, exif_of(tag, order, Make="A maker", Model="A model"))
+
+
+def _plain(random: Random) -> bytes:
     height, width = random.integers(1, 160, 2)
     photograph = list(photographs().values())[random.integers(0, 3)]
     if random.random() < 0.6:
@@ -52,11 +89,7 @@ def intact(random: Random) -> bytes:
     quality = int(random.integers(5, 101))
     kind = random.integers(0, 12)
     if kind < 5:
-        subsampling = ("444", "422", "420", "440", "411")[kind]
-        content: bytes = simplejpeg.encode_jpeg(
-            pixels, quality=quality, colorsubsampling=subsampling
-        )
-        return content
+        return jpeg(pixels, ("444", "422", "420", "440", "411")[kind], quality)
     options: dict[str, Any] = {"quality": quality, "subsampling": int(random.integers(0, 3))}
     if kind == 5:
         return encoded(pixels[..., 0], quality=quality)
@@ -154,18 +187,17 @@ class Fuzz:
     """Decodes damaged images, and counts what becomes of them."""
 
     def __init__(self, seed: int, note: Path | None = None) -> None:
-        assert compiled.wait(), compiled.state()
         kernels = compiled.kernels()
-        assert kernels is not None
+        assert kernels is not None, compiled.state()
+        assert kernels.libjpeg, compiled.decoder_state()
         self.random = np.random.default_rng(seed)
-        self.trial = Trial(kernels, Decoder(kernels, library()))
+        self.trial = Trial(kernels)
         self.counts: Counter[str] = Counter()
         self.failures: list[bytes] = []
         self._input = GuardedMemory(1 << 20)
         self._result = GuardedMemory(1 << 20)
         self._scratch = GuardedMemory(1 << 26)
         self._note = None if note is None else note.open("wb", buffering=0)
-        self._known = [intact(np.random.default_rng(k)) for k in range(24)]
 
     def run(self, seconds: float) -> None:
         """Go on for so long."""
@@ -184,9 +216,14 @@ class Fuzz:
             self._note.write(content)
         size = tuple(self.random.integers(1, 100, 2).tolist())
         ratio = (0.3, 3.0) if self.random.random() < 0.5 else (3 / 4, 4 / 3)
-        scaled_decode = bool(self.random.random() < 0.6)
+        scaled_decode, upright = bool(self.random.random() < 0.6), bool(self.random.random() < 0.5)
         plan = RandomResizedCrop(
-            size, scale=(0.02, 1.0), ratio=ratio, flip=0.5, scaled_decode=scaled_decode
+            size,
+            scale=(0.02, 1.0),
+            ratio=ratio,
+            flip=0.5,
+            scaled_decode=scaled_decode,
+            upright=upright,
         )
         state, result = self._by_kernel(plan, content)
         self.counts[f"state {state}"] += 1
@@ -212,7 +249,7 @@ class Fuzz:
         """Compare with simplejpeg, which goes on after warnings here."""
         try:
             wanted = self._by_simplejpeg(plan, content)
-        except ValueError:
+        except (ValueError, DecodeError):
             wanted = None
         if wanted is not None and not np.array_equal(result, wanted):
             self.counts["DIFFERENT PIXELS"] += 1
@@ -236,14 +273,19 @@ class Fuzz:
         size, least = result_size(plan), (height, width)
         if plan.scaled_decode:
             least = math.ceil(height * size[0] / h), math.ceil(width * size[1] / w)
-        pixels = simplejpeg.decode_jpeg(
+        least = min(height, least[0]), min(width, least[1])
+        tag = orientation(content, name="fuzz") if plan.upright else 1
+        if tag >= 5:
+            least = least[1], least[0]
+        stored = simplejpeg.decode_jpeg(
             content,
             fastupsample=False,
-            min_height=min(height, least[0]),
-            min_width=min(width, least[1]),
+            min_height=least[0],
+            min_width=least[1],
             min_factor=2,
             strict=False,
         )
+        pixels = upright(stored, tag)
         region = scaled(Region(Box(top, left, h, w), size), height, width, pixels)
         box = boxed(pixels, region.box, flip=bool(flip))
         wanted: Pixels = resize_antialiased(box, size) if box.shape[:2] != size else box
@@ -267,6 +309,7 @@ def main() -> None:
     parser.add_argument("--input", type=Path, help="holds each input while it is decoded")
     parser.add_argument("--failures", type=Path, help="a folder for inputs with other pixels")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # Pillow warns of damaged EXIF
     fuzz = Fuzz(options.seed, options.input)
     fuzz.run(options.seconds)
     for number, content in enumerate(fuzz.failures):

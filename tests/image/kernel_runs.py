@@ -12,8 +12,9 @@ import torch
 
 from fastload.image import Plan
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import IMAGE
-from fastload.image.plan_tables import plan_table
+from fastload.image.kernels.tables import DONE, IMAGE, UNDECIDED
+from fastload.image.plan_tables import plan_table, result_size
+from fastload.image.regions import Box, Region
 from tests.image.photographs import Pixels
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -118,3 +119,77 @@ def by_torch(plan: Plan, pixels: Pixels, key: int = 0) -> torch.Tensor:
     """What torch's own kernels make of pixels."""
     generator = torch.Generator().manual_seed(key)
     return plan.finished(pixels, plan.region(*pixels.shape[:2], generator))
+
+
+class Trial:
+    """Renders single JPEGs by the kernels."""
+
+    def __init__(self, kernels: Kernels, arena_bytes: int = 1 << 23) -> None:
+        self.image = np.zeros(1, IMAGE)  # the row of the last image
+        self.needed = 0
+        self.scale = 1.0  # at which `expected` has decoded
+        self._kernels = kernels
+        self._arena = np.empty(arena_bytes, np.uint8)
+
+    def run(self, plan: Plan, key: int, **fields: int) -> tuple[int, Pixels]:
+        """Return an image's state and its result, uint8[H, W, 3]. `fields` are fields of its row in the table.
+
+        `source` is the address of `length` bytes in memory, unless `file` is given. With `named=1` it is the address of
+        a file's name.
+        """
+        result = np.zeros((*result_size(plan), 3), np.uint8)
+        state = self.run_into(result, self._arena, plan, key, **fields)
+        for _ in range(2):  # the arena may have to grow for the file, then for its pixels
+            if self.needed:
+                self._arena = np.empty(self.needed + 64, np.uint8)
+                state = self.run_into(result, self._arena, plan, key, **fields)
+        return state, result
+
+    def run_into(
+        self,
+        result: Pixels,
+        arena: Pixels,
+        plan: Plan,
+        key: int,
+        *,
+        named: int = 0,
+        most_pixels: int = 0,
+        **fields: int,
+    ) -> int:
+        """Return an image's state after one call. If the arena was too small, `needed` is the right size, else 0."""
+        table = plan_table(plan, (1, 3 * result.shape[1], 3), most_pixels)
+        self.image[:] = 0
+        fields = {"key": key, "row": result.ctypes.data, "file": -1, "checksum": -1} | fields
+        for name, value in fields.items():
+            self.image[name] = value
+        run = self._kernels.file_run if named else self._kernels.jpeg_run
+        skipped = -arena.ctypes.data % 64
+        room = arena.ctypes.data + skipped, max(0, arena.nbytes - skipped)
+        self.needed = run(self.image.ctypes.data, 1, table.address, *room)
+        return int(self.image["state"][0])
+
+    def run_bytes(
+        self, plan: Plan, key: int, encoded: bytes, most_pixels: int = 0
+    ) -> tuple[int, Pixels]:
+        """Call `run` for an image in memory."""
+        payload = np.frombuffer(encoded, np.uint8)
+        place = {"source": payload.ctypes.data, "length": len(encoded)}
+        return self.run(plan, key, most_pixels=most_pixels, **place)
+
+    def expected(self, plan: Plan, encoded: bytes) -> Pixels:
+        """Return the pixels of the last box, decoded without the kernel, uint8[H, W, 3]. Raises DecodeError."""
+        fields = self.image[["top", "left", "box_height", "box_width", "flip"]]
+        top, left, rows, columns, flip = fields[0].item()
+        region = Region(Box(top, left, rows, columns), result_size(plan), flip=bool(flip))
+        whole, region = plan.decoded(encoded, lambda *_: region, name="trial")
+        self.scale = rows / region.box.height
+        pixels: Pixels = plan.finished(whole, region).permute(1, 2, 0).contiguous().numpy()
+        return pixels
+
+    def check(self, plan: Plan, encoded: bytes, keys: range) -> None:
+        """Assert that an image's results are those of the ordinary way."""
+        for key in keys:
+            state, result = self.run_bytes(plan, key, encoded)
+            assert state in (DONE, UNDECIDED), (state, key)
+            if state == DONE:
+                assert np.array_equal(result, self.expected(plan, encoded)), (key, self.image)

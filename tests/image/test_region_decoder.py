@@ -9,11 +9,8 @@ import gc
 import json
 import os
 import resource
-import subprocess
-import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,16 +21,13 @@ from PIL import Image
 
 pytest.importorskip("simplejpeg")
 
-import simplejpeg
-
-from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop, libjpeg
+from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels, tables
-from fastload.image.libjpeg import Decoder, Unusable, library, region_decoder, state
-from fastload.image.libjpeg_check import Trial, objection
+from fastload.image.plan_tables import plan_table
 from fastload.image.plans import Plan
-from fastload.image.render import plan_table
 from tests.children import run_python
-from tests.image.jpeg_fuzz import GuardedMemory, segments
+from tests.image.jpeg_fuzz import jpeg, segments
+from tests.image.kernel_runs import GuardedMemory, Trial
 from tests.image.photographs import Pixels, encoded, photographs
 
 RNG = np.random.default_rng(0)
@@ -46,13 +40,6 @@ DONE, UNDECIDED, UNREADABLE, DAMAGED, TOO_LARGE = (
     tables.DAMAGED,
     tables.TOO_LARGE,
 )
-
-
-def jpeg(pixels: Pixels, subsampling: str = "420", quality: int = 90) -> bytes:
-    content: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=quality, colorsubsampling=subsampling
-    )
-    return content
 
 
 JPEG = jpeg(NOISE)
@@ -72,30 +59,8 @@ KINDS: dict[str, Callable[[Pixels], bytes]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def make_trial(kernels: Kernels) -> Callable[[], Trial]:
-    try:
-        found = library()
-    except Unusable as error:
-        pytest.skip(str(error))
-    return lambda: Trial(kernels, Decoder(kernels, found))
-
-
-@pytest.fixture
-def trial(make_trial: Callable[[], Trial]) -> Trial:
-    return make_trial()
-
-
 def crop(size: tuple[int, int], **options: Any) -> Plan:
     return RandomResizedCrop(size, flip=0.5, **options)
-
-
-def check(trial: Trial, content: bytes, plan: Plan, keys: range) -> None:
-    for key in keys:
-        state, result = trial.run_bytes(plan, key, content)
-        assert state in (DONE, UNDECIDED)
-        if state == DONE:
-            assert np.array_equal(result, trial.expected(plan, content)), (key, trial.image)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,12 +69,8 @@ def test_pixels_are_those_of_the_ordinary_way(kind: str, trial: Trial) -> None:
         content = KINDS[kind](pixels)
         for number, size in enumerate([(16, 16), (40, 25), (100, 130), (224, 224)]):
             for scaled in (True, False):
-                check(
-                    trial,
-                    content,
-                    crop(size, scaled_decode=scaled),
-                    range(3 * number, 3 * number + 3),
-                )
+                plan = crop(size, scaled_decode=scaled)
+                trial.check(plan, content, range(3 * number, 3 * number + 3))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +79,7 @@ def test_small_and_odd_sizes(kind: str, trial: Trial) -> None:
     for height in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33):
         for width in (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35):
             content = KINDS[kind](NOISE[:height, :width])
-            check(trial, content, wide, range(4))
+            trial.check(wide, content, range(4))
 
 
 @pytest.mark.parametrize("subsampling", ["444", "420"])
@@ -126,7 +87,7 @@ def test_sixteen_qualities_of_photographs(subsampling: str, trial: Trial) -> Non
     for pixels in photographs().values():
         for quality in (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 95, 98, 100):
             content = jpeg(pixels, subsampling, quality)
-            check(trial, content, crop((96, 96)), range(quality, quality + 2))
+            trial.check(crop((96, 96)), content, range(quality, quality + 2))
 
 
 def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
@@ -146,8 +107,7 @@ def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
             "bottom": row["top"] + row["box_height"] == 301,
             "right": row["left"] + row["box_width"] == 403,
         }
-        scale = round(int(row["box_height"]) / int(trial.decoder.fields["box_height"][0]), 1)
-        seen |= {border for border, touched in borders.items() if touched} | {scale}
+        seen |= {border for border, touched in borders.items() if touched} | {round(trial.scale, 1)}
     assert seen >= {"top", "left", "bottom", "right", 1.0, 2.0, 2.7, 4.0, 8.0}
 
 
@@ -211,13 +171,13 @@ def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
     assert content != JPEG
     for key in range(3):
         assert trial.run_bytes(plan, key, content or b"\0")[0] == DAMAGED
-        check(trial, JPEG, plan, range(key, key + 1))  # and the next one is as ever
+        trial.check(plan, JPEG, range(key, key + 1))  # and the next one is as ever
 
 
 def test_bytes_after_the_end_do_not_matter(trial: Trial) -> None:
     """Telephones append a second image, or a film."""
     for rest in (b"more", JPEG, bytes(100), b"\xff"):
-        check(trial, JPEG + rest, crop((64, 64)), range(3))
+        trial.check(crop((64, 64)), JPEG + rest, range(3))
 
 
 def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
@@ -230,8 +190,8 @@ def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
         + [JPEG[parts[-1][1] :]]
     )
     plan = crop((64, 64), scale=(0.2, 1.0))
-    check(trial, own_tables, plan, range(2))
-    check(trial, none, plan, range(2))
+    trial.check(plan, own_tables, range(2))
+    trial.check(plan, none, range(2))
 
 
 def test_an_image_beyond_the_limit_of_pixels(trial: Trial) -> None:
@@ -330,7 +290,6 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
         plan_table(plan, (1, 3 * 20, 3), 0).address,
         arena.ctypes.data,
         arena.nbytes,
-        trial.decoder.address,
     )
     assert images["state"].tolist() == [DONE, UNREADABLE, DAMAGED, DONE]
     assert np.array_equal(rows[0], rows[3])
@@ -342,11 +301,8 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
 
 
 @pytest.mark.slow
-def test_damaged_images_end_no_process_and_change_no_pixels(
-    kernels: Kernels, tmp_path: Path
-) -> None:
+def test_damaged_images_end_no_process_and_change_no_pixels(trial: Trial) -> None:
     """Ten seconds of `scripts/fuzz-jpeg`; inputs, scratch memory and results end at pages without access."""
-    library()
     child = run_python("-m", "tests.image.jpeg_fuzz", "--seconds", "10")
     assert child.returncode == 0, child.stderr
     counts = json.loads(child.stdout)
@@ -356,11 +312,11 @@ def test_damaged_images_end_no_process_and_change_no_pixels(
     assert "DIFFERENT PIXELS" not in counts
 
 
-def test_threads_decode_as_one_does(make_trial: Callable[[], Trial]) -> None:
+def test_threads_decode_as_one_does(kernels: Kernels, trial: Trial) -> None:
     plan = crop((50, 50))
 
     def results() -> list[bytes]:
-        trial = make_trial()
+        trial = Trial(kernels)
         contents = (JPEG, JPEG[:2000], KINDS["4:2:2"](NOISE))
         return [trial.run_bytes(plan, key, contents[key % 3])[1].tobytes() for key in range(60)]
 
@@ -383,77 +339,3 @@ def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:
     for key in range(6000):
         trial.run_bytes(plan, key, contents[key % 3])
     assert (pages() - before) * resource.getpagesize() < 2_000_000
-
-
-# ---- the library ----
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has not asked for the decoder yet."""
-    monkeypatch.setattr(libjpeg, "_state", libjpeg._State())
-    library.cache_clear()
-    yield
-    library.cache_clear()
-
-
-def asked() -> Callable[[], Decoder] | None:
-    deadline = time.monotonic() + 100
-    while (
-        region_decoder() is None and not state().startswith("off") and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    return region_decoder()
-
-
-@pytest.mark.usefixtures("fresh", "make_trial")
-def test_a_child_checks_before_the_first_use(kernels: Kernels) -> None:
-    assert "the first use checks it" in state()
-    factory = asked()
-    assert factory is not None, state()
-    assert state().startswith("on (Pillow ")
-    trial = Trial(kernels, factory())
-    check(trial, JPEG, crop((40, 40)), range(4))
-    libjpeg._state = libjpeg._State()
-    assert region_decoder() is not None  # what the check has found is in the cache
-
-
-@pytest.mark.usefixtures("fresh", "make_trial")
-def test_a_check_that_crashes_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FASTLOAD_CACHE", str(tmp_path))
-    crash = [sys.executable, "-c", "import os; os.abort()"]
-    monkeypatch.setattr(libjpeg, "_start_check", lambda name: subprocess.Popen(crash))
-    assert asked() is None
-    assert state() == "off: the check ended with status -6"
-    libjpeg._state = libjpeg._State()
-    monkeypatch.setattr(libjpeg, "_start_check", lambda name: pytest.fail("checked again"))
-    assert region_decoder() is None
-    assert state() == "off: the check ended with status -6"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_another_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libjpeg, "TESTED_BUILDS", {})
-    assert region_decoder() is None
-    assert "is not one of the tested libraries (SHA-256" in state()
-
-
-@pytest.mark.usefixtures("fresh")
-def test_without_simplejpeg_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libjpeg.importlib.util, "find_spec", lambda name: None)
-    assert region_decoder() is None
-    assert state() == "off: simplejpeg is not installed"
-
-
-def test_a_check_notices_other_pixels_and_missed_damage(trial: Trial) -> None:
-    assert objection(trial) == ""
-    genuine = trial.run_bytes
-    trial.run_bytes = lambda plan, key, content: (DONE, genuine(plan, key, content)[1])  # type: ignore[method-assign]
-    assert objection(trial) == "a damaged image was not noticed"
-
-    def off_by_one(plan: Any, key: int, content: bytes) -> tuple[int, Pixels]:
-        state, result = genuine(plan, key, content)
-        return state, result + np.uint8(key == 5)
-
-    trial.run_bytes = off_by_one  # type: ignore[method-assign]
-    assert objection(trial) == "pixels differ from simplejpeg's"

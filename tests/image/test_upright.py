@@ -1,0 +1,155 @@
+"""Promises:
+- The kernels turn JPEGs by the EXIF orientation that Pillow finds, or leave the image to Python.
+- The pixels are those of the ordinary way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("simplejpeg")
+
+from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
+from fastload.image.decode import orientation
+from fastload.image.kernels.tables import DAMAGED, DONE
+from fastload.image.plans import Plan
+from tests.image.jpeg_fuzz import exif_of, jpeg, with_segment
+from tests.image.kernel_runs import Trial
+from tests.image.photographs import encoded, photographs
+
+PHOTOGRAPH = next(iter(photographs().values()))[:121, :203]
+JPEG = jpeg(PHOTOGRAPH)
+
+
+def crop(size: tuple[int, int] = (40, 30), **options: Any) -> Plan:
+    return RandomResizedCrop(size, flip=0.5, upright=True, **options)
+
+
+# ---- pixels ----
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_each_orientation(tag: int, order: str, trial: Trial) -> None:
+    exif = exif_of(tag, order, Make="A maker of cameras", XResolution=72.0)
+    for number, subsampling in enumerate(("444", "422", "420", "440", "411")):
+        content = with_segment(jpeg(PHOTOGRAPH, subsampling), exif)
+        assert orientation(content, name="a.jpg") == tag
+        for scaled in (True, False):
+            for size in ((12, 40), (70, 50)):
+                trial.check(crop(size, scaled_decode=scaled), content, range(number, number + 4))
+    sides = trial.image[["height", "width"]][0].item()
+    assert sides == ((121, 203) if tag < 5 else (203, 121))
+
+
+@pytest.mark.parametrize("tag", range(2, 9))
+def test_small_sizes_and_whole_images(tag: int, trial: Trial) -> None:
+    exif = exif_of(tag)
+    wide = crop((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
+    for height in (1, 2, 7, 8, 9, 17, 33):
+        for width in (1, 3, 8, 16, 18, 35):
+            trial.check(wide, with_segment(jpeg(PHOTOGRAPH[:height, :width]), exif), range(3))
+    content = with_segment(JPEG, exif)
+    for size in ((20, 29), (64, 90)):
+        for plan in (Resize(size, upright=True), ResizeCenterCrop(80, size, upright=True)):
+            state, result = trial.run_bytes(plan, 0, content)
+            assert state == DONE
+            wanted = plan.decode(content, name="a.jpg")
+            assert np.array_equal(result, wanted.permute(1, 2, 0))
+
+
+def test_a_plan_that_is_not_upright_ignores_the_orientation(trial: Trial) -> None:
+    plan = RandomResizedCrop((40, 30))
+    state, result = trial.run_bytes(plan, 1, with_segment(JPEG, exif_of(6)))
+    assert state == DONE
+    assert np.array_equal(result, trial.run_bytes(plan, 1, JPEG)[1])
+
+
+def test_a_small_arena_says_what_turning_needs(trial: Trial) -> None:
+    content = with_segment(JPEG, exif_of(6))
+    plan = crop(scale=(1.0, 1.0), scaled_decode=False)
+    payload, result = np.frombuffer(content, np.uint8), np.zeros((40, 30, 3), np.uint8)
+    place = {"source": payload.ctypes.data, "length": len(content)}
+    trial.run_into(result, np.empty(0, np.uint8), plan, 1, **place)
+    height, width = trial.image[["box_height", "box_width"]][0].item()
+    assert trial.needed > 2 * 3 * height * width
+    assert trial.run_into(result, np.empty(trial.needed + 64, np.uint8), plan, 1, **place) == DONE
+
+
+# ---- segments ----
+
+
+def directory(*entries: tuple[int, int, int, int], order: str = "<") -> bytes:
+    """A segment of EXIF with entries of tag, type, count and value."""
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "LH", 8, len(entries))
+    packed = [
+        struct.pack(order + ("HHLHxx" if entry[1] == SHORT else "HHLL"), *entry)
+        for entry in entries
+    ]
+    return b"Exif\0\0" + head + b"".join(packed) + bytes(4)
+
+
+ORIENTATION, SHORT, LONG = 0x0112, 3, 4
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
+KNOWN: dict[str, tuple[bytes, int]] = {
+    "no orientation": (directory((0x0100, LONG, 1, 7)), 1),
+    "no entries": (directory(), 1),
+    "orientation 0": (directory((ORIENTATION, SHORT, 1, 0)), 1),
+    "orientation 9": (directory((ORIENTATION, SHORT, 1, 9), order=">"), 1),
+    "orientation 7": (directory((0x0100, LONG, 1, 7), (ORIENTATION, SHORT, 1, 7)), 7),
+}
+ODD: dict[str, Callable[[], bytes]] = {
+    "XMP alone": lambda: with_segment(JPEG, XMP),
+    "XMP, and EXIF without an orientation": lambda: with_segment(
+        with_segment(JPEG, XMP), directory()
+    ),
+    "two segments of EXIF": lambda: with_segment(with_segment(JPEG, exif_of(3)), exif_of(6)),
+    "an orientation of 4 bytes": lambda: with_segment(JPEG, directory((ORIENTATION, LONG, 1, 6))),
+    "two orientations in one": lambda: with_segment(JPEG, directory((ORIENTATION, SHORT, 2, 6))),
+    "orientation twice": lambda: with_segment(
+        JPEG, directory((ORIENTATION, SHORT, 1, 6), (ORIENTATION, SHORT, 1, 3))
+    ),
+    "a value beyond the end": lambda: with_segment(
+        JPEG, directory((0x010F, 2, 100, 8), (ORIENTATION, SHORT, 1, 6))
+    ),
+    "an unknown type": lambda: with_segment(JPEG, directory((0x010F, 99, 1, 8))),
+    "a cut directory": lambda: with_segment(JPEG, exif_of(6)[:-8]),
+    "a directory beyond the end": lambda: with_segment(
+        JPEG, b"Exif\0\0II*\0" + struct.pack("<L", 2**32 - 2)
+    ),
+    "no TIFF": lambda: with_segment(JPEG, b"Exif\0\0not a TIFF"),
+    "an empty segment": lambda: with_segment(JPEG, b""),
+    "several pictures": lambda: with_segment(JPEG, b"MPF\0II*\0" + bytes(20), 0xE2),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_exif_that_the_kernels_understand(kind: str, trial: Trial) -> None:
+    exif, tag = KNOWN[kind]
+    content = with_segment(JPEG, exif)
+    assert orientation(content, name="a.jpg") == tag
+    trial.check(crop(), content, range(3))
+    if kind.startswith("orientation"):  # then Pillow does not search the XMP
+        trial.check(crop(), with_segment(content, XMP), range(3))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_exif_is_left_to_python(kind: str, trial: Trial) -> None:
+    content = ODD[kind]()
+    assert trial.run_bytes(crop(), 1, content)[0] == DAMAGED
+    trial.check(RandomResizedCrop((40, 30)), content, range(1, 2))
+
+
+def test_orientations_by_pillow_itself(trial: Trial) -> None:
+    for tag in range(1, 9):
+        exif = Image.Exif()
+        exif[ORIENTATION] = tag
+        exif[0x8769] = {0x829A: 0.01}
+        trial.check(crop(), encoded(PHOTOGRAPH, exif=exif), range(2))
+    trial.check(crop(), JPEG, range(2))
