@@ -103,18 +103,43 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
             missing+=("$extra")
         fi
     done
-    if ((${#missing[@]} == 0)); then
+    if ((${#missing[@]})); then
+        "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
+            die "$VENV has no pip. Remove it to create it again."
+        extras="$(IFS=,; echo "${missing[*]}")"
+        echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
+        install --editable "${ROOT}[$extras]" || die "The installation failed; pip's message is above. Run the same command again to go on."
+        if [[ ! -f "$STAMP" ]]; then
+            echo "$source" >"$STAMP"
+        fi
+        printf '%s\n' "${missing[@]}" >>"$STAMP"
+    fi
+    build_kernels
+}
+
+# Whether the image kernels were built from these sources, with libjpeg-turbo. The library itself says so: see setup.py.
+kernels_are_built() {
+    local folder="$ROOT/fastload/image/kernels"
+    [[ ! "$ROOT/setup.py" -nt "$folder/_kernels.so" ]] && "$PYTHON" -c 'import hashlib, pathlib, sys
+here = pathlib.Path(sys.argv[1])
+content = b"".join(path.read_bytes() for path in sorted(here.glob("*.[ch]")))
+built = hashlib.sha256(content).hexdigest() + " with "
+sys.exit(built.encode() not in (here / "_kernels.so").read_bytes())' "$folder" 2>/dev/null
+}
+
+# Builds the image kernels, unless they are built. If that fails, everything works without them.
+build_kernels() {
+    local messages
+    if kernels_are_built; then
         return
     fi
-    "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
-        die "$VENV has no pip. Remove it to create it again."
-    extras="$(IFS=,; echo "${missing[*]}")"
-    echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
-    install --editable "${ROOT}[$extras]" || die "The installation failed; pip's message is above. Run the same command again to go on."
-    if [[ ! -f "$STAMP" ]]; then
-        echo "$source" >"$STAMP"
+    messages="$(mktemp)"
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --verbose --no-deps --editable "$ROOT" \
+        >"$messages" 2>&1 </dev/null; then
+        echo "fastload: continuing without new image kernels: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
     fi
-    printf '%s\n' "${missing[@]}" >>"$STAMP"
+    sed -n 's/^ *\(fastload: \)/\1/p' "$messages" >&2
+    rm -f "$messages"
 }
 
 # Installs the packages of an extra one by one, in the current environment. Reports packages that cannot be installed,

@@ -36,10 +36,6 @@ PROCESS = PACKAGE / "processes" / "child.py"
 PROCESSES = {PACKAGE / "processes" / name for name in ("child.py", "parent.py", "pausing.py")}
 """May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
 FAKES = PACKAGE / "testing.py"
-KERNELS = {
-    PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
-}
-"""May have a thread and locks: they wait for the compiler, and never run code of the user's."""
 PARAMETERS = {
     PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")
 }
@@ -288,7 +284,7 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {WORKERS, POOL, FAKES, PROCESS} | KERNELS | WATCHES | PUSHES | STREAM
+        if p not in {WORKERS, POOL, FAKES, PROCESS} | WATCHES | PUSHES | STREAM
     ],
     ids=by_name,
 )
@@ -303,7 +299,6 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         for p in MODULES
         if p
         not in {WINDOW, PACKAGE / "engine" / "waiting.py", FAKES}
-        | KERNELS
         | WATCHES
         | PARAMETERS
         | STREAM

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar
 
@@ -35,13 +35,16 @@ _MOST_ARENA = 256 * 1024 * 1024
 
 def empty_result(transform: Any) -> torch.Tensor | None:
     """Return an empty result of `transform`, or None if it is not one of our plans, or if its output size varies."""
-    if not is_known_plan(transform) or uniform_of_word() is None:
+    form = _form(transform) if is_known_plan(transform) else None
+    return None if form is None else torch.empty(form[0], dtype=form[1], device="cpu")
+
+
+@lru_cache(maxsize=64)
+def _form(plan: Plan) -> tuple[tuple[int, ...], torch.dtype] | None:
+    size = result_size(plan)
+    if uniform_of_word() is None or not isinstance(size, tuple):
         return None
-    size = result_size(transform)
-    if not isinstance(size, tuple):
-        return None
-    dtype = torch.uint8 if transform.mean is None else torch.float32
-    return torch.empty(3, *size, dtype=dtype, device="cpu")
+    return (3, *size), torch.uint8 if plan.mean is None else torch.float32
 
 
 def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) -> Render | None:
@@ -49,14 +52,10 @@ def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) ->
 
     The kernels write into `rows` without checks, so nothing else may create a `Render`.
     """
-    like = empty_result(transform)
-    fits = (
-        like is not None
-        and like.dtype is rows.dtype
-        and rows.shape == (len(keys), *like.shape)
-        and rows.is_cpu
-        and _most_pixels() >= 0
-    )
+    form = _form(transform) if is_known_plan(transform) else None
+    if form is None or not rows.is_cpu or _most_pixels() < 0:
+        return None
+    fits = rows.dtype is form[1] and rows.shape == (len(keys), *form[0])
     return Render(transform, rows, keys) if fits else None
 
 

@@ -7,6 +7,7 @@ With real launchers and with `--meet` between two network stacks it runs in `tes
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from fastload.cli import main
+from fastload.image import kernels
 
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 

@@ -216,6 +216,9 @@ struct passes {
     /* Writes `byte * factor - shift`, each operation rounded. Factors and shifts repeat after PATTERN floats. */
     void (*to_floats)(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
                       float *to);
+
+    /* Makes the floats visible to other threads before any later store. NULL: they are. */
+    void (*finish)(void);
 };
 
 extern const struct passes plain_passes;

@@ -36,7 +36,7 @@ ALWAYS_INLINE int32x4_t add_two_pixels(int32x4_t sum, uint8x16_t pixels, uint8x1
     return vmlal_high_lane_s16(sum, words, pair, 1);
 }
 
-/* Reads 16 bytes, which are 5 pixels, for each 4 taps: no more than 13 after the last tap. */
+/* Reads 16 bytes, which are 5 pixels, for each 4 taps: no more than 10 after the last tap. */
 ALWAYS_INLINE struct sums pixel(const uint8_t *upper, const uint8_t *lower, const int16_t *weights, int taps,
                                 int32x4_t half)
 {
@@ -190,6 +190,6 @@ static void to_floats(const uint8_t *bytes, int64_t count, const float *factors,
         to[x] = (float)bytes[x] * factors[pattern] - shifts[pattern];
 }
 
-const struct passes neon_passes = {"NEON", two_lines, blend, to_floats};
+const struct passes neon_passes = {.name = "NEON", .two_lines = two_lines, .blend = blend, .to_floats = to_floats};
 
 #endif
