@@ -1,6 +1,6 @@
 """Promises:
 - The kernels turn JPEGs by the EXIF orientation that Pillow finds, or leave the image to Python.
-- The pixels are those of the ordinary way.
+- An image that the kernels turned has the pixels of the ordinary way.
 """
 
 from __future__ import annotations

@@ -312,8 +312,8 @@ static void forget(j_common_ptr jpeg) { (void)jpeg; }
 
 /* Decodes, or returns DAMAGED if libjpeg objects.
  *
- * No variable here or in `render_jpeg` has an undefined value after the jump. Here only `decoder` could be read then, and
- * it is never assigned. The struct it points to is not in this frame, so it keeps what was stored before the jump. */
+ * No variable here or in `render_jpeg` has an undefined value after the jump. Only `decoder` could be read here then,
+ * and it is never assigned. The struct it points to is not in this frame, so it keeps what was stored before. */
 static enum state decode_or_return_here(struct decoder *decoder)
 {
     if (setjmp(decoder->jump))
