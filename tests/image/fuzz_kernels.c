@@ -2,11 +2,11 @@
  *
  *   fuzz_kernels PART COUNT SEED FILE...
  *
- * PART is `scan` or `header`, of JPEGs, or `records`, of packed pixels. Input k of a seed is input 0 of seed + k. The program
- * prints how many inputs had each state. See tests/image/kernel_fuzz.py.
+ * PART is `scan` or `header`, of JPEGs, or `records`, of packed pixels. Input k of a seed is input 0 of seed + k. The
+ * program prints how many inputs had each state. See tests/image/kernel_fuzz.py.
  *
- * The first bytes of an input choose the plan, and the rest is the payload. The payload, the scratch memory and the result
- * end at pages without access. */
+ * The first bytes of an input choose the plan, and the rest is the payload. The payload, the scratch memory and the
+ * result end at pages without access. */
 
 #define _GNU_SOURCE
 
@@ -32,7 +32,8 @@ static uint8_t *last(struct memory *memory, int64_t bytes)
 {
     if (memory->bytes < bytes) {
         int64_t room = (bytes + PAGE - 1) / PAGE * PAGE;
-        uint8_t *begin = mmap(NULL, (size_t)room + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        uint8_t *begin = mmap(NULL, (size_t)room + 2 * PAGE, PROT_NONE, flags, -1, 0);
         if (begin == MAP_FAILED || mprotect(begin + PAGE, (size_t)room, PROT_READ | PROT_WRITE))
             abort();
         if (memory->end)
@@ -126,7 +127,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool is_raw = choose(&choices, 2);
     use_plain(choose(&choices, 4) == 0);
     struct plan plan = plan_of(&choices);
-    struct image image = {.key = (uint64_t)choose(&choices, INT64_C(1) << 32), .file = -1, .length = bytes, .checksum = -1};
+    struct image image = {.file = -1, .length = bytes, .checksum = -1};
+    image.key = (uint64_t)choose(&choices, INT64_C(1) << 32);
     uint8_t *source = last(&payload, bytes);
     memcpy(source, data + CHOICES, (size_t)bytes);
     image.source = (int64_t)(uintptr_t)source;
@@ -145,11 +147,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     int64_t room = choose(&choices, 4) ? 1 << 20 : 64 * choose(&choices, 4096);
     image.row = (int64_t)(uintptr_t)last(&result, result_bytes(&plan));
-    /* With the bytes that are said to be needed, all must fit: after the file's bytes are known, and those of its box. */
+    /* In as many bytes as it says, everything must fit: first the file, then its box too. */
     for (int tries = 0; tries < 3; tries++) {
         struct image tried = image;
         int64_t arena = (int64_t)(uintptr_t)last(&scratch, room);
-        int64_t needed = (is_raw ? raw_run : jpeg_run)((int64_t)(uintptr_t)&tried, 1, (int64_t)(uintptr_t)&plan, arena, room);
+        int64_t row = (int64_t)(uintptr_t)&tried, table = (int64_t)(uintptr_t)&plan;
+        int64_t needed = is_raw ? raw_run(row, 1, table, arena, room) : jpeg_run(row, 1, table, arena, room);
         if (tried.state < DONE || tried.state > TOO_LARGE || (needed && (tried.state != TOO_LARGE || needed <= room)))
             abort();
         if (needed == 0 || needed > MOST_ARENA || tries == 2) {
