@@ -36,7 +36,7 @@ case "$*" in
 "-m pip --version") exit 0 ;;
 esac
 said=""
-for name in FASTLOAD_TEST_COPY_DATASET FASTLOAD_KERNELS FASTLOAD_REGION_DECODE; do
+for name in FASTLOAD_TEST_COPY_DATASET FASTLOAD_KERNELS; do
     if [[ -n "${{!name:-}}" ]]; then said+="$name=${{!name}} "; fi
 done
 echo "$said$*" >>{log}
@@ -52,7 +52,7 @@ fi
 """
 
 
-WAYS = ("FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE")
+WAYS = ("FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def test_everything_has_the_slow_tests_and_each_variant() -> None:
     assert "slow" in steps[2].arguments
     assert steps[3:] == [step for variant in _suite.VARIANTS for step in variant]
     settings = {name for step in steps for name in step.environment}
-    assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE"}
+    assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS"}
 
 
 @pytest.fixture
