@@ -90,6 +90,7 @@ VARIANTS = (
             {"FASTLOAD_KERNELS": "0"},
         ),
         Step("images with the region decoder", (*QUICK, *IMAGES), {"FASTLOAD_REGION_DECODE": "1"}),
+        Step("images under the sanitizers", (), command=["bash", "scripts/sanitize"]),
     ],
     [in_python("3.12")],
     [in_python("3.13")],

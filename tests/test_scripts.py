@@ -24,7 +24,9 @@ import yaml
 from scripts import _suite
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check")]
+SCRIPTS = [
+    ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check", "sanitize")
+]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
