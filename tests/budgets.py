@@ -37,7 +37,7 @@ BUDGETS = {
     "fastload/elastic": 713,
     "fastload/flow": 1_113,
     "fastload/image": 985,
-    "fastload/image/kernels": 140,
+    "fastload/image/kernels": 160,
     "kernels in C": 1_650,
     "fastload/measure": 773,
     "fastload/parameters": 2_289,
@@ -125,7 +125,9 @@ def lines_of_code(path: Path) -> set[int]:
 
 
 def lines_of_c(source: str) -> set[int]:
-    blanked = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL)
+    blanked = re.sub(
+        r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL
+    )
     return {number for number, line in enumerate(blanked.splitlines(), 1) if line.strip()}
 
 
