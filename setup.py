@@ -66,16 +66,18 @@ def ways() -> dict[str, tuple[list[str], list[str]]]:
         includes = run("pkg-config", "--cflags-only-I", "--silence-errors", "libjpeg").split()
         folders = run("pkg-config", "--libs-only-L", "libjpeg").split()
     for prefix in (os.environ.get("CONDA_PREFIX"), sys.base_prefix):
-        if prefix and Path(prefix, "conda-meta").is_dir():
+        is_conda = prefix and Path(prefix, "conda-meta").exists()
+        if is_conda and Path(prefix, "include", "jpeglib.h").exists():
             includes.append(f"-I{prefix}/include")
             folders.append(f"-L{prefix}/lib")
     named = [word[2:] for word in words("LDFLAGS") + folders if word.startswith("-L")]
     named += filter(None, os.environ.get("LIBRARY_PATH", "").split(":"))
     rpath = [f"-Wl,-rpath,{folder}" for folder in named if Path(folder, "libjpeg.so").exists()]
     jpeg = ["-DFASTLOAD_JPEG", *includes]
+    archive = f"{folders[0][2:]}/libjpeg.a" if folders else "-l:libjpeg.a"
     return {
-        "with its own libjpeg-turbo": (jpeg, [*folders, "-l:libjpeg.a", "-Wl,--exclude-libs,ALL"]),
-        "with the system's libjpeg-turbo": (jpeg, [*folders, *rpath[:1], "-ljpeg"]),
+        "with libjpeg-turbo inside": (jpeg, [archive, "-Wl,--exclude-libs,ALL"]),
+        "with a shared libjpeg-turbo": (jpeg, [*folders, *rpath[:1], "-ljpeg"]),
         "without libjpeg-turbo": ([], []),
     }
 

@@ -103,8 +103,8 @@ HOW = {
     "last": "channels-last",
     "planes region": "planes, region decoder",
     "last region": "channels-last, region decoder",
-    "planes torch": "planes, without Numba",
-    "last torch": "channels-last, without Numba",
+    "planes torch": "planes, without kernels",
+    "last torch": "channels-last, without kernels",
 }
 
 
@@ -219,9 +219,7 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def prepare(*, smoke: bool) -> None:
-    """Make images, packed sets and kernels, so that no measured process has to; import nothing of a peer."""
-    command = [sys.executable, "-m", "fastload", "env", "--compile"]
-    subprocess.run(command, capture_output=True, check=True)
+    """Make images and packed sets, so that no measured process has to; import nothing of a peer."""
     root = tree(SMOKE_COUNT if smoke else COUNT)
     for it in CONTENDERS:
         if it.group == "files" or reason(it):

@@ -41,7 +41,7 @@ AREAS = {
     "Reports and checks": "tests/telemetry/* tests/promises/test_telemetry_scenarios tests/test_check",
     "Datasets that fill rows": "tests/promises/test_filled_{rows,rows_broken,images}",
     "Images": """tests/image/test_{plans,pixels,decode,region_decoder} tests/promises/test_plans_in_the_loader
-        tests/image/test_{kernels_build,*} benchmarks/decode""",
+        tests/image/test_{kernels_installation,*} benchmarks/decode""",
     "Packed sets": """tests/datasets/test_packed tests/promises/test_{packed_damage,packed_packing,damaged_files}
         tests/test_windowed_shuffle tests/datasets/test_staging benchmarks/packing""",
     "Other datasets": "tests/datasets/test_{image_files,mnist,synthetic,parquet}",

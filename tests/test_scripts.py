@@ -7,6 +7,7 @@ down what it is asked to do instead of installing or running it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -23,7 +24,9 @@ import yaml
 from scripts import _suite
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check")]
+SCRIPTS = [
+    ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check", "sanitize")
+]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -33,7 +36,7 @@ case "$*" in
 "-m pip --version") exit 0 ;;
 esac
 said=""
-for name in FASTLOAD_TEST_COPY_DATASET FASTLOAD_KERNELS FASTLOAD_REGION_DECODE; do
+for name in FASTLOAD_TEST_COPY_DATASET FASTLOAD_KERNELS; do
     if [[ -n "${{!name:-}}" ]]; then said+="$name=${{!name}} "; fi
 done
 echo "$said$*" >>{log}
@@ -49,7 +52,7 @@ fi
 """
 
 
-WAYS = ("FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE")
+WAYS = ("FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS")
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,13 @@ class Checkout:
         asked = log.read_text().replace(str(self.root), "ROOT").splitlines()
         return run.returncode, run.stdout, asked
 
+    def build_kernels(self) -> None:
+        """Leave what setup.py does: a library that says which sources it is of."""
+        folder = self.root / "fastload" / "image" / "kernels"
+        content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.[ch]")))
+        built = f"{hashlib.sha256(content).hexdigest()} with a shared libjpeg-turbo"
+        (folder / "_kernels.so").write_text(built)
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
@@ -86,12 +96,19 @@ def checkout(tmp_path: Path) -> Checkout:
     (root / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "imports.py", root / "tests")
     shutil.copy(ROOT / "pyproject.toml", root)
+    shutil.copy(ROOT / "setup.py", root)
+    kernels = root / "fastload" / "image" / "kernels"
+    kernels.mkdir(parents=True)
+    for name in ("a.c", "b.c", "a.h"):
+        (kernels / name).write_text(f"/* {name} */")
     python = root / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     quoted = {"log": root / "log", "constraints": root / "constraints", "python": sys.executable}
     python.write_text(FAKE_PYTHON.format(**{k: f"'{v}'" for k, v in quoted.items()}))
     python.chmod(0o755)
-    return Checkout(root)
+    made = Checkout(root)
+    made.build_kernels()
+    return made
 
 
 def installations(asked: list[str]) -> list[str]:
@@ -144,7 +161,7 @@ def test_everything_has_the_slow_tests_and_each_variant() -> None:
     assert "slow" in steps[2].arguments
     assert steps[3:] == [step for variant in _suite.VARIANTS for step in variant]
     settings = {name for step in steps for name in step.environment}
-    assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE"}
+    assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS"}
 
 
 @pytest.fixture
@@ -212,15 +229,64 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     assert "Run the same command again" in output
     kept = (checkout.root / "constraints").read_text().split()
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
-    everything = "ROOT[images,kernels,arrow,bench,stream,tensorboard,docs,dev]"
+    everything = "ROOT[images,arrow,bench,stream,tensorboard,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
     assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
-    assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,kernels,bench]"]
+    assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
     rest = "ROOT[arrow,stream,tensorboard,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
+
+
+BUILD = "setup.py --quiet build_ext --inplace"
+
+
+@pytest.mark.parametrize("changed", ["b.c", "a.h", "../../../setup.py", "_kernels.so"])
+def test_kernels_are_built_again_if_their_sources_change(checkout: Checkout, changed: str) -> None:
+    assert BUILD not in checkout.run("scripts/demo")[2]
+    with (checkout.root / "fastload" / "image" / "kernels" / changed).open("a") as file:
+        file.write("/* changed */")
+    if changed == "_kernels.so":
+        Path(file.name).unlink()
+    status, _, asked = checkout.run("scripts/demo")
+    assert (status, asked[0], installations(asked)) == (0, BUILD, [])
+    checkout.build_kernels()
+    assert BUILD not in checkout.run("scripts/demo")[2]
+
+
+def test_kernels_that_cannot_be_built_are_told_and_all_goes_on(checkout: Checkout) -> None:
+    checkout.run("scripts/demo")
+    (checkout.root / "fastload" / "image" / "kernels" / "a.c").write_text("")
+    asked = checkout.run("scripts/demo", FAIL_ON="build_ext")[2]
+    assert installations(asked) == ["ROOT"], "pip brings a setuptools that can build"
+    status, output, asked = checkout.run("scripts/demo", FAIL_ON="e")
+    assert "fastload: continuing without new image kernels: " in output
+    assert (status, asked[-1][:20]) == (1, "-m fastload images R"), (
+        "the demo went on, until it failed"
+    )
+
+
+@pytest.mark.parametrize("user", ["0", "1000"])
+def test_a_missing_compiler_is_installed_by_root_and_told_to_others(
+    checkout: Checkout, user: str
+) -> None:
+    programs = checkout.root / "programs"
+    programs.mkdir()
+    (programs / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (programs / "apt-get").write_text(f"#!/bin/sh\necho apt-get $* >>'{checkout.root}/log'\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    (checkout.root / "fastload" / "image" / "kernels" / "_kernels.so").unlink()
+    path = f"{programs}:{os.environ['PATH']}"
+    status, output, asked = checkout.run("scripts/test", "-x", PATH=path)
+    assert (status, asked[-1]) == (0, "-m pytest -x")
+    packages = "gcc libc6-dev libjpeg-dev"
+    assert (f"On Debian and Ubuntu, run apt-get install {packages}\n" in output) == (user != "0")
+    installed = [line for line in asked if line.startswith("apt-get install")]
+    assert [line.endswith(packages) for line in installed] == [True] * (user == "0")
+    assert asked.count(BUILD) == (2 if user == "0" else 1)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +300,7 @@ def test_a_new_environment_sees_the_torch_of_its_python(
     code, _, asked = checkout.run("scripts/demo", FASTLOAD_PYTHON=python, **new)
     assert code == 0
     assert asked[0] == f"-m venv{options} ROOT/new"
-    assert installations(asked) == ["ROOT[images,kernels,bench]"]
+    assert installations(asked) == ["ROOT[images,bench]"]
 
 
 def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout: Checkout) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import struct
 import time
 import warnings
 from collections import Counter
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageFile
+from PIL import Image, ImageFile
 
 from fastload._kit.torch_private import resize_antialiased
 from fastload.errors import DecodeError
@@ -47,25 +48,33 @@ def jpeg(pixels: Pixels, subsampling: str = "420", quality: int = 90) -> bytes:
     return content
 
 
-def with_segment(content: bytes, exif: bytes, marker: int = 0xE1) -> bytes:
+def with_segment(content: bytes, segment: bytes, marker: int = 0xE1) -> bytes:
     """Return a JPEG with one more segment before all others."""
-    return (
-        content[:2]
-        + bytes([0xFF, marker])
-        + (len(exif) + 2).to_bytes(2, "big")
-        + exif
-        + content[2:]
+    head = bytes([0xFF, marker]) + (len(segment) + 2).to_bytes(2, "big")
+    return content[:2] + head + segment + content[2:]
+
+
+ORIENTATION, ASCII, SHORT, LONG = 0x0112, 2, 3, 4
+
+
+def directory(*entries: tuple[int, int, int, int], order: str = "<", more: bytes = b"") -> bytes:
+    """Return a segment of EXIF with entries of tag, type, count and value, and then `more` bytes."""
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "LH", 8, len(entries))
+    packed = [
+        struct.pack(order + ("HHLHxx" if entry[1] == SHORT else "HHLL"), *entry)
+        for entry in entries
+    ]
+    return b"Exif\0\0" + head + b"".join(packed) + bytes(4) + more
+
+
+def exif_of(tag: int, order: str = "<") -> bytes:
+    """Return a segment of EXIF with the name of a camera, an orientation and a size."""
+    entries = (
+        (0x0110, ASCII, 9, 8 + 2 + 3 * 12 + 4),
+        (ORIENTATION, SHORT, 1, tag),
+        (0xA002, LONG, 1, 9),
     )
-
-
-def exif_of(tag: Any, order: str = "<", **more: Any) -> bytes:
-    """Return a segment of EXIF with an orientation, and other tags by name."""
-    exif = Image.Exif()
-    exif.endian = order
-    exif[ExifTags.Base.Orientation] = tag
-    for name, value in more.items():
-        exif[ExifTags.Base[name]] = value
-    return exif.tobytes()
+    return directory(*entries, order=order, more=b"A camera\0")
 
 
 def intact(random: Random) -> bytes:
@@ -73,8 +82,8 @@ def intact(random: Random) -> bytes:
     content = _plain(random)
     if random.random() < 0.5:
         return content
-    tag, order = int(random.integers(0, 10)), random.choice(["<", ">"])
-    return with_segment(content, exif_of(tag, order, Make="A maker", Model="A model"))
+    tag, order = int(random.integers(0, 10)), str(random.choice(["<", ">"]))
+    return with_segment(content, exif_of(tag, order))
 
 
 def _plain(random: Random) -> bytes:

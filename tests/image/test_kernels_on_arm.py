@@ -239,7 +239,8 @@ def any_plan(draw: random.Random, most: int) -> Plan:
     if kind is Resize:
         return Resize(size, **common)
     if kind is ResizeCenterCrop:
-        before = draw.choice([draw.randint(1, 80), (draw.randint(1, most), draw.randint(1, most))])
+        both = draw.randint(1, most), draw.randint(1, most)
+        before: Any = draw.choice([draw.randint(1, 80), both])
         return ResizeCenterCrop(before, size, **common)
     low = draw.uniform(0.01, 1.0)
     ratio = draw.uniform(0.2, 1.5)

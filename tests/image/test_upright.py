@@ -1,6 +1,6 @@
 """Promises:
 - The kernels turn JPEGs by the EXIF orientation that Pillow finds, or leave the image to Python.
-- The pixels are those of the ordinary way.
+- An image that the kernels turned has the pixels of the ordinary way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.decode import orientation
 from fastload.image.kernels.tables import DAMAGED, DONE
 from fastload.image.plans import Plan
-from tests.image.jpeg_fuzz import exif_of, jpeg, with_segment
+from tests.image.jpeg_fuzz import (
+    ASCII,
+    LONG,
+    ORIENTATION,
+    SHORT,
+    directory,
+    exif_of,
+    jpeg,
+    with_segment,
+)
 from tests.image.kernel_runs import Trial
 from tests.image.photographs import encoded, photographs
 
@@ -37,7 +46,7 @@ def crop(size: tuple[int, int] = (40, 30), **options: Any) -> Plan:
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("tag", range(1, 9))
 def test_each_orientation(tag: int, order: str, trial: Trial) -> None:
-    exif = exif_of(tag, order, Make="A maker of cameras", XResolution=72.0)
+    exif = exif_of(tag, order)
     for number, subsampling in enumerate(("444", "422", "420", "440", "411")):
         content = with_segment(jpeg(PHOTOGRAPH, subsampling), exif)
         assert orientation(content, name="a.jpg") == tag
@@ -85,17 +94,6 @@ def test_a_small_arena_says_what_turning_needs(trial: Trial) -> None:
 # ---- segments ----
 
 
-def directory(*entries: tuple[int, int, int, int], order: str = "<") -> bytes:
-    """A segment of EXIF with entries of tag, type, count and value."""
-    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "LH", 8, len(entries))
-    packed = [
-        struct.pack(order + ("HHLHxx" if entry[1] == SHORT else "HHLL"), *entry)
-        for entry in entries
-    ]
-    return b"Exif\0\0" + head + b"".join(packed) + bytes(4)
-
-
-ORIENTATION, SHORT, LONG = 0x0112, 3, 4
 XMP = b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'
 KNOWN: dict[str, tuple[bytes, int]] = {
     "no orientation": (directory((0x0100, LONG, 1, 7)), 1),
@@ -116,7 +114,7 @@ ODD: dict[str, Callable[[], bytes]] = {
         JPEG, directory((ORIENTATION, SHORT, 1, 6), (ORIENTATION, SHORT, 1, 3))
     ),
     "a value beyond the end": lambda: with_segment(
-        JPEG, directory((0x010F, 2, 100, 8), (ORIENTATION, SHORT, 1, 6))
+        JPEG, directory((0x010F, ASCII, 100, 8), (ORIENTATION, SHORT, 1, 6))
     ),
     "an unknown type": lambda: with_segment(JPEG, directory((0x010F, 99, 1, 8))),
     "a cut directory": lambda: with_segment(JPEG, exif_of(6)[:-8]),

@@ -45,8 +45,8 @@ static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
     return found;
 }
 
-/* Pillow joins several segments of EXIF. If there is no tag in them, it searches the XMP. It refuses some short segments,
- * and images in which the segment of a multi-picture file is damaged. */
+/* Pillow joins several segments of EXIF. If there is no tag in them, it searches the XMP. It refuses some short
+ * segments, and images in which the segment of a multi-picture file is damaged. */
 int orientation(const uint8_t *payload, const uint8_t *scan)
 {
     enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };

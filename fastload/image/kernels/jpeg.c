@@ -1,6 +1,6 @@
 /* Decodes the box of a JPEG with libjpeg-turbo: no columns beyond its margin, no rows below it, at a scaled size.
  *
- * Whatever libjpeg objects to or warns of, and whatever this file was not tested with, is DAMAGED: Python decodes it. */
+ * Whatever libjpeg objects to or warns of is DAMAGED, and so are kinds that were not tested: Python decodes them. */
 
 #include "kernels.h"
 
@@ -40,7 +40,7 @@ static bool is_mirrored(int tag) { return tag == 2 || tag == 3 || tag == 6 || ta
 
 struct box { int64_t top, left, height, width; };
 
-/* All that a jump out of libjpeg must not lose. It is in the frame of `render_jpeg`, below the one that is jumped to. */
+/* All that a jump out of libjpeg must not lose. It is in the frame of `render_jpeg`, which the jump does not touch. */
 struct decoder {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
@@ -68,18 +68,16 @@ const char *jpeg_library(void) { return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_V
  * samples than the others: twice as many in one direction or in both, or four times as many in one. */
 static bool is_plain(j_decompress_ptr jpeg)
 {
-    if (jpeg->num_components == 1) {
-        if (jpeg->jpeg_color_space != JCS_GRAYSCALE)
-            return false;
-    } else if (jpeg->num_components != 3 || (jpeg->jpeg_color_space != JCS_YCbCr && jpeg->jpeg_color_space != JCS_RGB)) {
+    J_COLOR_SPACE space = jpeg->jpeg_color_space;
+    bool is_grey = jpeg->num_components == 1 && space == JCS_GRAYSCALE;
+    if (!is_grey && (jpeg->num_components != 3 || (space != JCS_YCbCr && space != JCS_RGB)))
         return false;
-    }
     /* A lossless image has another spectrum. */
     if (jpeg->data_precision != 8 || jpeg->progressive_mode || jpeg->arith_code || jpeg->Ss != 0 || jpeg->Se != 63)
         return false;
     const jpeg_component_info *component = jpeg->comp_info;
     int across = component->h_samp_factor, down = component->v_samp_factor;
-    if (jpeg->num_components == 1)
+    if (is_grey)
         return across == 1 && down == 1;
     for (int other = 1; other < 3; other++)
         if (component[other].h_samp_factor != 1 || component[other].v_samp_factor != 1)
@@ -276,7 +274,10 @@ static enum state decode(struct decoder *decoder)
         return DAMAGED; /* never: at each scale the box has at least a row and a column */
     struct box stored = stored_box(box, height, width, tag);
     int64_t first = crop_columns(jpeg, stored.left, stored.width);
-    int64_t stride = 3 * (int64_t)jpeg->output_width;
+    int64_t columns = jpeg->output_width, stride = 3 * columns;
+    if (stored.left < first || stored.left + stored.width > first + columns)
+        return DAMAGED; /* never: libjpeg decodes more columns than it was asked for, not fewer */
+    /* So the box is inside this memory. Of each row, libjpeg writes `output_width` pixels. */
     uint8_t *decoded = take(decoder->arena, stored.height * stride);
     uint8_t *turned = tag > 1 ? take(decoder->arena, box.height * box.width * 3) : NULL;
     lay_out(&decoder->work, image, decoder->plan, box.height, box.width, decoder->arena);
@@ -296,9 +297,6 @@ static enum state decode(struct decoder *decoder)
 
 /* ---- errors ---- */
 
-/* libjpeg calls no other function of its error manager. `jpeg_std_error` would also set those that print to stderr. With
- * them, Debian's libjpeg.a cannot be linked into a shared object. */
-
 /* libjpeg's `error_exit`, which must not return. */
 static void leave(j_common_ptr jpeg) { longjmp(*(jmp_buf *)jpeg->client_data, 1); }
 
@@ -314,8 +312,8 @@ static void forget(j_common_ptr jpeg) { (void)jpeg; }
 
 /* Decodes, or returns DAMAGED if libjpeg objects.
  *
- * No variable here or in `render_jpeg` has an undefined value after the jump. Here only `decoder` is read then, which is
- * never assigned. The struct it points to is not in this frame, so it keeps what was stored before the jump. */
+ * No variable here or in `render_jpeg` has an undefined value after the jump. Only `decoder` could be read here then,
+ * and it is never assigned. The struct it points to is not in this frame, so it keeps what was stored before. */
 static enum state decode_or_return_here(struct decoder *decoder)
 {
     if (setjmp(decoder->jump))
@@ -327,6 +325,8 @@ void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *pa
 {
     int64_t began = nanoseconds();
     struct decoder decoder = {.image = image, .plan = plan, .payload = payload, .arena = arena};
+    /* libjpeg calls no other function of its error manager. `jpeg_std_error` would also set those that print to stderr.
+     * With them, Debian's libjpeg.a cannot be linked into a shared object. */
     decoder.errors.error_exit = leave;
     decoder.errors.emit_message = leave_if_warned;
     decoder.errors.reset_error_mgr = forget;
