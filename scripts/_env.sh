@@ -127,16 +127,21 @@ built = hashlib.sha256(content).hexdigest() + " with "
 sys.exit(built.encode() not in (here / "_kernels.so").read_bytes())' "$folder" 2>/dev/null
 }
 
-# Builds the image kernels, unless they are built. If that fails, everything works without them.
+# Builds the image kernels, unless they are built. If that fails, everything works without them. An environment whose
+# setuptools is too old, or missing, gets a new one from pip for the build.
 build_kernels() {
     local messages
     if kernels_are_built; then
         return
     fi
     messages="$(mktemp)"
-    if ! "$PYTHON" -m pip install --disable-pip-version-check --verbose --no-deps --editable "$ROOT" \
-        >"$messages" 2>&1 </dev/null; then
+    if ! (cd "$ROOT" && "$PYTHON" setup.py --quiet build_ext --inplace) >"$messages" 2>&1 </dev/null &&
+        ! "$PYTHON" -m pip install --disable-pip-version-check --verbose --no-deps --editable "$ROOT" \
+            >"$messages" 2>&1 </dev/null; then
         echo "fastload: continuing without new image kernels: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
+    fi
+    if [[ ! -e "$ROOT/fastload/image/kernels/_kernels.so" ]]; then
+        { grep ' error: ' "$messages" || true; } | tail -n 1 >&2
     fi
     sed -n 's/^ *\(fastload: \)/\1/p' "$messages" >&2
     rm -f "$messages"

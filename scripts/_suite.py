@@ -89,7 +89,7 @@ VARIANTS = (
             (*QUICK, *IMAGES, "tests/promises/test_filled_images.py"),
             {"FASTLOAD_KERNELS": "0"},
         ),
-        Step("images with the region decoder", (*QUICK, *IMAGES), {"FASTLOAD_REGION_DECODE": "1"}),
+        Step("images by plain kernels", (*QUICK, *IMAGES), {"FASTLOAD_KERNELS": "plain"}),
         Step("images under the sanitizers", (), command=["bash", "scripts/sanitize"]),
     ],
     [in_python("3.12")],

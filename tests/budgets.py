@@ -29,22 +29,22 @@ BUDGETS = {
     "fastload/integrations": 184,
     "fastload/bench": 1_192,
     "fastload/check": 678,
-    "fastload/cli": 2_300,
+    "fastload/cli": 2_283,
     "fastload/compat": 441,
     "fastload/datasets": 1_668,
-    "fastload/datasets/packed": 1_719,
+    "fastload/datasets/packed": 1_717,
     "fastload/distributed": 1_713,
     "fastload/elastic": 713,
     "fastload/flow": 1_113,
-    "fastload/image": 1_285,
-    "fastload/image/kernels": 2_055,
-    "kernels in C": 1_700,
+    "fastload/image": 985,
+    "fastload/image/kernels": 160,
+    "kernels in C": 1_650,
     "fastload/measure": 773,
     "fastload/parameters": 2_289,
     "fastload/store": 3_206,
     "fastload/stream": 1_058,
     "fastload/train": 1_261,
-    "benchmarks": 3_378,
+    "benchmarks": 3_376,
     # parts of their own, and parts to come
     "process workers": 1_534,
     "verdicts and allow list": 1_546,
@@ -125,7 +125,9 @@ def lines_of_code(path: Path) -> set[int]:
 
 
 def lines_of_c(source: str) -> set[int]:
-    blanked = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL)
+    blanked = re.sub(
+        r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL
+    )
     return {number for number, line in enumerate(blanked.splitlines(), 1) if line.strip()}
 
 

@@ -25,7 +25,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import DONE, IMAGE, UNDECIDED
-from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.plan_tables import plan_table
+from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 
 # Height and width of the images.
 _SIDES = ((1, 1), (1, 90), (77, 1), (40, 64), (131, 97), (64, 300))

@@ -120,43 +120,42 @@ class Render:
             read: returns the bytes of image k, checked. They are valid until the next call.
             place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
         """
-        if self._kernels is None or not self._decodes_boxes(self._kernels):
-            return self._decode_each(read)
-        images = self._images()
-        place(images)
-        self._call(self._kernels.jpeg_run, images.ctypes.data, len(images))
-        return self._missing(images)
+        return self._encoded("jpeg_run", read, place)
 
-    def _decode_each(self, read: Callable[[int], Encoded]) -> list[int]:
-        """Render images from encoded files, each decoded in Python."""
+    def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
+        """Render images from the files at `paths`. `read` is as in `encoded`."""
+        names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
+        ends = np.cumsum([len(path) + 1 for path in paths])
+
+        def place(images: NDArray[Any]) -> None:
+            images["file"], images["checksum"] = -1, -1
+            images["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
+
+        return self._encoded("file_run", read, place)
+
+    def _encoded(
+        self, entry: str, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None]
+    ) -> list[int]:
         if self._kernels is None:
             return self._by_torch(
                 lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
             )
         images = self._images()
+        rest = np.arange(len(images))
+        if self._plan.region_decode and self._kernels.libjpeg is not None:
+            place(images)
+            self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
+            # Other formats, unusual JPEGs and damage are left to Python.
+            rest = np.flatnonzero(images["state"] == tables.DAMAGED)
+            images["state"][rest] = tables.DONE
         table = images.view(np.int64).reshape(len(images), -1)
-        for k in range(len(images)):
+        for k in rest.tolist():
             try:
                 self._decode(k, table, read)
             except Exception:
                 # Whatever the error is, reading this image alone raises it again.
                 images[k]["state"] = tables.DAMAGED
         return self._missing(images)
-
-    def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
-        """Render images from the files at `paths`. `read` is as in `encoded`."""
-        if self._kernels is None or not self._decodes_boxes(self._kernels):
-            return self._decode_each(read)
-        images = self._images()
-        names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
-        ends = np.cumsum([len(path) + 1 for path in paths])
-        images["file"], images["checksum"] = -1, -1
-        images["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
-        self._call(self._kernels.file_run, images.ctypes.data, len(images))
-        return self._missing(images)
-
-    def _decodes_boxes(self, ready: kernels.Kernels) -> bool:
-        return self._plan.region_decode and ready.libjpeg is not None
 
     def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
         """Decode as much of image k as its box needs, and render its row by the kernel."""

@@ -44,7 +44,11 @@ def test_a_line_says_which_kernels_make_images_or_how_to_get_them(
     def said(**environ: str) -> list[str]:
         kernels._loaded.cache_clear()
         starts = "image kernels: ", "region decoder: "
-        return [line for line in lines(**environ) if line.partition("rank 0 of 1: ")[2].startswith(starts)]
+        return [
+            line
+            for line in lines(**environ)
+            if line.partition("rank 0 of 1: ")[2].startswith(starts)
+        ]
 
     assert said(FASTLOAD_KERNELS="0") == [
         "rank 0 of 1: image kernels: off: FASTLOAD_KERNELS=0",

@@ -59,7 +59,9 @@ PLANS: dict[str, Any] = {
     "crop": CROP,
     "crop, float32": RandomResizedCrop((40, 56), flip=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "crop, last": RandomResizedCrop(48, flip=0.5, channels_last=True),
-    "crop, whole decode": RandomResizedCrop(48, flip=0.5, scaled_decode=False),
+    "crop, full scale": RandomResizedCrop(48, flip=0.5, scaled_decode=False),
+    "crop, whole decode": RandomResizedCrop(48, flip=0.5, region_decode=False),
+    "crop, upright": RandomResizedCrop(48, flip=0.5, upright=True),
     "resize": Resize((40, 56)),
     "resize, float32": Resize((56, 40), mean=IMAGENET_MEAN, std=IMAGENET_STD),
     "center crop": ResizeCenterCrop(64, 48),
@@ -335,7 +337,6 @@ READ_ALONE: dict[str, Callable[[Path], Any]] = {
     "plan": lambda path: ImageFileList(path, transform=OwnPlan(48)),
     "function": lambda path: ImageFileList(path, transform=transform_of_the_users),
     "target": lambda path: ImageFileList(path, transform=CROP, target_transform=lambda k: -k),
-    "upright": lambda path: ImageFileList(path, transform=Resize((48, 48), upright=True)),
     "varying": lambda path: Subset(ImageFileList(path, transform=Resize(48)), [0]),
 }
 

@@ -9,16 +9,11 @@ torch's own kernels give the same pixels, to the bit. `state()` and `fastload en
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import json
 import os
-import shlex
-import sys
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
-
-from fastload.image.kernels import tables
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 
@@ -39,12 +34,12 @@ class Kernels:
     crc32: Entry
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raise Unavailable if the library was built from other sources."""
+        """Raise Unavailable if the library was built from other sources than those beside it."""
+        built_from = ctypes.c_char * 64
+        if built_from.in_dll(library, "built_from").value.decode() != _sources():
+            raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
         for name, count in _ARGUMENTS.items():
             setattr(self, name, _entry(library, name, count))
-        sizes = tables.IMAGE.itemsize, tables.PLAN.itemsize
-        if (_entry(library, "image_bytes")(), _entry(library, "plan_bytes")()) != sizes:
-            raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
         if os.environ.get("FASTLOAD_KERNELS") == "plain":
             _entry(library, "use_plain", 1)(1)
         self.passes = _text(library, "passes_name") or ""
@@ -63,7 +58,7 @@ def _loaded() -> Kernels | str:
     if (switch := os.environ.get("FASTLOAD_KERNELS", "1")) in ("0", "off", "no", "false"):
         return f"off: FASTLOAD_KERNELS={switch}"
     if not LIBRARY.exists():
-        return f"off: fastload was installed without a C compiler. Install one, then: {_remedy()}"
+        return f"off: fastload was installed without a C compiler that works. With one: {_remedy()}"
     try:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except Unavailable as error:
@@ -91,8 +86,8 @@ def decoder_state() -> str:
         return "off without the image kernels"
     if found.libjpeg is None:
         return (
-            "off: fastload was installed without the headers of libjpeg-turbo. Install them (Debian: "
-            f"libjpeg62-turbo-dev), then: {_remedy()}"
+            "off: fastload was installed without the headers of libjpeg-turbo. With them (Debian: "
+            f"libjpeg-dev): {_remedy()}"
         )
     return f"on ({found.libjpeg})"
 
@@ -109,15 +104,33 @@ def _text(library: ctypes.CDLL, name: str) -> str | None:
     return ctypes.string_at(address).decode() if address else None
 
 
+def _sources() -> str:
+    """Return the hash of the sources that setup.py writes into the library."""
+    paths = sorted(path for path in LIBRARY.parent.iterdir() if path.suffix in (".c", ".h"))
+    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
 def _remedy() -> str:
     """Return the command that installs fastload again from where it came from, and nothing else."""
-    options, source = "", "fastload"
-    try:
-        found = importlib.metadata.distribution("fastload").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found and (origin := json.loads(found)).get("url", "").startswith("file://"):
-        source = origin["url"].removeprefix("file://")
-        options = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    python = shlex.quote(sys.executable)
-    return f"{python} -m pip install --force-reinstall --no-deps --no-binary fastload {options}{shlex.quote(source)}"
+    import importlib.metadata
+    import json
+    import shlex
+    import sys
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    command = [
+        sys.executable,
+        *["-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-cache-dir"],
+    ]
+    for found in importlib.metadata.distributions(name="fastload"):
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        url = urlsplit(origin.get("url", ""))
+        if url.scheme == "file":
+            editable = ["--editable"] if origin.get("dir_info", {}).get("editable") else []
+            return shlex.join([*command, *editable, url2pathname(url.path)])
+        if version := origin.get("vcs_info"):
+            return shlex.join(
+                [*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"]
+            )
+    return shlex.join([*command, "--no-binary", "fastload", "fastload"])

@@ -150,7 +150,3 @@ ENTRY use_plain(int64_t plain)
 /* Returns the addresses of a name: of the passes, and of libjpeg or 0. */
 ENTRY passes_name(void) { return (int64_t)(uintptr_t)passes()->name; }
 ENTRY jpeg_name(void) { return (int64_t)(uintptr_t)jpeg_library(); }
-
-/* Returns the size of a row of `struct image`, and of a plan. */
-ENTRY image_bytes(void) { return sizeof(struct image); }
-ENTRY plan_bytes(void) { return sizeof(struct plan); }
