@@ -30,8 +30,8 @@ struct memory { uint8_t *end; int64_t bytes; };
 
 static uint8_t *last(struct memory *memory, int64_t bytes)
 {
-    if (memory->bytes < bytes) {
-        int64_t room = (bytes + PAGE - 1) / PAGE * PAGE;
+    if (memory->end == NULL || memory->bytes < bytes) {
+        int64_t room = (bytes / PAGE + 1) * PAGE;
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         uint8_t *begin = mmap(NULL, (size_t)room + 2 * PAGE, PROT_NONE, flags, -1, 0);
         if (begin == MAP_FAILED || mprotect(begin + PAGE, (size_t)room, PROT_READ | PROT_WRITE))
