@@ -203,8 +203,9 @@ def test_flags_of_the_environment_are_kept_but_cannot_change_the_rounding(place:
 def test_kernels_run_without_sources_but_not_beside_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / kernels.LIBRARY.name)
-    library = ctypes.CDLL(str(shutil.copy(kernels.LIBRARY, tmp_path)))
+    copied = Path(shutil.copy(kernels.LIBRARY, tmp_path))
+    monkeypatch.setattr(kernels, "LIBRARY", copied)
+    library = ctypes.CDLL(str(copied))
     assert kernels.Kernels(library).passes
     (tmp_path / "draws.c").write_text("changed")
     with pytest.raises(kernels.Unavailable, match="built from other sources"):
