@@ -36,7 +36,8 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raise Unavailable if the library was built from other sources than those beside it."""
         built_from = ctypes.c_char * 64
-        if built_from.in_dll(library, "built_from").value.decode() != _sources():
+        built = built_from.in_dll(library, "built_from").value.decode()
+        if (sources := _sources()) and built != sources:
             raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
         for name, count in _ARGUMENTS.items():
             setattr(self, name, _entry(library, name, count))
@@ -105,13 +106,13 @@ def _text(library: ctypes.CDLL, name: str) -> str | None:
 
 
 def _sources() -> str:
-    """Return the hash of the sources that setup.py writes into the library."""
+    """Return the hash of the sources that setup.py writes into the library, or "" in a wheel, which has none."""
     paths = sorted(path for path in LIBRARY.parent.iterdir() if path.suffix in (".c", ".h"))
-    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths else ""
 
 
 def _remedy() -> str:
-    """Return the command that installs fastload again from where it came from, and nothing else."""
+    """Return the command that installs fastload again from where its sources are, and nothing else."""
     import importlib.metadata
     import json
     import shlex
@@ -119,18 +120,17 @@ def _remedy() -> str:
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
-    command = [
-        sys.executable,
-        *["-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-cache-dir"],
-    ]
+    options = "--force-reinstall", "--no-deps", "--no-cache-dir"
+    command = [sys.executable, "-m", "pip", "install", *options]
+    if LIBRARY.with_name("kernels.h").exists():  # a clone, whatever else is installed
+        return shlex.join([*command, "--editable", str(LIBRARY.parents[3])])
+    origin = {}
     for found in importlib.metadata.distributions(name="fastload"):
         origin = json.loads(found.read_text("direct_url.json") or "{}")
-        url = urlsplit(origin.get("url", ""))
-        if url.scheme == "file":
-            editable = ["--editable"] if origin.get("dir_info", {}).get("editable") else []
-            return shlex.join([*command, *editable, url2pathname(url.path)])
-        if version := origin.get("vcs_info"):
-            return shlex.join(
-                [*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"]
-            )
-    return shlex.join([*command, "--no-binary", "fastload", "fastload"])
+        break
+    url = urlsplit(origin.get("url", ""))
+    if version := origin.get("vcs_info"):
+        return shlex.join([*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"])
+    if url.scheme == "file" and not url.path.endswith(".whl"):
+        return shlex.join([*command, url2pathname(url.path)])
+    return f"{shlex.join(command)} FOLDER, with the folder of a clone of fastload"
