@@ -34,9 +34,9 @@ class Kernels:
     crc32: Entry
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raise Unavailable if the library was built from other sources than those beside it."""
-        built_from = ctypes.c_char * 64
-        if built_from.in_dll(library, "built_from").value.decode() != _sources():
+        """Raise Unavailable if the library was built from other sources than those beside it. A wheel has none."""
+        sources = _sources()
+        if sources and _built_from(library) != sources:
             raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
         for name, count in _ARGUMENTS.items():
             setattr(self, name, _entry(library, name, count))
@@ -105,9 +105,17 @@ def _text(library: ctypes.CDLL, name: str) -> str | None:
 
 
 def _sources() -> str:
-    """Return the hash of the sources that setup.py writes into the library."""
+    """Return the hash of the sources that setup.py writes into the library, or "" if there are none here."""
     paths = sorted(path for path in LIBRARY.parent.iterdir() if path.suffix in (".c", ".h"))
-    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths else ""
+
+
+def _built_from(library: ctypes.CDLL) -> str:
+    """Return the hash in the library, or "" if it has none."""
+    try:
+        return (ctypes.c_char * 64).in_dll(library, "built_from").value.decode("ascii", "replace")
+    except ValueError:
+        return ""
 
 
 def _remedy() -> str:
