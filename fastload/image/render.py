@@ -189,8 +189,8 @@ class Render:
 
     def _call(self, entry: Callable[..., int], images: int, count: int) -> None:
         """Call a kernel for `count` images of a table. It releases the GIL."""
-        arena = _scratch.address, _scratch.arena.nbytes
-        _scratch.grow(entry(images, count, self._table.address, *arena))
+        arena = _scratch.arena  # a reference: at the interpreter's exit, `_scratch` goes while daemon threads run on
+        _scratch.grow(entry(images, count, self._table.address, _scratch.address, arena.nbytes))
 
     def _images(self) -> NDArray[Any]:
         """Return a table of the run's images, with their keys and rows."""
@@ -276,9 +276,12 @@ class _Scratch(threading.local):
         self.grow(4 * 1024 * 1024)
 
     def grow(self, nbytes: int) -> None:
-        """Allocate room for an image that needs `nbytes`, if that is not too much."""
+        """Allocate room for an image that needs `nbytes`, if that is not too much. The rows of its run are valid."""
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
-            whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
+            try:
+                whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
+            except MemoryError:
+                return
             self.arena = whole[-whole.ctypes.data % 64 :]
             self.address = self.arena.ctypes.data
 
