@@ -1,19 +1,26 @@
 """Promises:
-- A thread's scratch memory lives as long as the run that uses it. If it cannot grow, the run's rows are valid nevertheless.
+- A thread's scratch memory lives as long as the run that uses it. If it cannot grow, the run's rows are valid.
+- Time that the kernels spend on images that they leave to Python is counted, and each sample once.
 - What fills rows takes the same arguments of a plan as what reads samples one by one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fastload.image import Plan, RandomResizedCrop, Resize, render
+from fastload.image import kernels as package
 from fastload.image.kernels import Kernels
+from fastload.image.kernels.tables import IMAGE
 from tests.image.kernel_runs import by_torch
 from tests.image.photographs import Pixels
 
@@ -45,7 +52,9 @@ def test_the_scratch_memory_of_a_run_stays_until_its_end(kernels: Kernels, scrat
         kept.append(before() is not None)
         return 0
 
-    render_of(kernels, Resize((8, 8)), torch.empty(1, 3, 8, 8, dtype=torch.uint8))._call(entry, 0, 0)
+    render_of(kernels, Resize((8, 8)), torch.empty(1, 3, 8, 8, dtype=torch.uint8))._call(
+        entry, 0, 0
+    )
     assert kept == [True]
 
 
@@ -56,6 +65,39 @@ def test_memory_that_cannot_grow_costs_no_run(
     before = scratch.arena
     scratch.grow(2**60)
     assert scratch.arena is before
+
+
+def test_the_time_of_images_left_to_python_is_counted(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if kernels.libjpeg is None:
+        pytest.skip(package.decoder_state())
+    second = 10**9
+    stages: dict[str, tuple[float, int]] = {}
+
+    def slow(images: int, count: int, *others: int) -> int:
+        needed = kernels.file_run(images, count, *others)
+        table = (ctypes.c_uint8 * (count * IMAGE.itemsize)).from_address(images)
+        np.frombuffer(table, IMAGE)["read_ns"] += second
+        return needed
+
+    def add(name: str, seconds: float, count: int, *, computed: bool) -> None:
+        assert name not in stages
+        stages[name] = seconds, count
+
+    monkeypatch.setattr(render, "add_to_stage", add)
+    paths = [tmp_path / "1.jpg", tmp_path / "2.jpg", tmp_path / "3.png", tmp_path / "none.jpg"]
+    for path in paths[:3]:
+        Image.fromarray(PIXELS).save(path, progressive="2" in path.name)
+    rows = torch.empty(4, 3, 8, 8, dtype=torch.uint8)
+    run = render_of(kernels, Resize((8, 8)), rows)
+    entries = {name: getattr(kernels, name) for name in ("draw_run", "resample_run", "libjpeg")}
+    monkeypatch.setattr(run, "_kernels", SimpleNamespace(**entries, file_run=slow))
+    assert run.files([bytes(path) for path in paths], lambda k: paths[k].read_bytes()) == [3]
+    assert {name: count for name, (_, count) in stages.items()} == dict.fromkeys(
+        ("read", "decode", "transform"), 3
+    )
+    assert 4 <= stages["read"][0] < 5
 
 
 @pytest.mark.parametrize("name", ["scaled_decode", "upright"])
