@@ -47,6 +47,16 @@ def test_a_library_without_our_names_is_not_used(place: Path, has_sources: bool)
     assert package.kernels() is None
 
 
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.9999])
+def test_a_library_that_is_cut_off_does_not_end_the_process(
+    kernels: Kernels, place: Path, share: float
+) -> None:
+    whole = Path(package.__file__).with_name("_kernels.so").read_bytes()
+    place.write_bytes(whole[: int(share * len(whole))])
+    assert package.state().startswith(f"off: {place}: it is cut off. To build them again: ")
+    assert package.kernels() is None
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"no library"])
 def test_a_file_that_is_no_library(place: Path, content: bytes) -> None:
     place.write_bytes(content)

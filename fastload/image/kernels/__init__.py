@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
@@ -60,6 +61,8 @@ def _loaded() -> Kernels | str:
     if not LIBRARY.exists():
         return f"off: fastload was installed without a C compiler that works. With one: {_remedy()}"
     try:
+        if not _is_whole(LIBRARY):
+            raise OSError(f"{LIBRARY}: it is cut off")
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except Unavailable as error:
         return str(error)
@@ -90,6 +93,17 @@ def decoder_state() -> str:
             f"libjpeg-dev): {_remedy()}"
         )
     return f"on ({found.libjpeg})"
+
+
+def _is_whole(library: Path) -> bool:
+    """Return whether a library ends after its table of sections. To load one that is cut off ends the process."""
+    with library.open("rb") as file:
+        header = file.read(64)
+        size = file.seek(0, os.SEEK_END)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":  # `dlopen` says what is wrong
+        return True
+    begin, entry_bytes, entries = struct.unpack_from("=40xQ10xHH", header)
+    return bool(begin + entry_bytes * entries <= size)
 
 
 def _entry(library: ctypes.CDLL, name: str, count: int = 0) -> Entry:
