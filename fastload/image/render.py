@@ -18,7 +18,7 @@ from PIL import Image
 
 from fastload._kit.torch_private import no_torch_function
 from fastload.image import kernels
-from fastload.image.decode import Encoded, Pixels
+from fastload.image.decode import Encoded, Pixels, decodes_3_eighths
 from fastload.image.drawing import KeyDraws, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.kernels_check import agrees_with_torch
@@ -80,6 +80,11 @@ class Render:
         self._keys = keys
         ready = kernels.kernels()
         self._kernels = ready if ready is not None and agrees_with_torch(ready) else None
+        # What is read alone must have the same pixels.
+        as_alone = decodes_3_eighths() or not plan.scaled_decode
+        self._decodes = (
+            ready is not None and bool(ready.libjpeg) and plan.region_decode and as_alone
+        )
         self._read_s = 0.0  # for the images that torch renders
         # A reference: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
@@ -142,7 +147,7 @@ class Render:
             )
         images = self._images()
         rest = np.arange(len(images))
-        if self._plan.region_decode and self._kernels.libjpeg is not None:
+        if self._decodes:
             place(images)
             self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
             # Other formats, unusual JPEGs and damage are left to Python.

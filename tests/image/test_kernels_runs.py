@@ -1,6 +1,7 @@
 """Promises:
 - A thread's scratch memory lives as long as the run that uses it. If it cannot grow, the run's rows are valid.
 - Time that the kernels spend on images that they leave to Python is counted, and each sample once.
+- Without simplejpeg too, an image in a run has the pixels that it has alone.
 - What fills rows takes the same arguments of a plan as what reads samples one by one.
 """
 
@@ -17,12 +18,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fastload.image import Plan, RandomResizedCrop, Resize, render
+from fastload.image import Plan, RandomResizedCrop, Resize, decode, render
 from fastload.image import kernels as package
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import IMAGE
 from tests.image.kernel_runs import by_torch
-from tests.image.photographs import Pixels
+from tests.image.photographs import Pixels, encoded, photographs
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (61, 47, 3), dtype=np.uint8)
 
@@ -98,6 +99,28 @@ def test_the_time_of_images_left_to_python_is_counted(
         ("read", "decode", "transform"), 3
     )
     assert 4 <= stages["read"][0] < 5
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_without_simplejpeg_runs_have_the_pixels_of_images_alone(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, scaled: bool
+) -> None:
+    monkeypatch.setattr(decode, "simplejpeg", None)
+    plan = Resize((75, 75), scaled_decode=scaled)  # of 200 pixels, libjpeg may decode 3/8
+    photograph = next(iter(photographs().values()))[:200, :200]
+    jpeg = encoded(np.ascontiguousarray(photograph), quality=90)
+    rows = torch.empty(2, 1, 3, 75, 75, dtype=torch.uint8)
+    for row, by in zip(rows, (kernels, None), strict=True):
+        run = render_of(kernels, plan, row)
+        run._kernels = by
+
+        def place(images: Any) -> None:
+            images["file"], images["checksum"] = -1, -1
+            images["source"] = np.frombuffer(jpeg, np.uint8).ctypes.data
+            images["length"] = len(jpeg)
+
+        assert run.encoded(lambda k: jpeg, place) == []
+    assert torch.equal(*rows)
 
 
 @pytest.mark.parametrize("name", ["scaled_decode", "upright"])
