@@ -64,7 +64,7 @@ def _loaded() -> Kernels | str:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except Unavailable as error:
         return str(error)
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, ValueError) as error:  # ValueError: without a hash
         return f"off: {error}. To build them again: {_remedy()}"
 
 
