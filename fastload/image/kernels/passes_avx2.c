@@ -208,30 +208,20 @@ INLINE_AVX2 __m256i blended(const uint8_t *line, int64_t line_bytes, const int16
 INLINE_AVX2 void blend_taps(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
                             int64_t count)
 {
-    enum { VECTOR = 32 };
-    for (int64_t x = 0; x + VECTOR <= count; x += VECTOR)
+    for (int64_t x = 0; x < count; x += BLOCK)
         _mm256_storeu_si256((__m256i *)(to + x), blended(line + x, line_bytes, weights, taps, bits));
-    if (count % VECTOR == 0)
-        return;
-    if (count > VECTOR) {
-        int64_t x = count - VECTOR;
-        _mm256_storeu_si256((__m256i *)(to + x), blended(line + x, line_bytes, weights, taps, bits));
-    } else {
-        uint8_t bytes[VECTOR];
-        _mm256_storeu_si256((__m256i *)bytes, blended(line, line_bytes, weights, taps, bits));
-        memcpy(to, bytes, (size_t)count);
-    }
 }
 
-AVX2 static void blend(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
+AVX2 static void blend(const uint8_t *line, int64_t line_bytes, const struct table *rows, int64_t row, uint8_t *to,
                        int64_t count)
 {
-    if (taps == 2)
-        blend_taps(line, line_bytes, weights, 2, bits, to, count);
-    else if (taps == 4)
-        blend_taps(line, line_bytes, weights, 4, bits, to, count);
+    const int16_t *weights = rows->weights + rows->taps * row;
+    if (rows->taps == 2)
+        blend_taps(line, line_bytes, weights, 2, rows->bits, to, count);
+    else if (rows->taps == 4)
+        blend_taps(line, line_bytes, weights, 4, rows->bits, to, count);
     else
-        blend_taps(line, line_bytes, weights, taps, bits, to, count);
+        blend_taps(line, line_bytes, weights, rows->taps, rows->bits, to, count);
 }
 
 /* ---- floats ---- */
