@@ -190,8 +190,8 @@ void write_row(const struct work *work, const struct plan *plan, const uint8_t *
 /* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
 void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena);
 
-/* Returns the name and version of libjpeg-turbo, or NULL if this was built without it. */
-const char *jpeg_library(void);
+/* The name and version of libjpeg-turbo, or NULL if this was built without it. */
+extern const char *const jpeg_library;
 
 /* ---- exif.c ---- */
 
