@@ -135,7 +135,8 @@ static enum state begin(struct decoder *decoder)
         return DAMAGED;
     image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;
     image->width = is_transposed(decoder->tag) ? jpeg->image_height : jpeg->image_width;
-    return draw(image, decoder->plan);
+    draw(image, decoder->plan);
+    return (enum state)image->state;
 }
 
 /* ---- the scale, and the box in the decoded pixels ---- */

@@ -97,8 +97,8 @@ static inline bool fits(const struct arena *arena) { return arena->used <= arena
 
 /* ---- draws.c ---- */
 
-/* Draws the box and the flip of an image of `height` by `width`, and sets and returns its state. */
-enum state draw(struct image *image, const struct plan *plan);
+/* Draws the box and the flip of an image of `height` by `width`. Sets its state, and returns whether that is DONE. */
+bool draw(struct image *image, const struct plan *plan);
 
 struct size { int64_t height, width; };
 

@@ -60,29 +60,16 @@ ALWAYS_INLINE struct sums pixel(const uint8_t *upper, const uint8_t *lower, cons
 ALWAYS_INLINE void store_4_bytes(uint8_t *to, uint32_t bytes) { memcpy(to, &bytes, sizeof bytes); }
 
 /* Stores four pixels of four bytes each, without the fourth. */
-ALWAYS_INLINE void store_interleaved(uint8x16_t pixels, uint8_t *to)
-{
-    const uint8x16_t places = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, NONE, NONE, NONE, NONE};
-    uint8x16_t colours = vqtbl1q_u8(pixels, places);
-    vst1_u8(to, vget_low_u8(colours));
-    store_4_bytes(to + 8, vgetq_lane_u32(vreinterpretq_u32_u8(colours), 2));
-}
-
-ALWAYS_INLINE void store_in_planes(uint8x16_t pixels, uint8_t *to, int64_t plane_bytes)
-{
-    const uint8x16_t places = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, NONE, NONE, NONE, NONE};
-    uint32x4_t colours = vreinterpretq_u32_u8(vqtbl1q_u8(pixels, places));
-    store_4_bytes(to, vgetq_lane_u32(colours, 0));
-    store_4_bytes(to + plane_bytes, vgetq_lane_u32(colours, 1));
-    store_4_bytes(to + 2 * plane_bytes, vgetq_lane_u32(colours, 2));
-}
-
 ALWAYS_INLINE void store_pixels(uint8x16_t pixels, uint8_t *line, int64_t x, int64_t plane_bytes)
 {
-    if (plane_bytes)
-        store_in_planes(pixels, line + x, plane_bytes);
-    else
-        store_interleaved(pixels, line + 3 * x);
+    const uint8x16_t in_planes = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, NONE, NONE, NONE, NONE};
+    const uint8x16_t interleaved = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, NONE, NONE, NONE, NONE};
+    uint32x4_t colours = vreinterpretq_u32_u8(vqtbl1q_u8(pixels, plane_bytes ? in_planes : interleaved));
+    uint8_t *to = line + (plane_bytes ? x : 3 * x);
+    int64_t step = plane_bytes ? plane_bytes : 4;
+    store_4_bytes(to, vgetq_lane_u32(colours, 0));
+    store_4_bytes(to + step, vgetq_lane_u32(colours, 1));
+    store_4_bytes(to + 2 * step, vgetq_lane_u32(colours, 2));
 }
 
 ALWAYS_INLINE void two_lines_of(int taps, const uint8_t *upper, const uint8_t *lower, const struct table *columns,

@@ -93,7 +93,7 @@ static double find_shares(struct table *table, int64_t unit)
             total += shares[k];
         }
         /* The pixel at the centre has a share of a half or more. */
-        for (int64_t k = 0; k < table->most_taps; k++) {
+        for (int64_t k = 0; k < end - begin; k++) {
             shares[k] /= total;
             largest = maximum(largest, shares[k]);
         }

@@ -36,7 +36,7 @@ static void render_box(struct image *image, const struct plan *plan, struct aren
 
 static void render_raw(struct image *image, const struct plan *plan, struct arena *arena)
 {
-    if (draw(image, plan) != DONE)
+    if (!draw(image, plan))
         return;
     int64_t stride = 3 * image->width;
     if (image->length != image->height * stride) {
@@ -103,7 +103,7 @@ ENTRY int64_t draw_run(struct image *images, int64_t count, const struct plan *p
 {
     int64_t done = 0;
     for (struct image *image = images; image < images + count; image++)
-        done += image->state == DONE && draw(image, plan) == DONE;
+        done += image->state == DONE && draw(image, plan);
     return done;
 }
 
