@@ -40,7 +40,8 @@ static void lay_out_table(struct table *table, int64_t before, int64_t after, in
         table->first = after - table->kept - table->first;
         table->black = result - table->kept - table->black;
     }
-    /* ATen's bound and one more, so that it is even. */
+    /* Taps are the whole numbers in an interval of this length less 2. There is at most one more than its length, and with
+     * it the number is made even. */
     table->most_taps = 2 * (int64_t)ceil(maximum((double)before / (double)after, 1.0)) + 2;
     int64_t most = smaller(before + 1, table->most_taps) * (table->kept + GROUP);
     table->shares = take(arena, (int64_t)sizeof(double) * table->most_taps * after);
@@ -92,7 +93,7 @@ static double find_shares(struct table *table, int64_t unit)
             shares[k] = k < end - begin ? maximum(share, 0.0) : 0.0;
             total += shares[k];
         }
-        /* The pixel at the centre has a share of a half or more. */
+        /* No total is 0: the pixel at the centre has a share of a half or more. */
         for (int64_t k = 0; k < end - begin; k++) {
             shares[k] /= total;
             largest = maximum(largest, shares[k]);
