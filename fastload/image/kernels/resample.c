@@ -40,8 +40,7 @@ static void lay_out_table(struct table *table, int64_t before, int64_t after, in
         table->first = after - table->kept - table->first;
         table->black = result - table->kept - table->black;
     }
-    /* Taps are the whole numbers in an interval of this length less 2. There is at most one more than its length, and with
-     * it the number is made even. */
+    /* The taps are the whole numbers in an interval of length 2 * support: at most 2 * ceil(support) + 1. */
     table->most_taps = 2 * (int64_t)ceil(maximum((double)before / (double)after, 1.0)) + 2;
     int64_t most = smaller(before + 1, table->most_taps) * (table->kept + GROUP);
     table->shares = take(arena, (int64_t)sizeof(double) * table->most_taps * after);
