@@ -17,9 +17,9 @@
 
 #include "kernels.h"
 
-int64_t jpeg_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t raw_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t use_plain(int64_t plain);
+int64_t jpeg_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+void use_plain(bool plain);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { CHOICES = 96, MOST_SIDE = 100, MOST_PIXELS = 1 << 21, MOST_ARENA = 1 << 27, PAGE = 4096 };
@@ -166,9 +166,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* In as many bytes as it says, everything must fit: first the file, then its box too. */
     for (int tries = 0; tries < 3; tries++) {
         struct image tried = image;
-        int64_t arena = (int64_t)(uintptr_t)last(&scratch, room);
-        int64_t row = (int64_t)(uintptr_t)&tried, table = (int64_t)(uintptr_t)&plan;
-        int64_t needed = is_raw ? raw_run(row, 1, table, arena, room) : jpeg_run(row, 1, table, arena, room);
+        uint8_t *arena = last(&scratch, room);
+        int64_t needed = (is_raw ? raw_run : jpeg_run)(&tried, 1, &plan, arena, room);
         if (tried.state < DONE || tried.state > TOO_LARGE || (needed && (tried.state != TOO_LARGE || needed <= room)))
             abort();
         if (needed == 0 || needed > MOST_ARENA || tries == 2) {

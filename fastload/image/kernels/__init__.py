@@ -14,17 +14,27 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 
 Entry = Callable[..., int]
 
-_ARGUMENTS = {"draw_run": 3, "resample_run": 5, "raw_run": 5, "jpeg_run": 5, "file_run": 5, "crc32": 3}  # fmt: skip
-"""The entry points of runs.c, with the number of arguments. All are integers of 64 bits."""
+_ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_RUN = [_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT]
+_ENTRIES: dict[str, tuple[Any, list[Any]]] = {
+    **dict.fromkeys(("resample_run", "raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
+    "draw_run": (_COUNT, _RUN[:3]),
+    "crc32": (ctypes.c_uint32, [_ADDRESS, _COUNT, ctypes.c_uint32]),
+    "use_plain": (None, [ctypes.c_bool]),
+    "passes_name": (ctypes.c_char_p, []),
+    "jpeg_name": (ctypes.c_char_p, []),
+}
+"""The entry points of runs.c: the type of the result, and those of the arguments."""
 
 
 class Kernels:
-    """The entry points, as functions of int64 to int64 that release the GIL. See runs.c."""
+    """The entry points, as functions that release the GIL. See runs.c."""
 
     draw_run: Entry
     resample_run: Entry
@@ -39,13 +49,15 @@ class Kernels:
         built = built_from.in_dll(library, "built_from").value.decode()
         if (sources := _sources()) and built != sources:
             raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
-        for name, count in _ARGUMENTS.items():
-            setattr(self, name, _entry(library, name, count))
+        for name, (result, arguments) in _ENTRIES.items():
+            entry = getattr(library, name)
+            entry.restype, entry.argtypes = result, arguments
+            setattr(self, name, entry)
         if os.environ.get("FASTLOAD_KERNELS") == "plain":
-            _entry(library, "use_plain", 1)(1)
-        self.passes = _text(library, "passes_name") or ""
+            library.use_plain(True)
+        self.passes: str = library.passes_name().decode()
         """The instructions that the inner loops use."""
-        self.libjpeg = _text(library, "jpeg_name")
+        self.libjpeg: str | None = (library.jpeg_name() or b"").decode() or None
         """The library that decodes JPEGs, or None if there is none."""
 
 
@@ -91,18 +103,6 @@ def decoder_state() -> str:
             f"libjpeg-dev): {_remedy()}"
         )
     return f"on ({found.libjpeg})"
-
-
-def _entry(library: ctypes.CDLL, name: str, count: int = 0) -> Entry:
-    entry = getattr(library, name)
-    entry.restype, entry.argtypes = ctypes.c_int64, [ctypes.c_int64] * count
-    function: Entry = entry
-    return function
-
-
-def _text(library: ctypes.CDLL, name: str) -> str | None:
-    address = _entry(library, name)()
-    return ctypes.string_at(address).decode() if address else None
 
 
 def _sources() -> str:
