@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar
@@ -285,12 +286,10 @@ class _Scratch(threading.local):
     def grow(self, nbytes: int) -> None:
         """Allocate room for an image that needs `nbytes`, if that is not too much. The rows of its run are valid."""
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
-            try:
+            with suppress(MemoryError):
                 whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
-            except MemoryError:
-                return
-            self.arena = whole[-whole.ctypes.data % 64 :]
-            self.address = self.arena.ctypes.data
+                self.arena = whole[-whole.ctypes.data % 64 :]
+                self.address = self.arena.ctypes.data
 
 
 _scratch = _Scratch()

@@ -1,6 +1,6 @@
 """Promises:
 - A library without sources beside it, as in a wheel, is used. One that was built from other sources is not.
-- Whatever lies in the library's place, nothing is raised: a line says why there are no kernels.
+- If another file lies in the library's place, nothing is raised: a line says why there are no kernels.
 """
 
 from __future__ import annotations

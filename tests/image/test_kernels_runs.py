@@ -62,9 +62,12 @@ def test_the_scratch_memory_of_a_run_stays_until_its_end(kernels: Kernels, scrat
 def test_memory_that_cannot_grow_costs_no_run(
     kernels: Kernels, scratch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "_MOST_ARENA", 2**62)
+    def refuse(*_: Any) -> None:
+        raise MemoryError
+
     before = scratch.arena
-    scratch.grow(2**60)
+    monkeypatch.setattr(np, "empty", refuse)
+    scratch.grow(render._MOST_ARENA)
     assert scratch.arena is before
 
 
