@@ -66,40 +66,37 @@ def ways() -> dict[str, tuple[list[str], list[str]]]:
         includes = run("pkg-config", "--cflags-only-I", "--silence-errors", "libjpeg").split()
         folders = run("pkg-config", "--libs-only-L", "libjpeg").split()
     for prefix in (os.environ.get("CONDA_PREFIX"), sys.base_prefix):
-        is_conda = prefix and Path(prefix, "conda-meta").exists()
-        if is_conda and Path(prefix, "include", "jpeglib.h").exists():
+        if prefix and all(
+            Path(prefix, name).exists() for name in ("conda-meta", "include/jpeglib.h")
+        ):
             includes.append(f"-I{prefix}/include")
             folders.append(f"-L{prefix}/lib")
     named = [word[2:] for word in words("LDFLAGS") + folders if word.startswith("-L")]
     named += filter(None, os.environ.get("LIBRARY_PATH", "").split(":"))
     rpath = [f"-Wl,-rpath,{folder}" for folder in named if Path(folder, "libjpeg.so").exists()]
     jpeg = ["-DFASTLOAD_JPEG", *includes]
-    archive = f"{folders[0][2:]}/libjpeg.a" if folders else "-l:libjpeg.a"
     return {
-        "with libjpeg-turbo inside": (jpeg, [archive, "-Wl,--exclude-libs,ALL"]),
+        "with libjpeg-turbo inside": (jpeg, [*folders, "-l:libjpeg.a", "-Wl,--exclude-libs,ALL"]),
         "with a shared libjpeg-turbo": (jpeg, [*folders, *rpath[:1], "-ljpeg"]),
         "without libjpeg-turbo": ([], []),
     }
 
 
-def build(way: str, options: list[str], libraries: list[str], folder: str) -> str:
-    """Compile and link the library in a folder, and return its path."""
+def build(way: str, options: list[str], libraries: list[str], library: str) -> None:
+    """Compile and link the library."""
     compiler = words("CC") or [next(filter(shutil.which, ("cc", "gcc", "clang")), "cc")]
-    command = [*compiler, *words("CPPFLAGS"), *words("CFLAGS"), *FLAGS, *options, "-o"]
+    command = [*compiler, *words("CPPFLAGS"), *words("CFLAGS"), *FLAGS, *options, "-o", library]
     text, link = ["-x", "c", "-", "-x", "none"], [*words("LDFLAGS"), *libraries, "-lm"]
     if libraries:
-        run(*command, f"{folder}/probe", *text, *link, text=PROBE)
+        run(*command, *text, *link, text=PROBE)
         try:
-            run(f"{folder}/probe")
+            run(library)
         except RuntimeError as error:
             if not isinstance(error.__cause__, PermissionError):  # no programs run in this /tmp
                 raise
     content = b"".join(Path(path).read_bytes() for path in sorted(SOURCES + HEADERS))
     built = BUILT.format(digest=sha256(content).hexdigest(), way=way)
-    library = f"{folder}/{LIBRARY.name}"
-    shared = ["-shared", "-Wl,-z,defs,-z,text"]
-    run(*command, library, *shared, *SOURCES, *text, *link, text=built)
-    return library
+    run(*command, "-shared", "-Wl,-z,defs,-z,text", *SOURCES, *text, *link, text=built)
 
 
 class BuildKernels(build_ext):
@@ -107,19 +104,19 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         target = LIBRARY if self.inplace else Path(self.build_lib, LIBRARY)
-        reason = ""
-        for way, (options, libraries) in ways().items():
-            with tempfile.TemporaryDirectory() as folder:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            made = f"{folder}/{LIBRARY.name}"
+            for way, (options, libraries) in ways().items():
                 try:
-                    made = build(way, options, libraries, folder)
+                    build(way, options, libraries, made)
                 except RuntimeError as error:
-                    reason = str(error)
+                    reason = error
                     continue
-                target.parent.mkdir(parents=True, exist_ok=True)
                 part = shutil.copy(made, f"{target}.{os.getpid()}")
                 os.replace(part, target)  # processes may have mapped the old one
-            print(f"fastload: built the image kernels, {way}", flush=True)
-            return
+                print(f"fastload: built the image kernels, {way}", flush=True)
+                return
         target.unlink(missing_ok=True)  # an old one is of other sources
         print(f"fastload: continuing without the image kernels: {reason}", flush=True)
 

@@ -50,8 +50,8 @@ class Task:
     batch: int
     workers: int
     how: str = "planes"
-    """Of fastload's plan: "planes" or "last" (channels-last), and the same with " region" (only the box of a JPEG is
-    decoded) or " torch" (without the compiled kernels)."""
+    """Of fastload's plan: "planes" or "last" (channels-last), and the same with " whole" (whole JPEGs are decoded) or
+    " torch" (without the kernels)."""
 
 
 class Endless(Generic[T]):

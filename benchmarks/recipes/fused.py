@@ -27,7 +27,7 @@ def plan(task: Task) -> RandomResizedCrop:
     if by == "torch":
         os.environ["FASTLOAD_KERNELS"] = "0"
     return RandomResizedCrop(
-        SIZE, flip=0.5, channels_last=memory == "last", region_decode=by == "region"
+        SIZE, flip=0.5, channels_last=memory == "last", region_decode=by != "whole"
     )
 
 

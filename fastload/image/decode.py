@@ -157,6 +157,11 @@ DECODERS: tuple[Decoder, ...] = (SimpleJpeg(), ANY)
 """The first decoder that knows the bytes reads them. The last one accepts everything, or raises an error."""
 
 
+def decodes_3_eighths() -> bool:
+    """Return whether JPEGs are decoded at 3/8 of their size too, as the kernels do. Pillow alone cannot."""
+    return simplejpeg is not None
+
+
 def read_header(encoded: Encoded, *, name: str) -> Header:
     """Return the header of an image, from the first decoder that knows it. A JPEG takes some 2 us.
 

@@ -23,7 +23,7 @@ class _PlanTable:
         self._table = table = np.zeros((), tables.PLAN)
         self.address = table.ctypes.data
         table["colour_step"], table["row_step"], table["pixel_step"] = strides
-        table["scaled"], table["upright"] = plan.scaled_decode, plan.upright
+        table["scaled"], table["upright"] = bool(plan.scaled_decode), bool(plan.upright)
         table["most_pixels"] = most_pixels
         if plan.mean is not None:
             self._levels = _levels(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from PIL import Image
 
 from fastload._kit.torch_private import no_torch_function
 from fastload.image import kernels
-from fastload.image.decode import Encoded, Pixels
+from fastload.image.decode import Encoded, Pixels, decodes_3_eighths
 from fastload.image.drawing import KeyDraws, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.kernels_check import agrees_with_torch
@@ -80,6 +81,11 @@ class Render:
         self._keys = keys
         ready = kernels.kernels()
         self._kernels = ready if ready is not None and agrees_with_torch(ready) else None
+        # What is read alone must have the same pixels.
+        as_alone = decodes_3_eighths() or not plan.scaled_decode
+        self._decodes = (
+            ready is not None and bool(ready.libjpeg) and plan.region_decode and as_alone
+        )
         self._read_s = 0.0  # for the images that torch renders
         # A reference: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
@@ -142,7 +148,7 @@ class Render:
             )
         images = self._images()
         rest = np.arange(len(images))
-        if self._plan.region_decode and self._kernels.libjpeg is not None:
+        if self._decodes:
             place(images)
             self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
             # Other formats, unusual JPEGs and damage are left to Python.
@@ -181,16 +187,18 @@ class Render:
         row[_BOX] = box
         row[_AT["source"]] = pixels.ctypes.data + box.top * stride + 3 * box.left
         row[_AT["stride"]] = stride
-        row[_AT["read_ns"]] = was_read - began
-        row[_AT["decode_ns"]] = perf_counter_ns() - was_read
+        # To the time that the kernel took until it gave up: its read is the one that waits for the disk.
+        row[_AT["read_ns"]] += was_read - began
+        row[_AT["decode_ns"]] += perf_counter_ns() - was_read
         self._call(entries.resample_run, address, 1)
 
     # ---- tables ----
 
     def _call(self, entry: Callable[..., int], images: int, count: int) -> None:
         """Call a kernel for `count` images of a table. It releases the GIL."""
-        arena = _scratch.address, _scratch.arena.nbytes
-        _scratch.grow(entry(images, count, self._table.address, *arena))
+        # A reference: at the interpreter's exit, `_scratch` goes while daemon threads run on.
+        arena = _scratch.arena
+        _scratch.grow(entry(images, count, self._table.address, _scratch.address, arena.nbytes))
 
     def _images(self) -> NDArray[Any]:
         """Return a table of the run's images, with their keys and rows."""
@@ -276,11 +284,12 @@ class _Scratch(threading.local):
         self.grow(4 * 1024 * 1024)
 
     def grow(self, nbytes: int) -> None:
-        """Allocate room for an image that needs `nbytes`, if that is not too much."""
+        """Allocate room for an image that needs `nbytes`, if that is not too much. The rows of its run are valid."""
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
-            whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
-            self.arena = whole[-whole.ctypes.data % 64 :]
-            self.address = self.arena.ctypes.data
+            with suppress(MemoryError):
+                whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
+                self.arena = whole[-whole.ctypes.data % 64 :]
+                self.address = self.arena.ctypes.data
 
 
 _scratch = _Scratch()

@@ -17,9 +17,9 @@
 
 #include "kernels.h"
 
-int64_t jpeg_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t raw_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t use_plain(int64_t plain);
+int64_t jpeg_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+void use_plain(bool plain);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { CHOICES = 96, MOST_SIDE = 100, MOST_PIXELS = 1 << 21, MOST_ARENA = 1 << 27, PAGE = 4096 };
@@ -30,8 +30,8 @@ struct memory { uint8_t *end; int64_t bytes; };
 
 static uint8_t *last(struct memory *memory, int64_t bytes)
 {
-    if (memory->bytes < bytes) {
-        int64_t room = (bytes + PAGE - 1) / PAGE * PAGE;
+    if (memory->end == NULL || memory->bytes < bytes) {
+        int64_t room = (bytes / PAGE + 1) * PAGE;
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         uint8_t *begin = mmap(NULL, (size_t)room + 2 * PAGE, PROT_NONE, flags, -1, 0);
         if (begin == MAP_FAILED || mprotect(begin + PAGE, (size_t)room, PROT_READ | PROT_WRITE))
@@ -110,9 +110,24 @@ static void choose_sides(struct image *image, struct choices *choices)
         image->height = (int64_t)((uint64_t)choose(choices, 1 << 30) << shift);
     if (wrong == 2)
         image->width = choose(choices, 1 << 30) - (1 << 29);
+    if (wrong == 3)
+        image->height += 1 + choose(choices, 3);
 }
 
 /* ---- one input ---- */
+
+/* Reads the first segment at the end of memory, because EXIF is there. */
+static void read_orientation(struct memory *memory, const uint8_t *data, int64_t bytes)
+{
+    if (bytes < 6)
+        return;
+    bytes = smaller(bytes, 4 + (data[4] << 8 | data[5]));
+    uint8_t *segment = last(memory, bytes);
+    memcpy(segment, data, (size_t)bytes);
+    int tag = orientation(segment, segment + bytes);
+    if (tag == 0 || tag < -1 || tag > 8)
+        abort();
+}
 
 static int64_t counts[TOO_LARGE + 1];
 
@@ -129,6 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct plan plan = plan_of(&choices);
     struct image image = {.file = -1, .length = bytes, .checksum = -1};
     image.key = (uint64_t)choose(&choices, INT64_C(1) << 32);
+    read_orientation(&payload, data + CHOICES, bytes);
     uint8_t *source = last(&payload, bytes);
     memcpy(source, data + CHOICES, (size_t)bytes);
     image.source = (int64_t)(uintptr_t)source;
@@ -150,9 +166,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* In as many bytes as it says, everything must fit: first the file, then its box too. */
     for (int tries = 0; tries < 3; tries++) {
         struct image tried = image;
-        int64_t arena = (int64_t)(uintptr_t)last(&scratch, room);
-        int64_t row = (int64_t)(uintptr_t)&tried, table = (int64_t)(uintptr_t)&plan;
-        int64_t needed = is_raw ? raw_run(row, 1, table, arena, room) : jpeg_run(row, 1, table, arena, room);
+        uint8_t *arena = last(&scratch, room);
+        int64_t needed = (is_raw ? raw_run : jpeg_run)(&tried, 1, &plan, arena, room);
         if (tried.state < DONE || tried.state > TOO_LARGE || (needed && (tried.state != TOO_LARGE || needed <= room)))
             abort();
         if (needed == 0 || needed > MOST_ARENA || tries == 2) {

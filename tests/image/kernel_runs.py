@@ -101,14 +101,9 @@ def make(
     return Made(row, image[0], needed)
 
 
-def size_of(plan: Any) -> tuple[int, int]:
-    size: tuple[int, int] = getattr(plan, "crop", None) or plan.size
-    return size
-
-
 def empty_row(plan: Plan) -> torch.Tensor:
     """Memory for a result, in the layout that the plan asks for, filled with 77."""
-    height, width = size_of(plan)
+    height, width = result_size(plan)
     dtype = torch.uint8 if plan.mean is None else torch.float32
     if plan.channels_last:
         return torch.full((height, width, 3), 77, dtype=dtype).permute(2, 0, 1)

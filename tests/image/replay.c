@@ -12,12 +12,12 @@
 
 #include "kernels.h"
 
-int64_t draw_run(int64_t images, int64_t count, int64_t plan);
-int64_t resample_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t raw_run(int64_t images, int64_t count, int64_t plan, int64_t arena, int64_t arena_bytes);
-int64_t crc32(int64_t bytes, int64_t count, int64_t begin);
-int64_t use_plain(int64_t plain);
-int64_t passes_name(void);
+int64_t draw_run(struct image *images, int64_t count, const struct plan *plan);
+int64_t resample_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+uint32_t crc32(const uint8_t *bytes, int64_t count, uint32_t begin);
+void use_plain(bool plain);
+const char *passes_name(void);
 
 enum entry { DRAW, RESAMPLE, RAW, CRC };
 enum { UNTOUCHED = 77, LEVELS = 3 * 256 };
@@ -94,14 +94,14 @@ static enum verdict verdict_on(const struct image *image, const struct image *ex
 static enum verdict replay_draw(const struct record *record)
 {
     struct image image = record->image;
-    int64_t done = draw_run(address(&image), 1, address(&record->plan));
+    int64_t done = draw_run(&image, 1, &record->plan);
     bool same = done == (image.state == DONE) && same_box(&image, &record->expected);
     return verdict_on(&image, &record->expected, same);
 }
 
 static enum verdict replay_checksum(const struct record *record, struct memory input)
 {
-    int64_t found = crc32(address(input.bytes), record->input_bytes, (int64_t)record->image.key);
+    uint32_t found = crc32(input.bytes, record->input_bytes, (uint32_t)record->image.key);
     return found == record->expected.checksum ? SAME : DIFFERENT;
 }
 
@@ -109,8 +109,7 @@ static int64_t run(const struct record *record, struct image *image, const uint8
 {
     *image = record->image;
     image->row += address(result);
-    return (record->entry == RAW ? raw_run : resample_run)(address(image), 1, address(&record->plan), address(arena.bytes),
-                                                           bytes);
+    return (record->entry == RAW ? raw_run : resample_run)(image, 1, &record->plan, arena.bytes, bytes);
 }
 
 /* Runs twice: without an arena, to learn the bytes that it needs, and with one of this size. */
@@ -176,7 +175,7 @@ int main(int count, char **arguments)
             printf("case %d, of entry %d, differs\n", number, (int)record.entry);
     }
     fclose(cases);
-    printf("%s: %d same, %d left to Python, %d differ\n", (const char *)(uintptr_t)passes_name(), verdicts[SAME],
+    printf("%s: %d same, %d left to Python, %d differ\n", passes_name(), verdicts[SAME],
            verdicts[LEFT_TO_PYTHON], verdicts[DIFFERENT]);
     return verdicts[DIFFERENT] > 0;
 }

@@ -1,5 +1,5 @@
 """Promises:
-- No damaged image makes the kernels read or write where they may not. See also `scripts/fuzz-jpeg`.
+- No damaged image makes the kernels read or write outside of their memory. See also `scripts/fuzz-jpeg`.
 """
 
 from __future__ import annotations

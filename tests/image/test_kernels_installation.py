@@ -2,6 +2,8 @@
 - fastload installs with or without a C compiler and libjpeg-turbo. A line of the build says what the kernels lack.
 - A wheel serves every Python: on this platform if it has the kernels, and else on any.
 - Flags of the environment do not change how the kernels round.
+- The command that builds the kernels again names the sources of the fastload that runs, and nothing else.
+- Kernels of other sources than those beside them do not run. A wheel has no sources, and its kernels run.
 
 setup.py runs for real, in a folder with one source in C. The compiler is a script that fails for some of its arguments.
 """
@@ -9,6 +11,8 @@ setup.py runs for real, in a folder with one source in C. The compiler is a scri
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
+import json
 import os
 import shlex
 import shutil
@@ -19,6 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from fastload.image import kernels
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "fastload/image/kernels"
@@ -194,3 +200,39 @@ def test_flags_of_the_environment_are_kept_but_cannot_change_the_rounding(place:
     assert {"-Ofast", "-DMINE=1", "-Wl,-O1"} <= {*given}
     own = [given.index(flag) for flag in ("-O3", "-fno-fast-math", "-ffp-contract=off")]
     assert min(own) > given.index("-Ofast")
+
+
+@pytest.mark.skipif(not kernels.LIBRARY.exists(), reason="the kernels are not built")
+def test_kernels_run_without_sources_but_not_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copy(kernels.LIBRARY, tmp_path))
+    monkeypatch.setattr(kernels, "LIBRARY", copied)
+    library = ctypes.CDLL(str(copied))
+    assert kernels.Kernels(library).passes
+    (tmp_path / "draws.c").write_text("changed")
+    with pytest.raises(kernels.Unavailable, match="built from other sources"):
+        kernels.Kernels(library)
+
+
+@pytest.mark.parametrize(
+    ("origin", "ends"),
+    [
+        ({"url": "file:///a/clone%20here", "dir_info": {}}, " '/a/clone here'"),
+        ({"url": "file:///a/fastload-1.tar.gz", "archive_info": {}}, " /a/fastload-1.tar.gz"),
+        ({"url": "file:///a/b", "vcs_info": {"vcs": "git", "commit_id": "c1"}}, " git+file:///a/b@c1"),
+        ({"url": "file:///a/f-py3-none-any.whl", "archive_info": {}}, "the folder of a clone of fastload"),
+        (None, "the folder of a clone of fastload"),
+    ],
+)  # fmt: skip
+def test_the_command_that_builds_the_kernels_names_their_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: object, ends: str
+) -> None:
+    (tmp_path / "METADATA").write_text("Name: fastload\n")
+    if origin is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
+    found = importlib.metadata.PathDistribution(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter([found]))
+    assert kernels._remedy().endswith(f" --editable {ROOT}")  # a clone, whatever is installed
+    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernels.so")
+    assert kernels._remedy().endswith(ends)

@@ -22,8 +22,8 @@ import torch
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image import kernels as package
 from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, UNREADABLE
-from fastload.image.plan_tables import plan_table
-from tests.image.kernel_runs import by_torch, image_of, size_of
+from fastload.image.plan_tables import plan_table, result_size
+from tests.image.kernel_runs import by_torch, image_of
 from tests.image.photographs import Pixels
 
 pytestmark = pytest.mark.slow
@@ -214,14 +214,14 @@ def plan_row(plan: Plan, strides: tuple[int, ...]) -> Any:
 
 
 def strides_of(plan: Plan, gap: int) -> tuple[int, ...]:
-    height, width = size_of(plan)
+    height, width = result_size(plan)
     line = width + gap
     return (1, 3 * line, 3) if plan.channels_last else (height * line, line, 1)
 
 
 def empty_memory(plan: Plan, strides: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """A result, and all bytes of its memory."""
-    shape = 3, *size_of(plan)
+    shape = 3, *result_size(plan)
     count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     dtype = torch.uint8 if plan.mean is None else torch.float32
     memory = torch.full((count * dtype.itemsize,), UNTOUCHED, dtype=torch.uint8)

@@ -124,6 +124,9 @@ ODD: dict[str, Callable[[], bytes]] = {
     "no TIFF": lambda: with_segment(JPEG, b"Exif\0\0not a TIFF"),
     "an empty segment": lambda: with_segment(JPEG, b""),
     "several pictures": lambda: with_segment(JPEG, b"MPF\0II*\0" + bytes(20), 0xE2),
+    "a cut block of Photoshop": lambda: with_segment(
+        JPEG, b"Photoshop 3.0\0" + b"8BIM\x04\x04", 0xED
+    ),
 }
 
 

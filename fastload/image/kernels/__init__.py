@@ -14,17 +14,27 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 
 Entry = Callable[..., int]
 
-_ARGUMENTS = {"draw_run": 3, "resample_run": 5, "raw_run": 5, "jpeg_run": 5, "file_run": 5, "crc32": 3}  # fmt: skip
-"""The entry points of runs.c, with the number of arguments. All are integers of 64 bits."""
+_ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
+_RUN = [_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT]
+_ENTRIES: dict[str, tuple[Any, list[Any]]] = {
+    **dict.fromkeys(("resample_run", "raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
+    "draw_run": (_COUNT, _RUN[:3]),
+    "crc32": (ctypes.c_uint32, [_ADDRESS, _COUNT, ctypes.c_uint32]),
+    "use_plain": (None, [ctypes.c_bool]),
+    "passes_name": (ctypes.c_char_p, []),
+    "jpeg_name": (ctypes.c_char_p, []),
+}
+"""The entry points of runs.c: the type of the result, and those of the arguments."""
 
 
 class Kernels:
-    """The entry points, as functions of int64 to int64 that release the GIL. See runs.c."""
+    """The entry points, as functions that release the GIL. See runs.c."""
 
     draw_run: Entry
     resample_run: Entry
@@ -36,15 +46,18 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raise Unavailable if the library was built from other sources than those beside it."""
         built_from = ctypes.c_char * 64
-        if built_from.in_dll(library, "built_from").value.decode() != _sources():
+        built = built_from.in_dll(library, "built_from").value.decode()
+        if (sources := _sources()) and built != sources:
             raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
-        for name, count in _ARGUMENTS.items():
-            setattr(self, name, _entry(library, name, count))
+        for name, (result, arguments) in _ENTRIES.items():
+            entry = getattr(library, name)
+            entry.restype, entry.argtypes = result, arguments
+            setattr(self, name, entry)
         if os.environ.get("FASTLOAD_KERNELS") == "plain":
-            _entry(library, "use_plain", 1)(1)
-        self.passes = _text(library, "passes_name") or ""
+            library.use_plain(True)
+        self.passes: str = library.passes_name().decode()
         """The instructions that the inner loops use."""
-        self.libjpeg = _text(library, "jpeg_name")
+        self.libjpeg: str | None = (library.jpeg_name() or b"").decode() or None
         """The library that decodes JPEGs, or None if there is none."""
 
 
@@ -63,7 +76,7 @@ def _loaded() -> Kernels | str:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except Unavailable as error:
         return str(error)
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, ValueError) as error:  # ValueError: without a hash
         return f"off: {error}. To build them again: {_remedy()}"
 
 
@@ -92,26 +105,14 @@ def decoder_state() -> str:
     return f"on ({found.libjpeg})"
 
 
-def _entry(library: ctypes.CDLL, name: str, count: int = 0) -> Entry:
-    entry = getattr(library, name)
-    entry.restype, entry.argtypes = ctypes.c_int64, [ctypes.c_int64] * count
-    function: Entry = entry
-    return function
-
-
-def _text(library: ctypes.CDLL, name: str) -> str | None:
-    address = _entry(library, name)()
-    return ctypes.string_at(address).decode() if address else None
-
-
 def _sources() -> str:
-    """Return the hash of the sources that setup.py writes into the library."""
+    """Return the hash of the sources that setup.py writes into the library, or "" in a wheel, which has none."""
     paths = sorted(path for path in LIBRARY.parent.iterdir() if path.suffix in (".c", ".h"))
-    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths else ""
 
 
 def _remedy() -> str:
-    """Return the command that installs fastload again from where it came from, and nothing else."""
+    """Return the command that installs fastload again from where its sources are, and nothing else."""
     import importlib.metadata
     import json
     import shlex
@@ -119,18 +120,17 @@ def _remedy() -> str:
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
-    command = [
-        sys.executable,
-        *["-m", "pip", "install", "--force-reinstall", "--no-deps", "--no-cache-dir"],
-    ]
+    options = "--force-reinstall", "--no-deps", "--no-cache-dir"
+    command = [sys.executable, "-m", "pip", "install", *options]
+    if LIBRARY.with_name("kernels.h").exists():  # a clone, whatever else is installed
+        return shlex.join([*command, "--editable", str(LIBRARY.parents[3])])
+    origin = {}
     for found in importlib.metadata.distributions(name="fastload"):
         origin = json.loads(found.read_text("direct_url.json") or "{}")
-        url = urlsplit(origin.get("url", ""))
-        if url.scheme == "file":
-            editable = ["--editable"] if origin.get("dir_info", {}).get("editable") else []
-            return shlex.join([*command, *editable, url2pathname(url.path)])
-        if version := origin.get("vcs_info"):
-            return shlex.join(
-                [*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"]
-            )
-    return shlex.join([*command, "--no-binary", "fastload", "fastload"])
+        break
+    url = urlsplit(origin.get("url", ""))
+    if version := origin.get("vcs_info"):
+        return shlex.join([*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"])
+    if url.scheme == "file" and not url.path.endswith(".whl"):
+        return shlex.join([*command, url2pathname(url.path)])
+    return f"{shlex.join(command)} FOLDER, with the folder of a clone of fastload"

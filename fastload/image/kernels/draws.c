@@ -131,24 +131,19 @@ static bool draw_box(struct image *image, const struct plan *plan, struct words 
     return true;
 }
 
-static enum state draw_crop(struct image *image, const struct plan *plan)
+bool draw(struct image *image, const struct plan *plan)
 {
-    struct words words = seeded(image->key);
-    if (!draw_box(image, plan, &words))
-        return UNDECIDED;
-    image->flip = plan->flip > 0 && uniform(&words, 0.0, 1.0, plan->fused) < plan->flip;
-    return DONE;
-}
-
-enum state draw(struct image *image, const struct plan *plan)
-{
-    enum state state = check(image, plan);
-    if (state == DONE && plan->kind == RANDOM_RESIZED_CROP) {
-        state = draw_crop(image, plan);
-    } else if (state == DONE) {
-        set_box(image, 0, 0, image->height, image->width);
-        image->flip = 0;
+    image->state = check(image, plan);
+    if (image->state != DONE)
+        return false;
+    set_box(image, 0, 0, image->height, image->width);
+    image->flip = 0;
+    if (plan->kind == RANDOM_RESIZED_CROP) {
+        struct words words = seeded(image->key);
+        if (!draw_box(image, plan, &words))
+            image->state = UNDECIDED;
+        else if (plan->flip > 0)
+            image->flip = uniform(&words, 0.0, 1.0, plan->fused) < plan->flip;
     }
-    image->state = state;
-    return state;
+    return image->state == DONE;
 }

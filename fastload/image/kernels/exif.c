@@ -46,10 +46,11 @@ static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
 }
 
 /* Pillow joins several segments of EXIF. If there is no tag in them, it searches the XMP. It refuses some short
- * segments, and images in which the segment of a multi-picture file is damaged. */
+ * segments, images in which the segment of a multi-picture file is damaged, and a block of Photoshop that is cut off after
+ * its number. */
 int orientation(const uint8_t *payload, const uint8_t *scan)
 {
-    enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };
+    enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP13 = 0xED, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };
     int tag = 0;
     bool has_exif = false, has_other = false;
     for (const uint8_t *at = payload + 2; at < scan;) {
@@ -63,6 +64,8 @@ int orientation(const uint8_t *payload, const uint8_t *scan)
         if (marker >= APP0 && marker <= APP15 && bytes < LEAST_SEGMENT)
             return -1;
         if (marker == APP2 && (bytes < LEAST_PROFILE || !memcmp(at, "MPF\0", 4)))
+            return -1;
+        if (marker == APP13 && !memcmp(at + bytes - 6, "8BIM", 4))
             return -1;
         if (marker == APP1 && memcmp(at, "Exif\0\0", 6))
             has_other = true;

@@ -17,27 +17,21 @@ static float neighbour(float number, int steps)
 }
 
 /* Returns whether a factor gives all levels of a colour to the bit. */
-static bool gives(const struct passes *passes, const float *levels, float factor, float shift)
+static bool gives(const float *levels, float factor, float shift)
 {
-    uint8_t bytes[LEVELS];
-    float factors[PATTERN], shifts[PATTERN], found[LEVELS];
-    for (int k = 0; k < LEVELS; k++)
-        bytes[k] = (uint8_t)k;
-    for (int k = 0; k < PATTERN; k++) {
-        factors[k] = factor;
-        shifts[k] = shift;
-    }
-    passes->to_floats(bytes, LEVELS, factors, shifts, false, found);
+    float found[LEVELS];
+    for (int level = 0; level < LEVELS; level++)
+        found[level] = (float)level * factor - shift;
     return memcmp(found, levels, sizeof found) == 0;
 }
 
-static bool find_factor(const struct passes *passes, const float *levels, float *factor, float *shift)
+static bool find_factor(const float *levels, float *factor, float *shift)
 {
     *shift = -levels[0];
     float nearest = (levels[LEVELS - 1] + *shift) / 255.0F;
     for (int steps = -2; steps <= 2; steps++) {
         *factor = neighbour(nearest, steps);
-        if (gives(passes, levels, *factor, *shift))
+        if (gives(levels, *factor, *shift))
             return true;
     }
     return false;
@@ -45,31 +39,28 @@ static bool find_factor(const struct passes *passes, const float *levels, float 
 
 void find_factors(struct work *work, const struct plan *plan)
 {
-    const float *levels = (const float *)(uintptr_t)plan->levels;
+    const float *levels = pointer(plan->levels);
     float factors[3], shifts[3];
     work->is_linear = true;
     for (int colour = 0; colour < 3; colour++)
-        work->is_linear &= find_factor(work->passes, levels + LEVELS * colour, factors + colour, shifts + colour);
-    for (int k = 0; k < 3 * PATTERN; k++) {
-        int colour = work->is_interleaved ? k % 3 : k / PATTERN;
-        work->factors[k] = factors[colour];
-        work->factors[k + 3 * PATTERN] = shifts[colour];
-    }
+        work->is_linear &= find_factor(levels + LEVELS * colour, factors + colour, shifts + colour);
+    for (int plane = 0; plane < 3; plane++)
+        for (int k = 0; k < PATTERN; k++) {
+            int colour = work->planes == 1 ? k % 3 : plane;
+            work->factors[plane][k] = factors[colour];
+            work->shifts[plane][k] = shifts[colour];
+        }
     work->past_caches = 3 * (int64_t)sizeof(float) * plan->height * plan->width >= BEYOND_CACHES;
 }
 
 void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane, void *to)
 {
-    const float *levels = (const float *)(uintptr_t)plan->levels;
-    if (levels == NULL) {
+    const float *levels = pointer(plan->levels);
+    if (levels == NULL)
         memcpy(to, bytes, (size_t)count);
-    } else if (work->is_linear) {
-        const float *factors = work->factors + PATTERN * plane;
-        work->passes->to_floats(bytes, count, factors, factors + 3 * PATTERN, work->past_caches, to);
-    } else {
-        for (int64_t x = 0; x < count; x++) {
-            int64_t colour = work->is_interleaved ? x % 3 : plane;
-            ((float *)to)[x] = levels[LEVELS * colour + bytes[x]];
-        }
-    }
+    else if (work->is_linear)
+        work->passes->to_floats(bytes, count, work->factors[plane], work->shifts[plane], work->past_caches, to);
+    else
+        for (int64_t x = 0; x < count; x++)
+            ((float *)to)[x] = levels[LEVELS * (work->planes == 1 ? x % 3 : plane) + bytes[x]];
 }

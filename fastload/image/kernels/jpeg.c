@@ -6,7 +6,7 @@
 
 #ifndef FASTLOAD_JPEG
 
-const char *jpeg_library(void) { return NULL; }
+const char *const jpeg_library = NULL;
 
 void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena)
 {
@@ -58,7 +58,7 @@ struct decoder {
 #define TEXT(version) #version
 #define TEXT_OF(version) TEXT(version)
 
-const char *jpeg_library(void) { return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION); }
+const char *const jpeg_library = "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
 
 /* ---- the header ---- */
 
@@ -135,7 +135,8 @@ static enum state begin(struct decoder *decoder)
         return DAMAGED;
     image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;
     image->width = is_transposed(decoder->tag) ? jpeg->image_height : jpeg->image_width;
-    return draw(image, decoder->plan);
+    draw(image, decoder->plan);
+    return (enum state)image->state;
 }
 
 /* ---- the scale, and the box in the decoded pixels ---- */

@@ -68,6 +68,8 @@ enum state {
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+static inline void *pointer(int64_t address) { return (void *)(uintptr_t)address; }
+
 static inline int64_t nanoseconds(void)
 {
     struct timespec now;
@@ -95,8 +97,8 @@ static inline bool fits(const struct arena *arena) { return arena->used <= arena
 
 /* ---- draws.c ---- */
 
-/* Draws the box and the flip of an image of `height` by `width`, and sets and returns its state. */
-enum state draw(struct image *image, const struct plan *plan);
+/* Draws the box and the flip of an image of `height` by `width`. Sets its state, and returns whether that is DONE. */
+bool draw(struct image *image, const struct plan *plan);
 
 struct size { int64_t height, width; };
 
@@ -125,18 +127,15 @@ uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin);
 
 /* ---- resample.c ---- */
 
-struct span { int64_t begin, count; };
-
 /* One pass, in one direction: which pixels of the box make each kept pixel of the resized image, with which weights. */
 struct table {
     int64_t before;    /* pixels of the box */
     int64_t after;     /* pixels of the resized image */
-    int64_t first;     /* the first of these that is kept */
+    int64_t first;     /* the first of these that is kept, in the order of the result */
     int64_t kept;      /* their number */
     int64_t black;     /* black pixels of the result before them */
-    int64_t most_taps; /* ATen's bound */
+    int64_t most_taps; /* an even number, and a bound of `taps` */
     double *shares;    /* unrounded weights, `most_taps` for each pixel of the resized image */
-    struct span *spans; /* the pixels of the box that have them */
     int64_t *begins;   /* the first pixel of the box for each kept pixel; of columns: its byte */
     int16_t *weights;  /* `taps` for each kept pixel */
     int64_t *groups;   /* of columns, if `is_grouped`: see `prepare` in passes_avx2.c */
@@ -148,22 +147,28 @@ struct table {
 
 struct passes;
 
+enum { PATTERN = 24 }; /* the least common multiple of 3 colours and 8 floats of a vector */
+
 /* All that the passes of an image share. */
 struct work {
     const struct passes *passes;
     struct table columns, rows;
-    uint8_t *lines;       /* rows of the box after the first pass: three planes, or interleaved colours */
+    const uint8_t *pixels; /* of the box */
+    int64_t stride;
+    int64_t safe_rows;     /* rows from the top that may be read beyond their end */
+    uint8_t *padded;       /* copies of two rows that may not */
+    int64_t padded_bytes;
+    uint8_t *lines;        /* rows of the box after the first pass */
     int64_t most_lines;
     int64_t line_bytes;
-    int64_t plane_bytes;
-    uint8_t *padded;      /* copies of two rows of the box that cannot be read beyond their end */
-    int64_t padded_bytes;
-    uint8_t *assembled;   /* a row of the result, if it is not written directly */
-    float *factors;       /* then as many shifts; see floats.c */
-    bool is_interleaved;
+    int64_t plane_bytes;   /* 0: colours are interleaved */
+    uint8_t *assembled;    /* a row of the result, if it is not written directly */
+    int planes;            /* of lines and result: 3, or 1 if colours are interleaved */
     bool is_direct;
-    bool is_linear;
+    bool is_linear;        /* levels are `level * factor - shift`, to the bit */
     bool past_caches;
+    float factors[3][PATTERN]; /* of the elements of a plane, repeated */
+    float shifts[3][PATTERN];
 };
 
 /* Takes the memory to resize a box of `height` by `width` pixels, of this image or of the image decoded smaller. */
@@ -177,12 +182,10 @@ void resample(struct work *work, struct image *image, const struct plan *plan, c
 
 /* ---- floats.c ---- */
 
-enum { PATTERN = 24 }; /* the least common multiple of 3 colours and 8 floats of a vector */
-
 /* Finds a factor and a shift for each colour that give its 256 levels to the bit, if there are such. */
 void find_factors(struct work *work, const struct plan *plan);
 
-/* Writes `count` bytes, of a plane or of interleaved colours, as elements of the result. */
+/* Writes `count` bytes of a plane as elements of the result. */
 void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane,
                void *to);
 
@@ -191,8 +194,8 @@ void write_row(const struct work *work, const struct plan *plan, const uint8_t *
 /* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
 void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *payload, struct arena *arena);
 
-/* Returns the name and version of libjpeg-turbo, or NULL if this was built without it. */
-const char *jpeg_library(void);
+/* The name and version of libjpeg-turbo, or NULL if this was built without it. */
+extern const char *const jpeg_library;
 
 /* ---- exif.c ---- */
 
@@ -201,6 +204,8 @@ const char *jpeg_library(void);
 int orientation(const uint8_t *payload, const uint8_t *scan);
 
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
+
+enum { BLOCK = 32 };
 
 struct passes {
     const char *name;
@@ -213,8 +218,8 @@ struct passes {
     void (*two_lines)(const uint8_t *upper, const uint8_t *lower, const struct table *columns, int64_t plane_bytes,
                       uint8_t *line, uint8_t *next);
 
-    /* Blends `count` bytes of `taps` lines, `line_bytes` apart. It may read 31 bytes more, and writes no more. */
-    void (*blend)(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
+    /* Blends `count` bytes, a multiple of BLOCK, of lines that are `line_bytes` apart, to a row. */
+    void (*blend)(const uint8_t *line, int64_t line_bytes, const struct table *rows, int64_t row, uint8_t *to,
                   int64_t count);
 
     /* Writes `byte * factor - shift`, each operation rounded. Factors and shifts repeat after PATTERN floats. */
@@ -225,12 +230,10 @@ struct passes {
     void (*finish)(void);
 };
 
-extern const struct passes plain_passes;
-#if defined(__x86_64__)
-extern const struct passes avx2_passes;
-#elif defined(__aarch64__)
-extern const struct passes neon_passes;
-#endif
+void plain_to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
+                     float *to);
+
+extern const struct passes plain_passes, avx2_passes, neon_passes;
 
 /* The passes for this processor, or the plain ones if Python asked for them. */
 const struct passes *passes(void);

@@ -23,6 +23,9 @@ INLINE_AVX2 __m256i in_both_lanes(const void *bytes)
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes));
 }
 
+/* Moves bytes within each lane: byte k of the result is byte `from[k]`, or 0 if that is -1. */
+INLINE_AVX2 __m256i shuffled(__m256i bytes, const int8_t *from) { return _mm256_shuffle_epi8(bytes, in_both_lanes(from)); }
+
 /* Returns eight copies of a pair of weights. */
 INLINE_AVX2 __m256i pair_of(const int16_t *weights)
 {
@@ -52,29 +55,27 @@ INLINE_AVX2 void store_high(__m256i lanes, uint8_t *line, uint8_t *next)
 
 struct tones { __m256i red_green, blue; }; /* of 8 columns: 8 bytes of red and 8 of green in each lane, 8 of blue */
 
+/* Returns the first 16 bytes of the pixels, and the other 8. */
+INLINE_AVX2 struct tones interleaved(struct tones tones)
+{
+    static const int8_t red_green_first[] = {0, 8, -1, 1, 9, -1, 2, 10, -1, 3, 11, -1, 4, 12, -1, 5};
+    static const int8_t blue_first[] = {-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1};
+    static const int8_t red_green_rest[] = {13, -1, 6, 14, -1, 7, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    static const int8_t blue_rest[] = {-1, 5, -1, -1, 6, -1, -1, 7, -1, -1, -1, -1, -1, -1, -1, -1};
+    return (struct tones){
+        shuffled(tones.red_green, red_green_first) | shuffled(tones.blue, blue_first),
+        shuffled(tones.red_green, red_green_rest) | shuffled(tones.blue, blue_rest),
+    };
+}
+
 INLINE_AVX2 void store_tones(struct tones tones, int64_t plane_bytes, int64_t x, uint8_t *line, uint8_t *next)
 {
-    if (plane_bytes) {
-        store_low(tones.red_green, line + x, next + x);
-        store_high(tones.red_green, line + plane_bytes + x, next + plane_bytes + x);
-        store_low(tones.blue, line + 2 * plane_bytes + x, next + 2 * plane_bytes + x);
-        return;
-    }
-    const __m256i red_green_first = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 8, -1, 1, 9, -1, 2, 10, -1, 3, 11, -1, 4, 12, -1, 5));
-    const __m256i blue_first = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(-1, -1, 0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1, 4, -1));
-    const __m256i red_green_rest = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(13, -1, 6, 14, -1, 7, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1));
-    const __m256i blue_rest = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(-1, 5, -1, -1, 6, -1, -1, 7, -1, -1, -1, -1, -1, -1, -1, -1));
-    __m256i first = _mm256_or_si256(_mm256_shuffle_epi8(tones.red_green, red_green_first),
-                                    _mm256_shuffle_epi8(tones.blue, blue_first));
-    __m256i rest = _mm256_or_si256(_mm256_shuffle_epi8(tones.red_green, red_green_rest),
-                                   _mm256_shuffle_epi8(tones.blue, blue_rest));
-    _mm_storeu_si128((__m128i *)(line + 3 * x), _mm256_castsi256_si128(first));
-    _mm_storeu_si128((__m128i *)(next + 3 * x), _mm256_extracti128_si256(first, 1));
-    store_low(rest, line + 3 * x + 16, next + 3 * x + 16);
+    int64_t at = plane_bytes ? x : 3 * x, step = plane_bytes ? plane_bytes : 8;
+    if (!plane_bytes)
+        tones = interleaved(tones);
+    store_low(tones.red_green, line + at, next + at);
+    store_high(tones.red_green, line + at + step, next + at + step);
+    store_low(tones.blue, line + at + 2 * step, next + at + 2 * step);
 }
 
 /* Four columns of two taps need 16 bytes of a row if their first bytes are within 10: 10 + 3 for the second pixel + 2 for
@@ -103,9 +104,8 @@ INLINE_AVX2 struct sums sums_of_4(const uint8_t *upper, const uint8_t *lower, co
     int64_t lowest = columns->groups[x / 2];
     __m256i pixels = load_halves(upper + lowest, lower + lowest);
     /* From 4 places p: words of (p, 0x80), (p + 3, 0x80), of which the shuffle makes int16. */
-    __m256i places = _mm256_shuffle_epi8(_mm256_set1_epi32((int)columns->groups[x / 2 + 1]),
-                                         _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,
-                                                          0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1));
+    static const int8_t words[] = {0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1};
+    __m256i places = shuffled(_mm256_set1_epi32((int)columns->groups[x / 2 + 1]), words);
     __m256i red = _mm256_add_epi16(places, _mm256_set1_epi32((int)0x80038000));
     __m256i green = _mm256_add_epi16(red, _mm256_set1_epi16(1));
     __m256i blue = _mm256_add_epi16(green, _mm256_set1_epi16(1));
@@ -131,17 +131,15 @@ INLINE_AVX2 struct tones tones_of_2_taps(const uint8_t *upper, const uint8_t *lo
 /* Returns the sums of red, green and blue of one column, int32, in each lane. */
 INLINE_AVX2 __m256i sum_of(const uint8_t *upper, const uint8_t *lower, const int16_t *weights, int taps, __m256i half)
 {
-    const __m256i pixels_0_and_1 = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
-    const __m256i pixels_2_and_3 = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+    static const int8_t pixels_0_and_1[] = {0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1};
+    static const int8_t pixels_2_and_3[] = {6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1};
     __m256i total = half;
     for (int k = 0; k < taps; k += 4) {
         __m256i pixels = load_halves(upper + 3 * k, lower + 3 * k);
-        __m256i pairs = _mm256_shuffle_epi8(pixels, pixels_0_and_1);
+        __m256i pairs = shuffled(pixels, pixels_0_and_1);
         total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, pair_of(weights + k)));
         if (k + 2 < taps) {
-            pairs = _mm256_shuffle_epi8(pixels, pixels_2_and_3);
+            pairs = shuffled(pixels, pixels_2_and_3);
             total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, pair_of(weights + k + 2)));
         }
     }
@@ -151,8 +149,7 @@ INLINE_AVX2 __m256i sum_of(const uint8_t *upper, const uint8_t *lower, const int
 INLINE_AVX2 struct tones tones_of(const uint8_t *upper, const uint8_t *lower, const struct table *columns, int64_t x, int taps)
 {
     /* From 4 pixels of 4 bytes each, 4 bytes of each colour. */
-    const __m256i by_colour = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, -1, -1, -1, -1));
+    static const int8_t by_colour[] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, -1, -1, -1, -1};
     __m256i half = _mm256_set1_epi32(1 << (columns->bits - 1));
     __m128i bits = _mm_cvtsi32_si128(columns->bits);
     const int16_t *weights = columns->weights + taps * x;
@@ -165,7 +162,7 @@ INLINE_AVX2 struct tones tones_of(const uint8_t *upper, const uint8_t *lower, co
             sums[k] = sum_of(upper + begin, lower + begin, weights + taps * column, taps, half);
         }
         __m256i pixels = _mm256_packus_epi16(shifted(sums[0], sums[1], bits), shifted(sums[2], sums[3], bits));
-        colours[four] = _mm256_shuffle_epi8(pixels, by_colour);
+        colours[four] = shuffled(pixels, by_colour);
     }
     return (struct tones){_mm256_unpacklo_epi32(colours[0], colours[1]), _mm256_unpackhi_epi32(colours[0], colours[1])};
 }
@@ -208,39 +205,23 @@ INLINE_AVX2 __m256i blended(const uint8_t *line, int64_t line_bytes, const int16
 INLINE_AVX2 void blend_taps(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
                             int64_t count)
 {
-    enum { VECTOR = 32 };
-    for (int64_t x = 0; x + VECTOR <= count; x += VECTOR)
+    for (int64_t x = 0; x < count; x += BLOCK)
         _mm256_storeu_si256((__m256i *)(to + x), blended(line + x, line_bytes, weights, taps, bits));
-    if (count % VECTOR == 0)
-        return;
-    if (count > VECTOR) {
-        int64_t x = count - VECTOR;
-        _mm256_storeu_si256((__m256i *)(to + x), blended(line + x, line_bytes, weights, taps, bits));
-    } else {
-        uint8_t bytes[VECTOR];
-        _mm256_storeu_si256((__m256i *)bytes, blended(line, line_bytes, weights, taps, bits));
-        memcpy(to, bytes, (size_t)count);
-    }
 }
 
-AVX2 static void blend(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
+AVX2 static void blend(const uint8_t *line, int64_t line_bytes, const struct table *rows, int64_t row, uint8_t *to,
                        int64_t count)
 {
-    if (taps == 2)
-        blend_taps(line, line_bytes, weights, 2, bits, to, count);
-    else if (taps == 4)
-        blend_taps(line, line_bytes, weights, 4, bits, to, count);
+    const int16_t *weights = rows->weights + rows->taps * row;
+    if (rows->taps == 2)
+        blend_taps(line, line_bytes, weights, 2, rows->bits, to, count);
+    else if (rows->taps == 4)
+        blend_taps(line, line_bytes, weights, 4, rows->bits, to, count);
     else
-        blend_taps(line, line_bytes, weights, taps, bits, to, count);
+        blend_taps(line, line_bytes, weights, rows->taps, rows->bits, to, count);
 }
 
 /* ---- floats ---- */
-
-INLINE_AVX2 __m256 floats_of(const uint8_t *bytes, const float *factors, const float *shifts)
-{
-    __m256i values = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
-    return _mm256_sub_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(values), _mm256_loadu_ps(factors)), _mm256_loadu_ps(shifts));
-}
 
 AVX2 static void to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
                            float *to)
@@ -248,7 +229,8 @@ AVX2 static void to_floats(const uint8_t *bytes, int64_t count, const float *fac
     bool streams = past_caches && (uintptr_t)to % 32 == 0;
     int64_t x = 0;
     for (int place = 0; x + 8 <= count; x += 8, place = place < PATTERN - 8 ? place + 8 : 0) {
-        __m256 floats = floats_of(bytes + x, factors + place, shifts + place);
+        __m256 levels = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(bytes + x))));
+        __m256 floats = levels * _mm256_loadu_ps(factors + place) - _mm256_loadu_ps(shifts + place);
         if (streams)
             _mm256_stream_ps(to + x, floats);
         else

@@ -8,7 +8,7 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-enum { NONE = 255, VECTOR = 16 }; /* vqtbl1q_u8 gives 0 for an index above 15 */
+enum { NONE = 255 }; /* vqtbl1q_u8 gives 0 for an index above 15 */
 
 /* A pair of weights, twice. */
 ALWAYS_INLINE int16x4_t pair_at(const int16_t *weights)
@@ -60,29 +60,16 @@ ALWAYS_INLINE struct sums pixel(const uint8_t *upper, const uint8_t *lower, cons
 ALWAYS_INLINE void store_4_bytes(uint8_t *to, uint32_t bytes) { memcpy(to, &bytes, sizeof bytes); }
 
 /* Stores four pixels of four bytes each, without the fourth. */
-ALWAYS_INLINE void store_interleaved(uint8x16_t pixels, uint8_t *to)
-{
-    const uint8x16_t places = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, NONE, NONE, NONE, NONE};
-    uint8x16_t colours = vqtbl1q_u8(pixels, places);
-    vst1_u8(to, vget_low_u8(colours));
-    store_4_bytes(to + 8, vgetq_lane_u32(vreinterpretq_u32_u8(colours), 2));
-}
-
-ALWAYS_INLINE void store_in_planes(uint8x16_t pixels, uint8_t *to, int64_t plane_bytes)
-{
-    const uint8x16_t places = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, NONE, NONE, NONE, NONE};
-    uint32x4_t colours = vreinterpretq_u32_u8(vqtbl1q_u8(pixels, places));
-    store_4_bytes(to, vgetq_lane_u32(colours, 0));
-    store_4_bytes(to + plane_bytes, vgetq_lane_u32(colours, 1));
-    store_4_bytes(to + 2 * plane_bytes, vgetq_lane_u32(colours, 2));
-}
-
 ALWAYS_INLINE void store_pixels(uint8x16_t pixels, uint8_t *line, int64_t x, int64_t plane_bytes)
 {
-    if (plane_bytes)
-        store_in_planes(pixels, line + x, plane_bytes);
-    else
-        store_interleaved(pixels, line + 3 * x);
+    const uint8x16_t in_planes = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, NONE, NONE, NONE, NONE};
+    const uint8x16_t interleaved = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, NONE, NONE, NONE, NONE};
+    uint32x4_t colours = vreinterpretq_u32_u8(vqtbl1q_u8(pixels, plane_bytes ? in_planes : interleaved));
+    uint8_t *to = line + (plane_bytes ? x : 3 * x);
+    int64_t step = plane_bytes ? plane_bytes : 4;
+    store_4_bytes(to, vgetq_lane_u32(colours, 0));
+    store_4_bytes(to + step, vgetq_lane_u32(colours, 1));
+    store_4_bytes(to + 2 * step, vgetq_lane_u32(colours, 2));
 }
 
 ALWAYS_INLINE void two_lines_of(int taps, const uint8_t *upper, const uint8_t *lower, const struct table *columns,
@@ -135,61 +122,25 @@ ALWAYS_INLINE void blend_vector(int taps, const uint8_t *line, int64_t line_byte
     vst1q_u8(to, vcombine_u8(narrow(first, second, shift), narrow(third, fourth, shift)));
 }
 
-/* The last vector overlaps the one before. A shorter line reads up to 15 bytes more, and goes through `short_line`. */
-ALWAYS_INLINE void blend_of(int taps, const uint8_t *line, int64_t line_bytes, const int16_t *weights, int bits,
-                            uint8_t *to, int64_t count)
+ALWAYS_INLINE void blend_taps(int taps, const uint8_t *line, int64_t line_bytes, const int16_t *weights, int bits,
+                              uint8_t *to, int64_t count)
 {
-    for (int64_t x = 0; x <= count - VECTOR; x += VECTOR)
+    for (int64_t x = 0; x < count; x += 16)
         blend_vector(taps, line + x, line_bytes, weights, bits, to + x);
-    if (count % VECTOR == 0)
-        return;
-    if (count > VECTOR) {
-        int64_t x = count - VECTOR;
-        blend_vector(taps, line + x, line_bytes, weights, bits, to + x);
-    } else {
-        uint8_t short_line[VECTOR];
-        blend_vector(taps, line, line_bytes, weights, bits, short_line);
-        memcpy(to, short_line, (size_t)count);
-    }
 }
 
-static void blend(const uint8_t *line, int64_t line_bytes, const int16_t *weights, int taps, int bits, uint8_t *to,
-                  int64_t count)
+static void blend(const uint8_t *line, int64_t line_bytes, const struct table *rows, int64_t row, uint8_t *to, int64_t count)
 {
-    if (taps == 2)
-        blend_of(2, line, line_bytes, weights, bits, to, count);
-    else if (taps == 4)
-        blend_of(4, line, line_bytes, weights, bits, to, count);
+    const int16_t *weights = rows->weights + rows->taps * row;
+    if (rows->taps == 2)
+        blend_taps(2, line, line_bytes, weights, rows->bits, to, count);
+    else if (rows->taps == 4)
+        blend_taps(4, line, line_bytes, weights, rows->bits, to, count);
     else
-        blend_of(taps, line, line_bytes, weights, bits, to, count);
+        blend_taps(rows->taps, line, line_bytes, weights, rows->bits, to, count);
 }
 
-/* ---- floats ---- */
-
-/* -ffp-contract=off keeps the compiler from one rounding for both operations. */
-ALWAYS_INLINE void four_floats(uint16x4_t values, const float *factors, const float *shifts, float *to)
-{
-    float32x4_t products = vmulq_f32(vcvtq_f32_u32(vmovl_u16(values)), vld1q_f32(factors));
-    vst1q_f32(to, vsubq_f32(products, vld1q_f32(shifts)));
-}
-
-/* There are no intrinsics for stores past the caches, so `past_caches` changes nothing. */
-static void to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
-                      float *to)
-{
-    (void)past_caches;
-    int pattern = 0;
-    int64_t x = 0;
-    for (; x <= count - 8; x += 8) {
-        uint16x8_t values = vmovl_u8(vld1_u8(bytes + x));
-        four_floats(vget_low_u16(values), factors + pattern, shifts + pattern, to + x);
-        four_floats(vget_high_u16(values), factors + pattern + 4, shifts + pattern + 4, to + x + 4);
-        pattern = pattern + 8 < PATTERN ? pattern + 8 : 0;
-    }
-    for (; x < count; x++, pattern++)
-        to[x] = (float)bytes[x] * factors[pattern] - shifts[pattern];
-}
-
-const struct passes neon_passes = {.name = "NEON", .two_lines = two_lines, .blend = blend, .to_floats = to_floats};
+const struct passes neon_passes = {.name = "NEON", .two_lines = two_lines, .blend = blend,
+                                     .to_floats = plain_to_floats};
 
 #endif

@@ -34,36 +34,35 @@ static void two_lines(const uint8_t *upper, const uint8_t *lower, const struct t
     one_line(lower, columns, plane_bytes, next);
 }
 
-static void blend(const uint8_t *restrict line, int64_t line_bytes, const int16_t *restrict weights, int taps, int bits,
+static void blend(const uint8_t *restrict line, int64_t line_bytes, const struct table *restrict rows, int64_t row,
                   uint8_t *restrict to, int64_t count)
 {
-    enum { BLOCK = 32 };
+    const int taps = rows->taps, bits = rows->bits;
+    const int16_t *weights = rows->weights + taps * row;
     for (int64_t x = 0; x < count; x += BLOCK) {
         int32_t totals[BLOCK];
         for (int k = 0; k < BLOCK; k++)
             totals[k] = 1 << (bits - 1);
-        for (int tap = 0; tap < taps; tap++) {
-            const uint8_t *bytes = line + tap * line_bytes + x;
+        for (int tap = 0; tap < taps; tap++)
             for (int k = 0; k < BLOCK; k++)
-                totals[k] += weights[tap] * bytes[k];
-        }
-        uint8_t blended[BLOCK];
+                totals[k] += weights[tap] * line[tap * line_bytes + x + k];
         for (int k = 0; k < BLOCK; k++)
-            blended[k] = narrowed(totals[k], bits);
-        memcpy(to + x, blended, (size_t)smaller(BLOCK, count - x));
+            to[x + k] = narrowed(totals[k], bits);
     }
 }
 
-static void to_floats(const uint8_t *restrict bytes, int64_t count, const float *restrict factors,
-                      const float *restrict shifts, bool past_caches, float *restrict to)
+/* The compiler contracts no operations, so each one is rounded. */
+void plain_to_floats(const uint8_t *restrict bytes, int64_t count, const float *restrict factors,
+                     const float *restrict shifts, bool past_caches, float *restrict to)
 {
     (void)past_caches;
-    for (int64_t x = 0; x < count; x += PATTERN) {
-        int here = (int)smaller(PATTERN, count - x);
-        for (int k = 0; k < here; k++)
+    int64_t x = 0;
+    for (; x + PATTERN <= count; x += PATTERN)
+        for (int k = 0; k < PATTERN; k++)
             to[x + k] = (float)bytes[x + k] * factors[k] - shifts[k];
-    }
+    for (; x < count; x++)
+        to[x] = (float)bytes[x] * factors[x % PATTERN] - shifts[x % PATTERN];
 }
 
 const struct passes plain_passes = {
-    .name = "plain C", .two_lines = two_lines, .blend = blend, .to_floats = to_floats};
+    .name = "plain C", .two_lines = two_lines, .blend = blend, .to_floats = plain_to_floats};
