@@ -1,5 +1,5 @@
 """Promises:
-- No damaged image makes the kernels read or write where they may not. See also `scripts/fuzz-jpeg`.
+- No damaged image makes the kernels read or write memory that is not theirs. See also `scripts/fuzz-jpeg`.
 """
 
 from __future__ import annotations
