@@ -71,7 +71,10 @@ def _loaded() -> Kernels | str:
     if (switch := os.environ.get("FASTLOAD_KERNELS", "1")) in ("0", "off", "no", "false"):
         return f"off: FASTLOAD_KERNELS={switch}"
     if not LIBRARY.exists():
-        return f"off: fastload was installed without a C compiler that works. With one: {_remedy()}"
+        return (
+            "off: fastload was installed without a C compiler that works. With one (Debian: gcc "
+            f"libc6-dev libjpeg-dev): {_remedy()}"
+        )
     try:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except Unavailable as error:
