@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-import fastload
+from fastload import DataLoader
 from fastload.bench.figures import BenchError
 
 Kind = Literal["fastload", "torch"]
@@ -30,12 +30,12 @@ def open_loader(
 
     Workers persist from one epoch to the next, so that later epochs show the steady state.
     """
-    cls = fastload.DataLoader if kind == "fastload" else TorchDataLoader
+    cls = DataLoader if kind == "fastload" else TorchDataLoader
     loader = cls(dataset, num_workers=workers, persistent_workers=workers > 0, **arguments)
     try:
         yield loader
     finally:
-        if isinstance(loader, fastload.DataLoader):
+        if isinstance(loader, DataLoader):
             loader.close()
 
 

@@ -38,7 +38,7 @@ BUDGETS = {
     "fastload/flow": 1_113,
     "fastload/image": 985,
     "fastload/image/kernels": 160,
-    "kernels in C": 1_650,
+    "kernels in C": 1_530,
     "fastload/measure": 773,
     "fastload/parameters": 2_289,
     "fastload/store": 3_206,
