@@ -119,10 +119,12 @@ class OpenedImages:
 def train(args: argparse.Namespace, images: Path) -> tuple[float, float, float]:
     """Make or find the features and train a head on them; return the seconds of both, and the accuracy."""
     began = time.perf_counter()
+    # Python opens the files only if whole images are decoded. Otherwise it could not count them.
     size = (args.size, args.size)
+    plan = Resize(size, mean=IMAGENET_MEAN, std=IMAGENET_STD, region_decode=False)
     features = store.features(
         args.folder / "sets" / "flowers",
-        dataset=ImageFolder(images, transform=Resize(size, mean=IMAGENET_MEAN, std=IMAGENET_STD)),
+        dataset=ImageFolder(images, transform=plan),
         model=store.backbone(args.model, weights=args.weights, layout=args.layout),
         device="cuda" if torch.cuda.is_available() else None,
         parts=8,

@@ -76,7 +76,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in what a shell starts with `
 import pytest
 from tests import children
 children.warm_server = lambda: None
-sys.exit(pytest.main(["-v"]))
+# Tests before these may have loaded modules of pytest's plugins into the process that this one is forked from.
+sys.exit(pytest.main(["-v", "-W", "ignore::pytest.PytestAssertRewriteWarning"]))
 """
 
 
