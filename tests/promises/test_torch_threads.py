@@ -96,7 +96,7 @@ class Indices(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         info: Any = get_worker_info()
-        assert info.worker_method == "thread"
+        assert getattr(info, "worker_method", "thread") == "thread"  # torch 2.13 and newer
         return {"index": index, "row": torch.full((3,), float(index))}
 
 
