@@ -20,7 +20,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 LIBRARY = Path("fastload/image/kernels/_kernels.so")
-SOURCES, HEADERS = (sorted(map(str, LIBRARY.parent.glob(f"*.{end}"))) for end in "ch")
+SOURCES = sorted(map(str, LIBRARY.parent.glob("*.c")))
 
 # They come after the flags of the environment, so that none of those changes a bit of an image.
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden"]
@@ -94,7 +94,7 @@ def build(way: str, options: list[str], libraries: list[str], library: str) -> N
         except RuntimeError as error:
             if not isinstance(error.__cause__, PermissionError):  # no programs run in this /tmp
                 raise
-    content = b"".join(Path(path).read_bytes() for path in sorted(SOURCES + HEADERS))
+    content = b"".join(path.read_bytes() for path in sorted(LIBRARY.parent.glob("*.[ch]")))
     built = BUILT.format(digest=sha256(content).hexdigest(), way=way)
     run(*command, "-shared", "-Wl,-z,defs,-z,text", *SOURCES, *text, *link, text=built)
 
@@ -141,7 +141,7 @@ class Wheel(bdist_wheel):
 
 Path("build").mkdir(exist_ok=True)
 setup(
-    ext_modules=[Extension("fastload.image.kernels._kernels", SOURCES, depends=HEADERS)],
+    ext_modules=[Extension("fastload.image.kernels._kernels", SOURCES)],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
     # In the root, Python would take the metadata of the last build for an installation.
     options={"egg_info": {"egg_base": "build"}},

@@ -81,11 +81,6 @@ class Render:
         self._keys = keys
         ready = kernels.kernels()
         self._kernels = ready if ready is not None and agrees_with_torch(ready) else None
-        # What is read alone must have the same pixels.
-        as_alone = decodes_3_eighths() or not plan.scaled_decode
-        self._decodes = (
-            ready is not None and bool(ready.libjpeg) and plan.region_decode and as_alone
-        )
         self._read_s = 0.0  # for the images that torch renders
         # A reference: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
@@ -148,7 +143,9 @@ class Render:
             )
         images = self._images()
         rest = np.arange(len(images))
-        if self._decodes:
+        # What is read alone must have the same pixels.
+        as_alone = decodes_3_eighths() or not self._plan.scaled_decode
+        if self._kernels.libjpeg and self._plan.region_decode and as_alone:
             place(images)
             self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
             # Other formats, unusual JPEGs and damage are left to Python.

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fastload.image import kernels as compiled
+from fastload.image import kernels
+from tests.image.compiling import SANITIZERS, compiled
 from tests.image.jpeg_fuzz import intact
 
-FLAGS = ["-std=gnu11", "-O2", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 PARTS = ("scan", "header", "records")
 SEEDS = 200
 
@@ -36,14 +35,11 @@ def compiler() -> list[str]:
 
 def build(folder: Path) -> Path:
     """Compile the program that damages files, with libjpeg-turbo if the kernels have it. Return its path."""
-    kernels, program = Path(compiled.__file__).parent, folder / "fuzz_kernels"
-    sources = [Path(__file__).with_name("fuzz_kernels.c"), *sorted(kernels.glob("*.c"))]
-    ready = compiled.kernels()
-    with_jpeg = ready is not None and ready.libjpeg is not None
-    command = [*compiler(), *FLAGS, *SANITIZERS, *["-DFASTLOAD_JPEG"] * with_jpeg, f"-I{kernels}"]
-    libraries = [*["-ljpeg"] * with_jpeg, "-lm"]
-    subprocess.run([*command, *map(str, sources), *libraries, "-o", program], check=True)
-    return program
+    ready = kernels.kernels()
+    if ready is None or ready.libjpeg is None:
+        return compiled("fuzz_kernels", folder, compiler(), *SANITIZERS)
+    options = [*SANITIZERS, "-DFASTLOAD_JPEG"]
+    return compiled("fuzz_kernels", folder, compiler(), *options, libraries=["-ljpeg"])
 
 
 def seeds(folder: Path) -> list[Path]:

@@ -22,6 +22,25 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 ARENA = np.empty(64 << 20, np.uint8)
 
 
+EXTREMES = [
+    (1, 1, (1, 1)),
+    (1, 1, (300, 300)),
+    (300, 300, (1, 1)),
+    (5000, 1, (3, 3)),
+    (1, 5000, (3, 3)),
+    (3000, 700, (5, 7)),  # more than 1,000 taps
+    (64, 64, (64, 64)),  # no pass is needed
+    (64, 50, (64, 70)),  # no vertical one
+    (50, 64, (70, 64)),  # no horizontal one
+    (33, 65, (129, 31)),
+]
+"""Height and width of images, and the sizes of results."""
+
+
+def noise(height: int, width: int, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
 class GuardedMemory:
     """Memory between two pages without access."""
 

@@ -3,7 +3,6 @@
 - A wheel serves every Python: on this platform if it has the kernels, and else on any.
 - Flags of the environment do not change how the kernels round.
 - The command that builds the kernels again names the sources of the fastload that runs, and nothing else.
-- Kernels of other sources than those beside them do not run. A wheel has no sources, and its kernels run.
 
 setup.py runs for real, in a folder with one source in C. The compiler is a script that fails for some of its arguments.
 """
@@ -200,19 +199,6 @@ def test_flags_of_the_environment_are_kept_but_cannot_change_the_rounding(place:
     assert {"-Ofast", "-DMINE=1", "-Wl,-O1"} <= {*given}
     own = [given.index(flag) for flag in ("-O3", "-fno-fast-math", "-ffp-contract=off")]
     assert min(own) > given.index("-Ofast")
-
-
-@pytest.mark.skipif(not kernels.LIBRARY.exists(), reason="the kernels are not built")
-def test_kernels_run_without_sources_but_not_beside_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied = Path(shutil.copy(kernels.LIBRARY, tmp_path))
-    monkeypatch.setattr(kernels, "LIBRARY", copied)
-    library = ctypes.CDLL(str(copied))
-    assert kernels.Kernels(library).passes
-    (tmp_path / "draws.c").write_text("changed")
-    with pytest.raises(kernels.Unavailable, match="built from other sources"):
-        kernels.Kernels(library)
 
 
 @pytest.mark.parametrize(

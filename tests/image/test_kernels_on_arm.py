@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
-from fastload.image import kernels as package
 from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, UNREADABLE
 from fastload.image.plan_tables import plan_table, result_size
-from tests.image.kernel_runs import by_torch, image_of
+from tests.image.compiling import SANITIZERS, compiled
+from tests.image.kernel_runs import EXTREMES, by_torch, image_of, noise
 from tests.image.photographs import Pixels
 
 pytestmark = pytest.mark.slow
@@ -41,20 +41,10 @@ RECORD = np.dtype(
 )
 UNTOUCHED = 77
 LEVELS_BYTES = 3 * 256 * 4
-FLAGS = ["-std=gnu11", "-O2", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 ARM = "aarch64-linux-gnu-gcc"
 
 
 # ---- what compiles and runs ----
-
-
-def compiled(folder: Path, compiler: str, *options: str) -> Path:
-    kernels, program = Path(package.__file__).parent, folder / "replay"
-    sources = [Path(__file__).with_name("replay.c"), *sorted(kernels.glob("*.c"))]
-    command = [compiler, *FLAGS, *options, f"-I{kernels}", *map(str, sources), "-lm", "-o"]
-    subprocess.run([*command, program], check=True)
-    return program
 
 
 def replay(command: Sequence[Any], environment: dict[str, str] | None = None) -> str:
@@ -76,7 +66,7 @@ def on_arm(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         pytest.skip(
             "no compiler for aarch64 here: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
         )
-    return [qemu, compiled(tmp_path_factory.mktemp("arm"), ARM, "-static")]
+    return [qemu, compiled("replay", tmp_path_factory.mktemp("arm"), [ARM], "-static")]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +74,7 @@ def with_sanitizers(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The command that replays on this processor."""
     if shutil.which("gcc") is None:
         pytest.skip("no gcc here")
-    return [compiled(tmp_path_factory.mktemp("sanitized"), "gcc", *SANITIZERS)]
+    return [compiled("replay", tmp_path_factory.mktemp("sanitized"), ["gcc"], *SANITIZERS)]
 
 
 def test_on_arm(on_arm: list[Any], cases: Path) -> None:
@@ -112,10 +102,6 @@ def test_a_difference_is_seen(with_sanitizers: list[Any], tmp_path: Path) -> Non
 
 
 # ---- cases ----
-
-
-def noise(height: int, width: int, seed: int = 0) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 class Cases:
@@ -289,17 +275,7 @@ def add_random_pixels(made: Cases, draw: random.Random, key: int) -> None:
 
 
 def add_extremes(made: Cases) -> None:
-    for height, width, size in [
-        (1, 1, (1, 1)),
-        (1, 1, (300, 300)),
-        (300, 300, (1, 1)),
-        (5000, 1, (3, 3)),
-        (1, 5000, (3, 3)),
-        (3000, 700, (5, 7)),  # more than 1,000 taps
-        (64, 64, (64, 64)),  # no pass is needed
-        (64, 50, (64, 70)),
-        (50, 64, (70, 64)),
-    ]:
+    for height, width, size in EXTREMES:
         for channels_last in (False, True):
             plan = Resize(size, channels_last=channels_last)
             made.pixels(plan, noise(height, width))

@@ -22,14 +22,16 @@ from fastload.image.kernels_check import agrees_with_torch
 from fastload.image.plan_tables import plan_table
 from tests.image.kernel_runs import (
     ARENA,
+    EXTREMES,
     by_torch,
     empty_row,
     guarded,
     guarded_copy,
     image_of,
     make,
+    noise,
 )
-from tests.image.photographs import Pixels, photographs
+from tests.image.photographs import photographs
 
 FLOATS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 SIDES = st.one_of(st.integers(1, 12), st.integers(1, 80), st.integers(1, 600))
@@ -38,10 +40,6 @@ SHARES = st.floats(0.01, 1.5).map(lambda share: float(np.float32(share)))
 COMMON = st.fixed_dictionaries({"channels_last": st.booleans()}).flatmap(
     lambda common: st.sampled_from([common, common | FLOATS])
 )
-
-
-def noise(height: int, width: int, seed: int = 0) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 @st.composite
@@ -86,21 +84,7 @@ def test_photographs(kernels: Kernels, name: str, options: Any) -> None:
     assert torch.equal(make(kernels, centre, pixels).row, by_torch(centre, pixels))
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "size"),
-    [
-        (1, 1, (1, 1)),
-        (1, 1, (300, 300)),
-        (300, 300, (1, 1)),
-        (5000, 1, (3, 3)),
-        (1, 5000, (3, 3)),
-        (3000, 700, (5, 7)),  # more than 1,000 taps
-        (64, 64, (64, 64)),  # no pass is needed
-        (64, 50, (64, 70)),  # no vertical one
-        (50, 64, (70, 64)),  # no horizontal one
-        (33, 65, (129, 31)),
-    ],
-)
+@pytest.mark.parametrize(("height", "width", "size"), EXTREMES)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_extreme_sizes(
     kernels: Kernels, height: int, width: int, size: tuple[int, int], channels_last: bool

@@ -44,11 +44,11 @@ class Kernels:
     crc32: Entry
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Raise Unavailable if the library was built from other sources than those beside it."""
+        """Raise ValueError if the library was built from other sources than those beside it, or does not say so."""
         built_from = ctypes.c_char * 64
         built = built_from.in_dll(library, "built_from").value.decode()
         if (sources := _sources()) and built != sources:
-            raise Unavailable(f"off: built from other sources. To build them again: {_remedy()}")
+            raise ValueError("built from other sources")
         for name, (result, arguments) in _ENTRIES.items():
             entry = getattr(library, name)
             entry.restype, entry.argtypes = result, arguments
@@ -59,10 +59,6 @@ class Kernels:
         """The instructions that the inner loops use."""
         self.libjpeg: str | None = (library.jpeg_name() or b"").decode() or None
         """The library that decodes JPEGs, or None if there is none."""
-
-
-class Unavailable(Exception):
-    """The kernels cannot run here. The message says why."""
 
 
 @lru_cache(maxsize=1)
@@ -77,9 +73,7 @@ def _loaded() -> Kernels | str:
         )
     try:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
-    except Unavailable as error:
-        return str(error)
-    except (OSError, AttributeError, ValueError) as error:  # ValueError: without a hash
+    except (OSError, AttributeError, ValueError) as error:
         return f"off: {error}. To build them again: {_remedy()}"
 
 
@@ -127,10 +121,8 @@ def _remedy() -> str:
     command = [sys.executable, "-m", "pip", "install", *options]
     if LIBRARY.with_name("kernels.h").exists():  # a clone, whatever else is installed
         return shlex.join([*command, "--editable", str(LIBRARY.parents[3])])
-    origin = {}
-    for found in importlib.metadata.distributions(name="fastload"):
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-        break
+    found = next(iter(importlib.metadata.distributions(name="fastload")), None)
+    origin = json.loads((found and found.read_text("direct_url.json")) or "{}")
     url = urlsplit(origin.get("url", ""))
     if version := origin.get("vcs_info"):
         return shlex.join([*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"])

@@ -85,11 +85,13 @@ struct arena {
     int64_t used;   /* also counts what did not fit */
 };
 
+static inline int64_t rounded_up(int64_t bytes) { return (bytes + 63) & ~INT64_C(63); }
+
 /* Returns memory at a multiple of 64, or NULL if the arena has too little. Then `used` says how much it needs. */
 static inline void *take(struct arena *arena, int64_t bytes)
 {
     int64_t at = arena->used;
-    arena->used += (bytes + 63) & ~INT64_C(63);
+    arena->used += rounded_up(bytes);
     return arena->used <= arena->bytes ? arena->begin + at : NULL;
 }
 
@@ -107,18 +109,14 @@ struct size size_before_crop(const struct image *image, const struct plan *plan)
 
 /* ---- payload.c ---- */
 
-/* Reads `count` bytes of an open file from `offset` on. Returns false if it has fewer, or cannot be read. */
-bool read_all(int file, uint8_t *to, int64_t count, int64_t offset);
-
 /* Returns the payload's bytes from `first` on, checked: where they are, or read into `room`. Sets the state if it cannot. */
 const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, uint8_t *room);
 
 /* Reads the file whose name is at `source`, and sets length and state. Returns its bytes, or NULL. */
 const uint8_t *read_file(struct image *image, struct arena *arena);
 
-/* Let the system read what images in open files, or files with names, need, if some of it is not in the page cache. */
+/* Lets the system read the payloads of images in open files, if some of them are not in the page cache. */
 void read_ahead(const struct image *images, int64_t count);
-void read_files_ahead(const struct image *images, int64_t count);
 
 /* ---- checksum.c ---- */
 

@@ -12,7 +12,8 @@
 /* Python reads a larger file, or a directory, whose end some file systems put beyond this. */
 #define MOST_FILE_BYTES (INT64_C(1) << 30)
 
-bool read_all(int file, uint8_t *to, int64_t count, int64_t offset)
+/* Reads `count` bytes from `offset` on. Returns false if the file has fewer, or cannot be read. */
+static bool read_all(int file, uint8_t *to, int64_t count, int64_t offset)
 {
     int64_t end;
     if (count < 0 || __builtin_add_overflow(offset, count, &end))
@@ -44,7 +45,7 @@ const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, u
     int64_t began = nanoseconds();
     const uint8_t *bytes = NULL;
     if (image->file < 0)
-        bytes = (const uint8_t *)(intptr_t)image->source + first;
+        bytes = (const uint8_t *)pointer(image->source) + first;
     else if (read_part(image, first, count, room))
         bytes = room;
     else
@@ -61,8 +62,6 @@ const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, u
 
 enum { EVERY = 8 }; /* images of which one is looked at: less than 1 us an image */
 
-static int open_named(const struct image *image) { return open(pointer(image->source), O_RDONLY | O_CLOEXEC); }
-
 /* Returns whether a byte of an open file is not in the page cache. */
 static bool is_cold(int file, int64_t offset)
 {
@@ -78,21 +77,6 @@ void read_ahead(const struct image *images, int64_t count)
         cold = is_cold((int)images[k].file, images[k].source);
     for (int64_t k = 0; k < count && cold; k++)
         posix_fadvise((int)images[k].file, images[k].source, images[k].length, POSIX_FADV_WILLNEED);
-}
-
-void read_files_ahead(const struct image *images, int64_t count)
-{
-    bool cold = false;
-    for (int64_t k = 0; k < count && !cold; k += EVERY) {
-        int file = open_named(images + k);
-        cold = is_cold(file, 0);
-        close(file);
-    }
-    for (int64_t k = 0; k < count && cold; k++) {
-        int file = open_named(images + k);
-        posix_fadvise(file, 0, 0, POSIX_FADV_WILLNEED);
-        close(file);
-    }
 }
 
 /* ---- files ---- */
@@ -122,7 +106,7 @@ const uint8_t *read_file(struct image *image, struct arena *arena)
 {
     int64_t began = nanoseconds();
     const uint8_t *bytes = NULL;
-    int file = open_named(image);
+    int file = open(pointer(image->source), O_RDONLY | O_CLOEXEC);
     if (file < 0) {
         image->state = UNREADABLE;
     } else {

@@ -21,8 +21,6 @@ enum {
 /* Unlike fmax, this is one instruction. No share is NaN. */
 static inline double maximum(double a, double b) { return a > b ? a : b; }
 
-static int64_t rounded_up(int64_t bytes) { return (bytes + 63) & ~INT64_C(63); }
-
 /* ---- memory. Sides are below 2^28, so the largest product here, of weights and pixels, is below 2^62 ---- */
 
 /* A crop is in the middle, as torchvision's center crop. If `result` is larger, the pixels around `after` are black. */

@@ -119,21 +119,20 @@ ENTRY int64_t resample_run(struct image *images, int64_t count, const struct pla
 /* From raw pixels in a file or in memory. */
 ENTRY int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes)
 {
-    read_ahead((const struct image *)(uintptr_t)images, count);
+    read_ahead(images, count);
     return run(images, count, plan, arena, arena_bytes, render_raw);
 }
 
 /* From a JPEG in an open file or in memory. */
 ENTRY int64_t jpeg_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes)
 {
-    read_ahead((const struct image *)(uintptr_t)images, count);
+    read_ahead(images, count);
     return run(images, count, plan, arena, arena_bytes, render_encoded);
 }
 
 /* From a whole file: `source` is the address of its name, which ends with a zero byte. */
 ENTRY int64_t file_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes)
 {
-    read_files_ahead((const struct image *)(uintptr_t)images, count);
     return run(images, count, plan, arena, arena_bytes, render_file);
 }
 

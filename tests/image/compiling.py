@@ -1,0 +1,24 @@
+"""Programs in C that the tests link with the kernels' sources."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastload.image import kernels
+
+KERNELS = Path(kernels.__file__).parent
+FLAGS = ["-std=gnu11", "-O2", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def compiled(
+    name: str, folder: Path, compiler: Sequence[str], *options: str, libraries: Sequence[str] = ()
+) -> Path:
+    """Compile the program `name`.c of this folder and all kernels. Return its path in `folder`."""
+    program = folder / name
+    sources = [Path(__file__).with_name(f"{name}.c"), *sorted(KERNELS.glob("*.c"))]
+    command = [*compiler, *FLAGS, *options, f"-I{KERNELS}", *map(str, sources), *libraries, "-lm"]
+    subprocess.run([*command, "-o", program], check=True)
+    return program
