@@ -23,7 +23,8 @@ This page is written by `scripts/promises` from the docstrings of the tests and 
 """
 
 AREAS = {
-    "Order": "tests/promises/test_{exactly_once,kinds_of_worker,ranks,blocks} tests/test_sampler",
+    "Order": """tests/promises/test_{exactly_once,kinds_of_worker,ranks,blocks} tests/test_sampler
+        tests/promises/test_recorded_batches""",
     "In place of torch's DataLoader": """tests/promises/test_{arguments,parity_default_collate,coexistence}
         tests/test_{workers,torch_private} tests/promises/test_{lightning*,accelerate*,trainer*,torch_threads}
         tests/promises/test_{frameworks,framework_examples}""",
