@@ -83,9 +83,9 @@ def base_commit() -> str | None:
     return found.strip() if found else None
 
 
-def turn() -> int:
-    """Return the turn of this change, 0 to 4: how often `.ci/base` changed, modulo five. Without git it is 0."""
-    return int((git("rev-list", "--count", "HEAD", "--", ".ci/base") or "0").strip()) % TURNS
+def changes() -> int:
+    """Return how often `.ci/base` changed; modulo `TURNS` it is the turn of this change. Without git it is 0."""
+    return int((git("rev-list", "--count", "HEAD", "--", ".ci/base") or "0").strip())
 
 
 def changed_files(base: str) -> list[str]:

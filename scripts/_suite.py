@@ -59,22 +59,17 @@ class Step:
     command: Sequence[str] = ()
 
 
-def in_python(minor: str) -> Step:
-    command = [
-        "bash",
-        "scripts/test",
-        "--python",
-        minor,
-        "-n",
-        "auto",
-        "-m",
-        "not slow",
-        "tests/isolation",
-    ]
-    return Step(f"isolation on Python {minor}", (), command=command)
-
-
 QUICK = ("-n", "auto", "-m", "not slow")
+
+
+def in_python(version: str) -> Step:
+    tests = ("tests/isolation", "tests/promises", "tests/image")
+    command = ["bash", "scripts/test", "--python", version, *QUICK, *tests]
+    return Step(f"Python {version}", (), command=command)
+
+
+PYTHONS = [in_python(version) for version in ("3.12", "3.13", "3.15")]
+"""They take turns in one turn, and 3.14 has one of its own."""
 VARIANTS = (
     [
         Step(
@@ -92,8 +87,8 @@ VARIANTS = (
         Step("images by plain kernels", (*QUICK, *IMAGES), {"FASTLOAD_KERNELS": "plain"}),
         Step("images under the sanitizers", (), command=["bash", "scripts/sanitize"]),
     ],
-    [in_python("3.12")],
-    [in_python("3.13")],
+    [in_python("3.14")],
+    PYTHONS,
     [
         Step(
             "the wheel on the oldest torch, without extras",
@@ -127,15 +122,17 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
     steps = [Step("tests", (*QUICK, *choice.files))]
     if mode == "--changed":
         return steps, [*left_out, "slow tests and variants"]
-    turn = _choose.turn()
-    others = [
-        name for number, variant in enumerate(VARIANTS) if number != turn for name in names(variant)
-    ]
+    changes = _choose.changes()
+    turn = changes % _choose.TURNS
+    variants = VARIANTS[turn]
+    if variants is PYTHONS:
+        variants = [PYTHONS[changes // _choose.TURNS % len(PYTHONS)]]
+    others = [name for steps in VARIANTS for name in names(steps) if name not in names(variants)]
     left_out += [
         f"slow tests of {len(_choose.slow_files()) - len(_choose.fifth(turn))} files, and {', '.join(others)}"
     ]
-    print(f"Turn {turn + 1} of {_choose.TURNS}: {', '.join(names(VARIANTS[turn]))}", flush=True)
-    return [WHEEL, *steps, slow(_choose.fifth(turn)), *VARIANTS[turn]], left_out
+    print(f"Turn {turn + 1} of {_choose.TURNS}: {', '.join(names(variants))}", flush=True)
+    return [WHEEL, *steps, slow(_choose.fifth(turn)), *variants], left_out
 
 
 def names(steps: Iterable[Step]) -> list[str]:

@@ -168,7 +168,7 @@ def test_everything_has_the_slow_tests_and_each_variant() -> None:
 def pythons(checkout: Checkout) -> dict[str, str]:
     """An environment in which Python 3.12 is on the PATH, 3.13 known to pyenv only, 3.11 nowhere."""
     shims, versions = checkout.root / "shims", checkout.root / "pyenv" / "versions"
-    in_pyenv = versions / "3.13.0" / "bin" / "python3"
+    in_pyenv = versions / "3.13.0" / "bin" / "python3.13"
     in_pyenv.parent.mkdir(parents=True)
     shims.mkdir()
     for name in ("python3.11", "python3.13"):  # as pyenv leaves them for what is not chosen
@@ -176,7 +176,13 @@ def pythons(checkout: Checkout) -> dict[str, str]:
         (shims / name).chmod(0o755)
     for found in (shims / "python3.12", in_pyenv):
         shutil.copy(checkout.root / "venv" / "bin" / "python", found)
-    return {"PATH": f"{shims}:{os.environ['PATH']}", "PYENV_ROOT": str(versions.parent)}
+    (shims / "apt-get").write_text("#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
+    (shims / "apt-get").chmod(0o755)
+    return {
+        "PATH": f"{shims}:{os.environ['PATH']}",
+        "PYENV_ROOT": str(versions.parent),
+        "FASTLOAD_PYTHONS": str(checkout.root / "made"),
+    }
 
 
 def test_another_python_is_tested_in_an_environment_of_its_own(
@@ -186,9 +192,21 @@ def test_another_python_is_tested_in_an_environment_of_its_own(
         status, _, asked = checkout.run("scripts/test", "--python", minor, "-x", **pythons)
         made = [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)]
         assert (status, made) == (0, [f"-m venv ROOT/venv-{minor}", "-m pytest -x"])
-        assert installations(asked) == ["ROOT[images,tests]"]
+        assert installations(asked) == ["", "ROOT[images,tests]"]  # torch comes first
+
+
+def test_a_python_that_cannot_be_had_is_left_out(
+    checkout: Checkout, pythons: dict[str, str]
+) -> None:
     status, output, asked = checkout.run("scripts/test", "--python", "3.11", **pythons)
-    assert (status, output, asked) == (_suite.NOT_HERE, "Python 3.11 is not here\n", [])
+    assert (status, asked) == (_suite.NOT_HERE, [])
+    assert re.match(r"Python 3.11 (is not here|could not be made)", output.splitlines()[-1])
+    assert not any((checkout.root / "made").glob("*"))
+    status, output, asked = checkout.run(
+        "scripts/test", "--python", "3.12", FAIL_ON="pip install", **pythons
+    )
+    last = "torch cannot be installed for this Python"
+    assert (status, output.splitlines()[-1]) == (_suite.NOT_HERE, last)
 
 
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]

@@ -47,7 +47,7 @@ class Draws:
         of_numpy, of_python, of_state = self.held
         drawn = [
             *(index, *cards, random.random(), random.gauss(0, 1), random.randrange(10**6)),
-            *(np.random.rand(), np.random.randn(), *np.random.permutation(9)),  # noqa: NPY002
+            *(np.random.rand(), np.random.randn(), *np.random.permutation(9)),
             *(of_numpy.random(), of_python.random(), of_state.standard_normal()),
             *(fastload.sample_rng().random(), *torch.rand(2).tolist(), *torch.randperm(9).tolist()),
             torch.rand(1, generator=fastload.sample_generator()).item(),
