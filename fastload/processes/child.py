@@ -77,8 +77,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     global_draws.in_worker_process = True
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
-    if job.forked:
-        gc.freeze()  # a collection would write to every object, and so copy the pages of all
+    gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     wire = Wire(work)
     heard = _Beside(beside)
