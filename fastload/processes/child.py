@@ -105,9 +105,8 @@ def _in_fork_of_worker() -> None:
     """Let any error or signal end a process that a sample forks. It must not answer in the worker's place."""
     user_errors.passing = (BaseException,)
     for number in _SIGNALS:
-        if (
-            signal.getsignal(number) is _nothing
-        ):  # `Pool.terminate()` waits for a process to which it sent SIGTERM
+        # `Pool.terminate()` waits for a process to which it sent SIGTERM.
+        if signal.getsignal(number) is _nothing:
             interrupts = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
 
@@ -158,11 +157,9 @@ class _Beside:
                 if said == jobs.STACK:
                     self._tell_stack()
                     continue
-                last = (
-                    struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))[0]
-                    if said == jobs.DROP
-                    else 0
-                )
+                last = 0
+                if said == jobs.DROP:
+                    (last,) = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))
                 with self._changed:
                     self._dropped = max(self._dropped, last)
                     self._ends = self._ends or said == jobs.END

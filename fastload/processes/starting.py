@@ -270,9 +270,8 @@ def _can_be_sent(x: Any) -> bool:
     try:
         ForkingPickler.dumps(x)
     except RuntimeError as exc:
-        return "inheritance" in str(
-            exc
-        )  # a lock or queue of multiprocessing: only while a process starts
+        # A lock or queue of multiprocessing: only while a process starts.
+        return "inheritance" in str(exc)
     except Exception:
         return False
     return True

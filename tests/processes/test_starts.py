@@ -3,6 +3,7 @@
 - What a new process cannot be given is named by its path. A script without a main guard ends with what to do.
 - Worker processes start from `python -c`, standard input, a thread that ends, and inside other loaders' workers.
 - A process forks beside threads that log, draw and read, and no worker hangs.
+- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them.
 - If MPI or a library with threads is in use, workers start by the fork server, and do not join MPI.
 """
 
