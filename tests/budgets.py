@@ -21,7 +21,7 @@ BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_714,
     "loaded beside the way": 2_466,
-    "the core's other files": 616,
+    "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
@@ -46,7 +46,7 @@ BUDGETS = {
     "fastload/train": 1_261,
     "benchmarks": 3_392,
     # parts of their own, and parts to come
-    "process workers": 1_554,
+    "process workers": 1_551,
     "verdicts and allow list": 1_546,
 }
 
@@ -72,7 +72,7 @@ LISTED = {
     "process workers": """
         engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
         processes/packing
-        processes/parent processes/pausing processes/preload processes/segments processes/starting processes/wire
+        processes/parent processes/pausing processes/segments processes/starting processes/wire
     """,
     "verdicts and allow list": """
         engine/choice reading/tripwire
@@ -80,7 +80,7 @@ LISTED = {
         verdicts/objects verdicts/reach verdicts/reader verdicts/values
     """,
     "the core's other files": """
-        __main__ testing memory/prefetch
+        __main__ testing memory/prefetch processes/preload
         _kit/disk _kit/evaluating _kit/fingerprint _kit/pool
     """,
 }
