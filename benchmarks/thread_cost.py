@@ -1,7 +1,12 @@
-"""Promise: The time to start and to stop 64 threads is measured, with samples that cost nothing."""
+"""Promises:
+- The time to start and to stop 64 threads is measured, with samples that cost nothing.
+- The first batch of 2 workers is measured for threads, forks and a fork server, beside torch's default, and the import.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
 from time import perf_counter
@@ -21,18 +26,32 @@ REPEATS = 5
 
 BATCH = 64
 KINDS = ["fastload", "torch", "bare threads"]
+PROCESSES = {"kind": "fastload", "worker_method": "process"}
+STARTS = {
+    "2 threads": {"kind": "fastload"},
+    "2 processes": PROCESSES,
+    "2 processes of a fork server": PROCESSES | {"multiprocessing_context": "forkserver"},
+    "torch's 2 processes": {"kind": "torch"},
+}
+IMPORT = "from time import perf_counter; t = perf_counter(); import NAME; print(perf_counter() - t)"
 
 
 def cases(*, smoke: bool) -> list[Case]:
     workers = 2 if smoke else 64
-    return [Case(kind, {"kind": kind, "workers": workers}) for kind in KINDS]
+    starts = [Case(name, {"workers": 2, "second": True, **way}) for name, way in STARTS.items()]
+    return [*(Case(kind, {"kind": kind, "workers": workers}) for kind in KINDS), *starts]
 
 
-def measure(*, kind: str, workers: int) -> Figures:
+def measure(*, kind: str, workers: int, second: bool = False, **options: Any) -> Figures:
     if kind == "bare threads":
         return _bare_threads(workers)
+    if second:
+        ways = "first loader", "second loader"
+        found = {way: measure(kind=kind, workers=2, **options)["first_batch_ms"] for way in ways}
+        python = [sys.executable, "-c", IMPORT.replace("NAME", kind)]
+        return {**found, f"import {kind}": 1000 * float(subprocess.check_output(python))}
     cls = fastload.DataLoader if kind == "fastload" else TorchDataLoader
-    loader: TorchDataLoader[Any] = cls(Ready(100 * BATCH), BATCH, num_workers=workers)
+    loader: TorchDataLoader[Any] = cls(Ready(100 * BATCH), BATCH, num_workers=workers, **options)
     began = perf_counter()
     batches = iter(loader)
     _, indices = next(batches)
@@ -72,4 +91,9 @@ def rows(results: Results) -> list[Row]:
         of = partial(row, results, key=key, unit="ms")
         found.append(of("fastload", name=f"{what}: fastload", against=("torch", key), aim=aim))
         found += [of(kind, name=f"{what}: {kind}") for kind in KINDS[1:]]
+    of = partial(row, results, unit="ms")
+    for key in ("first loader", "second loader"):
+        found += [of(name, key, name=f"{key}: {name}") for name in STARTS]
+    keys = {"2 threads": "import fastload", "torch's 2 processes": "import torch"}
+    found += [of(name, key, name=key) for name, key in keys.items()]
     return found

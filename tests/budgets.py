@@ -21,7 +21,7 @@ BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_714,
     "loaded beside the way": 2_466,
-    "the core's other files": 616,
+    "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_525,
     "fastload/telemetry": 269,
@@ -37,16 +37,16 @@ BUDGETS = {
     "fastload/elastic": 713,
     "fastload/flow": 1_113,
     "fastload/image": 985,
-    "fastload/image/kernels": 160,
-    "kernels in C": 1_530,
+    "fastload/image/kernels": 152,
+    "kernels in C": 1_502,
     "fastload/measure": 773,
     "fastload/parameters": 2_289,
     "fastload/store": 3_206,
     "fastload/stream": 1_058,
     "fastload/train": 1_261,
-    "benchmarks": 3_376,
+    "benchmarks": 3_392,
     # parts of their own, and parts to come
-    "process workers": 1_534,
+    "process workers": 1_551,
     "verdicts and allow list": 1_546,
 }
 
@@ -80,7 +80,7 @@ LISTED = {
         verdicts/objects verdicts/reach verdicts/reader verdicts/values
     """,
     "the core's other files": """
-        __main__ testing memory/prefetch
+        __main__ testing memory/prefetch processes/preload
         _kit/disk _kit/evaluating _kit/fingerprint _kit/pool
     """,
 }

@@ -77,8 +77,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     global_draws.in_worker_process = True
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
-    if job.forked:
-        gc.freeze()  # a collection would write to every object, and so copy the pages of all
+    gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     wire = Wire(work)
     heard = _Beside(beside)
@@ -106,9 +105,8 @@ def _in_fork_of_worker() -> None:
     """Let any error or signal end a process that a sample forks. It must not answer in the worker's place."""
     user_errors.passing = (BaseException,)
     for number in _SIGNALS:
-        if (
-            signal.getsignal(number) is _nothing
-        ):  # `Pool.terminate()` waits for a process to which it sent SIGTERM
+        # `Pool.terminate()` waits for a process to which it sent SIGTERM.
+        if signal.getsignal(number) is _nothing:
             interrupts = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
 
@@ -159,11 +157,9 @@ class _Beside:
                 if said == jobs.STACK:
                     self._tell_stack()
                     continue
-                last = (
-                    struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))[0]
-                    if said == jobs.DROP
-                    else 0
-                )
+                last = 0
+                if said == jobs.DROP:
+                    (last,) = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))
                 with self._changed:
                     self._dropped = max(self._dropped, last)
                     self._ends = self._ends or said == jobs.END

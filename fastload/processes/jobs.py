@@ -29,8 +29,6 @@ class Job(NamedTuple):
     """Torch's base seed."""
     asks: bool
     """Whether `on_error` is a function, which runs in the loop's process."""
-    forked: bool
-    """Whether the process is a fork of the loop's, whose objects it shares."""
 
 
 class Sealed:

@@ -59,7 +59,6 @@ class Child:
     def __init__(self, job: Job, settings: Settings, segments: Segments, notices: Notices) -> None:
         self.job = job
         self.cpu_s = 0.0
-        self.dead = False
         self._owner = os.getpid()
         self._settings = settings
         self._segments = segments
@@ -78,6 +77,7 @@ class Child:
 
     def start(self, context: BaseContext, sealed: Sealed) -> None:
         """Start the process. Raise what starting or pickling raised. Then call `end`."""
+        self.dead = False
         ours, theirs = socket.socketpair()
         ours_beside, theirs_beside = socket.socketpair()
         self._work, self._beside = ours, ours_beside

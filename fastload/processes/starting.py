@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.popen_fork  # a new module would let a child search again
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
@@ -24,6 +25,7 @@ from fastload.processes.jobs import Job, Sealed
 from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.segments import Segments
+from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
 from fastload.random.streams import MODULES, chosen_modules, routable
 from fastload.reading.notices import Notices
@@ -35,6 +37,9 @@ _THREADED = {name: "its threads" for name, entry in LIBRARIES.items() if entry.f
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
+
+_SERVER: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
+"""Multiprocessing's fork server, one for a process. Nothing public tells what the program had it import."""
 
 
 def start_children(
@@ -70,13 +75,11 @@ def start_children(
     try:
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
-            hidden = nullcontext if method == "fork" else _without_launcher
             for worker in range(num_workers):
-                job = Job(worker, num_workers, seed, asks, forked=method == "fork")
+                job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))
                 try:
-                    with hidden(), _ctrl_c_waits():
-                        children[-1].start(context, sealed)
+                    _start(children[-1], context, sealed)
                 except Exception as exc:
                     nested = "bootstrapping phase" in str(exc)  # a script without a main guard
                     if method == "fork" or isinstance(exc, OSError) or nested:
@@ -91,6 +94,24 @@ def start_children(
             one.end(1.0)
         raise
     return children
+
+
+def _start(child: Child, context: BaseContext, sealed: Sealed) -> None:
+    """Start a worker's process. If the fork server ends because of what it imports, start it once more without that."""
+    with _ctrl_c_waits():
+        if context.get_start_method() == "fork":
+            child.start(context, sealed)
+            return
+        try:
+            with _as_server_starts(_to_preload()):
+                child.start(context, sealed)
+        except (EOFError, ConnectionError):
+            child.end(0)
+            if (ending := watched(getattr(_SERVER, "_forkserver_pid", None) or 0)) is not None:
+                can_be_read(ending, 1.0)  # multiprocessing starts no other before it has ended
+                os.close(ending)
+            with _as_server_starts([]):
+                child.start(context, sealed)
 
 
 @contextmanager
@@ -183,15 +204,31 @@ def _hazard_of_fork() -> str:
     )
 
 
+def _to_preload() -> list[str]:
+    """Return what a fork server is to import: what the program told it to, torch, fastload, and libraries in use here.
+
+    They are those that survive a fork. A server has no code of the user's: what that opens or starts is unknown.
+    """
+    theirs = [*getattr(_SERVER, "_preload_modules", [])]
+    if theirs == ["__main__"] and (_hazard_of_fork() or "mpi4py.MPI" in sys.modules):
+        theirs = []  # multiprocessing's default: the script would import the hazard, and MPI would start there
+    # In the order in which this process imported them, as some libraries fail in another.
+    safe = [name for name in sys.modules if name in LIBRARIES and LIBRARIES[name].fork == "yes"]
+    return [*theirs, *safe, "fastload.processes.preload"]
+
+
 @contextmanager
-def _without_launcher() -> Iterator[None]:
-    """Hide an MPI launcher's variables in the block: a fork server that starts there is no rank, nor are its forks."""
+def _as_server_starts(preload: list[str]) -> Iterator[None]:
+    """Let a fork server that starts in the block import modules. Hide an MPI launcher's variables, so it is no rank."""
+    theirs = getattr(_SERVER, "_preload_modules", [])
     hidden = {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHER)}
     for name in hidden:
         del os.environ[name]
+    _SERVER._preload_modules = preload
     try:
         yield
     finally:
+        _SERVER._preload_modules = theirs
         os.environ.update(hidden)
 
 
@@ -233,9 +270,8 @@ def _can_be_sent(x: Any) -> bool:
     try:
         ForkingPickler.dumps(x)
     except RuntimeError as exc:
-        return "inheritance" in str(
-            exc
-        )  # a lock or queue of multiprocessing: only while a process starts
+        # A lock or queue of multiprocessing: only while a process starts.
+        return "inheritance" in str(exc)
     except Exception:
         return False
     return True

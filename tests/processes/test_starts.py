@@ -3,6 +3,7 @@
 - What a new process cannot be given is named by its path. A script without a main guard ends with what to do.
 - Worker processes start from `python -c`, standard input, a thread that ends, and inside other loaders' workers.
 - A process forks beside threads that log, draw and read, and no worker hangs.
+- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them.
 - If MPI or a library with threads is in use, workers start by the fork server, and do not join MPI.
 """
 
@@ -177,7 +178,9 @@ def program(context: str | None, body: str) -> str:
     return PROGRAM.replace("CONTEXT", repr(context)) + body
 
 
-def real_python(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+def real_python(
+    *arguments: str, input: str | None = None, path: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     """Run a Python of its own: a warm one cannot show how a new process finds `__main__`."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
@@ -186,7 +189,7 @@ def real_python(*arguments: str, input: str | None = None) -> subprocess.Complet
         text=True,
         timeout=100,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
     )
 
 
@@ -399,6 +402,62 @@ def test_beside_a_long_sample_of_another_loader_the_fork_server_starts_the_worke
         assert "dataset.transform" in str(caught.value)
         dataset.release()
         assert torch.cat([next(iterator), *iterator]).tolist() == [*range(8)]
+
+
+INHERITS = """
+import os, sys
+HERE = {"torch", "fastload.processes.child", "tqdm", "polars", "chosen"}
+INHERITED = sorted(HERE & sys.modules.keys())  # all of them are imported below, in a worker too
+import multiprocessing
+import chosen, polars, tqdm, fastload
+from tests.fakes import Numbers
+
+
+class Inherited(Numbers):
+    def __getitem__(self, index):
+        return os.getppid(), len(os.listdir(f"/proc/{os.getppid()}/task")), INHERITED
+
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    for _ in range(2):
+        loader = fastload.DataLoader(Inherited(1), None, num_workers=1, worker_method="process")
+        (server, threads, inherited), = loader
+        print(threads, *inherited)
+    assert server != os.getpid()
+    print(multiprocessing.forkserver._forkserver._preload_modules)
+"""
+
+
+@pytest.mark.parametrize("preload", [["__main__"], ["chosen"]])
+def test_workers_of_a_fork_server_share_what_it_imported_once(
+    preload: list[str], tmp_path: Path
+) -> None:
+    """That is torch, fastload, libraries that survive a fork, and what the program asks for. Its list stays its own."""
+    for name in ("chosen", "polars", "tqdm"):
+        (tmp_path / f"{name}.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text(INHERITS.replace("PRELOAD", repr(preload)))
+    done = real_python(str(script), path=tmp_path)
+    chosen = " chosen" * (preload == ["chosen"])
+    seen = f"1{chosen} fastload.processes.child torch tqdm\n"
+    assert (done.returncode, done.stdout) == (0, f"{seen}{seen}{preload}\n"), done.stderr
+
+
+ENDS = """
+import multiprocessing, os
+first = os.environ.setdefault("FIRST", str(os.getpid())) == str(os.getpid())
+if not first and "worker" not in multiprocessing.current_process().name:
+    os._exit(3)
+"""
+
+
+def test_if_an_import_ends_the_fork_server_it_starts_without(tmp_path: Path) -> None:
+    (tmp_path / "tqdm.py").write_text(ENDS)
+    script = tmp_path / "script.py"
+    script.write_text("import tqdm\n" + program("forkserver", GUARDED))
+    done = real_python(str(script), path=tmp_path)
+    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
 
 
 MPI = """

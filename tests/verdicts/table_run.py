@@ -184,6 +184,7 @@ def main(name: str, folder: str, *ways: str) -> None:
     log.addHandler(reasons)
     log.setLevel(logging.INFO)
     os.environ.update(program.env)
+    multiprocessing.set_start_method("fork")  # torch's workers, unless the way says otherwise
     multiprocessing.set_forkserver_preload(["torch", "fastload.loader"])
     sys.path[:0] = [folder, f"{folder}/site-packages"]
     warnings.simplefilter("ignore", DeprecationWarning)
