@@ -140,6 +140,14 @@ def forkserver() -> ForkServerContext:
     return context
 
 
+@pytest.fixture
+def forks() -> Iterator[None]:
+    """Let multiprocessing fork, and so torch's loader, as before Python 3.14."""
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(None, force=True)
+
+
 @pytest.fixture(autouse=True)
 def _what_other_tests_imported_is_no_hazard() -> Iterator[None]:
     """Let workers fork, although an earlier test imported gRPC or another library that starts threads."""

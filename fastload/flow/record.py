@@ -69,9 +69,11 @@ def stamps(folder: Path, paths: Iterable[str]) -> dict[str, str]:
 
 def _stamp(path: Path) -> str:
     try:
-        return fingerprint(path, paths=True) if path.exists() else "absent"
-    except OSError:
-        return "unreadable"
+        path.stat()  # `exists()` hides errors
+        return fingerprint(path, paths=True)
+    except OSError as exc:
+        missing = isinstance(exc, FileNotFoundError | NotADirectoryError)
+        return "absent" if missing else "unreadable"
 
 
 def wrong_with(found: dict[str, str]) -> str:

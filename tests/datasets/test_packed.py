@@ -342,7 +342,13 @@ def test_loaders_of_all_methods_give_each_record_once(packed: Path, method: Any)
     dataset[0]  # a fork inherits what is open
     expected = sorted(int(pixels_of(k).sum()) for k in range(20))
     with fastload.DataLoader(
-        dataset, 4, shuffle=True, num_workers=2, worker_method=method, collate_fn=list
+        dataset,
+        4,
+        shuffle=True,
+        num_workers=2,
+        worker_method=method,
+        collate_fn=list,
+        multiprocessing_context="fork" if method == "torch" else None,  # the lambda is no pickle
     ) as loader:
         for _ in range(2):
             assert sorted(total for batch in loader for total, _ in batch) == expected

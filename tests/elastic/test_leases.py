@@ -185,6 +185,7 @@ def test_a_sample_that_fails_is_delivered(on_error: str, closing: Make) -> None:
     assert leases.state_dict()["done"] == [[0, 11]]
 
 
+@pytest.mark.usefixtures("forks")
 def test_torchs_loader_raises_rather_than_hang(closing: Make) -> None:
     sampler = LeaseSampler(closing(HashStore()), BATCH)
     for workers in (0, 1):

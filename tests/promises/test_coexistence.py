@@ -375,6 +375,7 @@ def test_get_worker_info_for_every_importer() -> None:
 from torch.utils.data import get_worker_info as early
 from torch.utils.data._utils.worker import get_worker_info as earliest
 import torch, torch.utils.data as data
+torch.multiprocessing.set_start_method("fork")  # this script has no main guard
 kept = [early, earliest, data.get_worker_info]
 import fastload
 

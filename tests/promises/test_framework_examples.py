@@ -57,6 +57,7 @@ def test_one_import_and_a_new_line_are_all_that_changed(name: str) -> None:
     assert "fastload" not in before.split('"""')[2], "but in its docstring"
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_training_learns_with_either_loader(name: str, digits: str) -> None:
     arguments = [digits, "now"] if name.startswith("trainer") else [digits]
