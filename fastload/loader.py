@@ -6,7 +6,6 @@ import copy
 import os
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload._kit.integers import integer
+from fastload._kit.living import Living
 from fastload.engine.choice import choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
@@ -140,7 +140,7 @@ class DataLoader(TorchDataLoader[T]):
         self.begin_early = begin_early
         self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
-        self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
+        self._iterators: Living[LoaderIterator] = Living()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
         self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
@@ -248,7 +248,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._iterators = weakref.WeakSet()
+        self._iterators = Living()
 
     def __repr__(self) -> str:
         """Return dataset, batch size, workers and seed, in one line."""
@@ -347,7 +347,7 @@ class DataLoader(TorchDataLoader[T]):
         Iterators that you still hold raise `LoaderClosedError`. After five seconds it abandons the threads that still
         run, kills such worker processes, and names them in a warning.
         """
-        for iterator in list(self._iterators):
+        for iterator in self._iterators:
             iterator.close()
         join(self._teams)  # also those of iterators that the user has dropped
         self._teams = []
