@@ -1,5 +1,7 @@
-"""Promise: Rounds of loaders in threads, several at once, give what one loop without workers gives. Samples draw, fail, and
-are large or small; loops end in the middle, and resume; other threads ask for statistics and states meanwhile.
+"""Promise: Loaders in threads, several at once, give what one loop without workers gives, round after round.
+
+Samples draw from all global functions, fail, and are large or small. Loops end in the middle, are closed, and resume.
+Other threads ask for statistics and states beside them.
 
 `FASTLOAD_STRESS_ROUNDS` is the number of rounds. `scripts/test --no-gil` runs 1,000 on a Python without the GIL.
 """
@@ -12,7 +14,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ def replaced(index: int, error: Exception) -> Any:
 def plain(batch: Any) -> Any:
     if isinstance(batch, dict):
         return {name: plain(value) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [plain(part) for part in batch]
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
@@ -111,7 +114,7 @@ def given(iterator: Iterator[Any], count: int | None = None) -> list[Any]:
         except Bad as error:
             found.append(str(error))
         else:
-            found.append([plain(part) for part in batch] if type(batch) is list else plain(batch))
+            found.append(plain(batch))
     return found
 
 
@@ -222,7 +225,7 @@ class beside:
 
     def call(self, function: Callable[[], object]) -> None:
         try:
-            while not self.ended.wait(0.001):
+            while not self.ended.wait(0.01):
                 function()
         except BaseException as error:
             self.errors.append(error)
@@ -242,7 +245,9 @@ class beside:
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_a_round_of_loaders_gives_what_a_loop_without_workers_gives(number: int) -> None:
     choose = random.Random(f"round {number}")
-    cases = [(a_case(choose), random.Random(choose.random())) for _ in range(choose.randrange(1, 4))]
+    cases = [
+        (a_case(choose), random.Random(choose.random())) for _ in range(choose.randrange(1, 4))
+    ]
     errors: list[BaseException] = []
 
     def one(case: Case, own: random.Random) -> None:
