@@ -19,11 +19,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_714,
-    "loaded beside the way": 2_466,
+    "the way of an index": 3_716,
+    "loaded beside the way": 2_485,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_525,
+    "fastload/isolation": 1_550,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
@@ -36,18 +36,18 @@ BUDGETS = {
     "fastload/distributed": 1_713,
     "fastload/elastic": 713,
     "fastload/flow": 1_113,
-    "fastload/image": 985,
-    "fastload/image/kernels": 160,
-    "kernels in C": 1_530,
+    "fastload/image": 982,
+    "fastload/image/kernels": 145,
+    "kernels in C": 1_502,
     "fastload/measure": 773,
     "fastload/parameters": 2_289,
     "fastload/store": 3_206,
     "fastload/stream": 1_058,
     "fastload/train": 1_261,
-    "benchmarks": 3_376,
+    "benchmarks": 3_371,
     # parts of their own, and parts to come
     "process workers": 1_534,
-    "verdicts and allow list": 1_546,
+    "verdicts and allow list": 1_550,
 }
 
 LISTED = {

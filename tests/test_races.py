@@ -15,16 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from fastload import DataLoader, RankSampler
 from fastload._kit import torch_private
-from fastload._kit.living import Living
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window
+from fastload.errors import LoaderClosedError
 from fastload.isolation import Isolation
 from fastload.isolation.kinds import _reduced
 from fastload.order.epochs import Epochs
@@ -345,22 +346,18 @@ def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line
 # ---- containers that others change ----
 
 
-class Thing:
-    """Can be weakly referenced."""
+@pytest.mark.parametrize("line", range(1, 7))
+def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None:
+    with DataLoader(Numbers(4), 2) as loader:
+        iterators = [iter(loader) for _ in range(3)]
+        del iterators[1]
 
+        def begin() -> None:
+            iterators.append(iter(loader))
 
-def test_what_lives_is_listed_while_other_threads_add_and_drop() -> None:
-    living, things = Living[Thing](), [Thing() for _ in range(4)]
-    for thing in things:
-        living.add(thing)
-    found = set[int]()
-    for thing in living:
-        found.add(id(thing))
-        things.append(Thing())
-        living.add(things[-1])
-        del things[0]
-    assert len(found) == 4
-    assert {*map(id, living)} == {*map(id, things), id(thing)}
+        at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
+        with pytest.raises(LoaderClosedError):
+            next(iterators[0])
 
 
 @pytest.mark.parametrize("kind", [set, deque])

@@ -12,12 +12,12 @@ import multiprocessing.util
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from fastload._kit.living import Living
 from fastload._kit.user_errors import annotate, contained
 from fastload.engine.threads import (
     JOIN_SECONDS,
@@ -31,7 +31,7 @@ from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.processes.parent import Child
 
-_teams: Living[Team] = Living()
+_teams: weakref.WeakSet[Team] = weakref.WeakSet()
 """The teams of this process, which end with it. Their threads keep them alive."""
 
 _registered = False
@@ -157,17 +157,18 @@ def join(teams: Iterable[Team]) -> None:
 
 
 def _end_all() -> None:
-    for team in _teams:
+    for team in list(_teams):
         team.close()
-    join(_teams)
+    join(list(_teams))
 
 
 atexit.register(_end_all)
 
 
 def _after_fork_in_child() -> None:
-    global _teams, _registered
-    _teams, _registered = Living(), False
+    global _registered
+    _teams.clear()
+    _registered = False
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

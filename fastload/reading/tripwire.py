@@ -216,7 +216,7 @@ def _content(x: Any, depth: int = 4) -> Any:
         except (RuntimeError, TypeError, ValueError):  # a layout or type that NumPy does not know
             return None
     if type(x) in SCALARS:
-        return x
+        return (x,)  # so that NaN is equal to itself
     if depth == 0:
         return id(x)
     kind = type(x)

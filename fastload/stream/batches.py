@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -31,7 +32,6 @@ from typing import Any
 import torch
 
 from fastload._kit.integers import integer
-from fastload._kit.living import Living
 from fastload._kit.torch_private import (
     make_worker_info,
     set_worker_info,
@@ -348,15 +348,14 @@ def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception
         return None, contained(exc)
 
 
-_running: Living[Batches] = Living()
+_running: weakref.WeakSet[Batches] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
     # Their threads do not exist here, and one of them may have held the lock.
-    global _running
-    for one in _running:
+    for one in list(_running):
         one.after_fork()
-    _running = Living()
+    _running.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
