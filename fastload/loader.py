@@ -140,7 +140,8 @@ class DataLoader(TorchDataLoader[T]):
         self.begin_early = begin_early
         self.snapshot_every_n_steps = snapshot_every_n_steps
         # For `close()`. Weak: an iterator that the user drops ends by itself.
-        self._iterators: weakref.WeakSet[LoaderIterator] = weakref.WeakSet()
+        # By id. Not a WeakSet: one cannot list it while other threads begin and drop iterators.
+        self._iterators = weakref.WeakValueDictionary[int, LoaderIterator]()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
         self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
@@ -212,7 +213,7 @@ class DataLoader(TorchDataLoader[T]):
                 )
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
-                self._iterators.add(iterator)
+                self._iterators[id(iterator)] = iterator
             return iterator
         if self.worker_method != "torch":
             warnings.warn(
@@ -248,7 +249,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._iterators = weakref.WeakSet()
+        self._iterators = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
         """Return dataset, batch size, workers and seed, in one line."""
@@ -347,8 +348,9 @@ class DataLoader(TorchDataLoader[T]):
         Iterators that you still hold raise `LoaderClosedError`. After five seconds it abandons the threads that still
         run, kills such worker processes, and names them in a warning.
         """
-        for iterator in list(self._iterators):
-            iterator.close()
+        for ref in self._iterators.valuerefs():
+            if (iterator := ref()) is not None:
+                iterator.close()
         join(self._teams)  # also those of iterators that the user has dropped
         self._teams = []
         self._iterator = None

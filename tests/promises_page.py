@@ -33,6 +33,7 @@ AREAS = {
     "Each worker has its own state": """tests/isolation/test_{state_is_copied,what_is_copied,random_graphs,*}
         tests/compat/* benchmarks/isolation""",
     "Threads or processes": "tests/verdicts/test_{library_cases,*}",
+    "Threads at once": "tests/test_races tests/stress/*",
     "Errors": "tests/promises/test_{errors_in_place,hostile_code,stalls_and_bounds,faults} tests/test_errors",
     "Stopping and resuming": "tests/promises/test_{stopping,resume,beginnings,checkpoints} tests/cli/*",
     "Worker processes": "tests/processes/test_{deaths,memory,starts,signals,errors,*}",

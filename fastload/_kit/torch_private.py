@@ -91,7 +91,7 @@ def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
 
     A sample may seed, for example to crop an image and its mask alike. That would seed the only generator of the
     process, which is the loop's. User code holds these functions, so this replaces their code, as for
-    `get_worker_info`. If `generator()` returns None, they do what they always did.
+    `get_worker_info`. If `generator()` returns None, they do what they always did. One thread at a time may call this.
     """
     module: Any = torch.random
     if getattr(module, "_fastload_generator", None) is generator:

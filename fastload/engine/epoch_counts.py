@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isnan
 from time import perf_counter, process_time
 
@@ -14,7 +14,24 @@ from fastload.memory.slots import SlotPool
 from fastload.processes.parent import Child
 from fastload.processes.segments import Segments
 from fastload.settings import Settings
-from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
+from fastload.telemetry import Recorder, Stats, cores_busy_s, gil_is_on, merge
+
+
+@dataclass(slots=True)
+class Counted:
+    """What the loop has received in one epoch, and how the clocks stood at its beginning. Only the loop writes."""
+
+    epoch: int
+    recorders: list[Recorder]
+    started: float
+    cpu_started: float
+    cores_started: float
+    samples: int = 0
+    batches: int = 0
+    errors: int = 0
+    bytes: int = 0
+    retries: int = 0
+    served_s: float = 0.0  # without workers, the loop waits for itself
 
 
 class EpochCounts:
@@ -39,16 +56,8 @@ class EpochCounts:
 
     def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
         """Restart the counts at 0. `window` and `recorders` count the rest. `window.recount()` restarts its own."""
-        self.epoch = epoch
-        self.samples = 0
-        self.batches = 0
-        self.errors = 0
-        self.bytes = 0
-        self.retries = 0
-        self.served_s = 0.0  # without workers, the loop waits for itself
-        self._recorders = recorders
-        self._started = perf_counter()
-        self._cpu_started, self._cores_started = self._cpu_s(), cores_busy_s()
+        # One object, which is replaced: another thread may call `stats` at any time.
+        self.now = Counted(epoch, recorders, perf_counter(), self._cpu_s(), cores_busy_s())
         self._window = window
 
     def stats(self) -> Stats:
@@ -56,22 +65,23 @@ class EpochCounts:
         window = self._window
         if window is None:
             return self._final
-        waits = window.counts()
-        measured = merge(self._recorders)
-        cpu_s, cores_s = self._cpu_s() - self._cpu_started, cores_busy_s() - self._cores_started
+        now, waits = self.now, window.counts()
+        measured = merge(now.recorders)
+        cpu_s, cores_s = self._cpu_s() - now.cpu_started, cores_busy_s() - now.cores_started
         return Stats(
-            epoch=self.epoch,
+            epoch=now.epoch,
             workers=self.workers,
             depth=window.depth,
-            samples=self.samples,
-            batches=self.batches,
-            errors=self.errors,
-            elapsed_s=perf_counter() - self._started,
-            consumer_wait_s=waits.consumer_wait_s + self.served_s,
+            samples=now.samples,
+            batches=now.batches,
+            errors=now.errors,
+            elapsed_s=perf_counter() - now.started,
+            consumer_wait_s=waits.consumer_wait_s + now.served_s,
             worker_wait_s=waits.worker_wait_s,
             occupancy=waits.occupancy if self.workers else 0.0,
-            bytes=self.bytes,
-            retries=self.retries,
+            bytes=now.bytes,
+            retries=now.retries,
+            gil=gil_is_on(),
             busy_s=sum(s.seconds for s in measured.stages.values() if s.name in _BUSY),
             slots_in_use=sum(pool.lent for pool in self._pools),
             cores=usable_cores(),

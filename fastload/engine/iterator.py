@@ -156,10 +156,6 @@ class LoaderIterator(Iterator[Any]):
         return len(self._settings.sampler)
 
     def __next__(self) -> Any:
-        if self._notices:
-            self._reports.warn()
-        if not self._begun:
-            self._follow_set_epoch()
         counted: list[Callable[[], None]] = []  # takes back that the batch counts
         try:
             while (batch := self._next_batch(counted)) is not None:
@@ -204,6 +200,11 @@ class LoaderIterator(Iterator[Any]):
             )
         del counted[:]
         with self._window.taking:
+            # Here, because several threads may share the iterator, and before a batch is taken: nothing is lost.
+            if self._notices:
+                self._reports.warn()
+            if not self._begun:
+                self._follow_set_epoch()
             if self._ended:
                 return None
             self._reports.tell_if_due()
@@ -311,7 +312,7 @@ class LoaderIterator(Iterator[Any]):
             if self._readers.pins:
                 pin_batch(batch)
         self._window.check()
-        self.counts.served_s += perf_counter() - started
+        self.counts.now.served_s += perf_counter() - started
         return batch
 
     # ---- anyone's ----

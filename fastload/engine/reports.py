@@ -52,7 +52,7 @@ class Reports:
             _log.warning(
                 "fastload: skipped sample index %s: %s: %s%s", shown(index), name, text, file
             )
-        counts = self._counts
+        counts = self._counts.now
         counts.batches += not batch.left_out
         counts.errors += len(batch.handled) + (batch.error is not None)
         counts.retries += len(batch.retries)
@@ -86,7 +86,7 @@ class Reports:
         try:
             self._settings.on_stats(self._counts.stats())
         except BaseException as exc:
-            annotate(exc, f"epoch {self._counts.epoch}; stage: on_stats; no batch is lost")
+            annotate(exc, f"epoch {self._counts.now.epoch}; stage: on_stats; no batch is lost")
             raise
 
     def tell_if_due(self) -> None:
@@ -100,7 +100,7 @@ class Reports:
             kind, what = self._notices.warnings.popleft()
             if kind not in self._warned:
                 self._warned.add(kind)
-                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
+                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=4)
         while self._notices.noticed:
             category, what = self._notices.noticed.popleft()
             if not self._settings.keyed or what in self._warned:
@@ -109,5 +109,5 @@ class Reports:
             warnings.warn(
                 f"fastload: {type(self._settings.dataset).__name__} seems to {what}",
                 category,
-                stacklevel=3,
+                stacklevel=4,
             )

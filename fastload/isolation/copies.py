@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastload.errors import DatasetCopyError
@@ -21,23 +25,48 @@ def make_copies(plan: Plan) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
 
     An object that cannot be copied after all is shared from then on, and is added to `uncopyable`.
     """
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, DEPTH))
     try:
-        while True:
-            copier = _Copier(plan)
-            try:
-                roots = {name: copier.copy(root) for name, root in plan.roots.items()}
-                return roots, plan.generators(copier.memo)
-            except _OwnerIsSharedError:
-                continue
+        with _deep_calls():
+            while True:
+                copier = _Copier(plan)
+                try:
+                    roots = {name: copier.copy(root) for name, root in plan.roots.items()}
+                    return roots, plan.generators(copier.memo)
+                except _OwnerIsSharedError:
+                    continue
     except RecursionError as error:
         raise DatasetCopyError(
             "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
             "pass copy_dataset=False if threads may share it."
         ) from error
+
+
+_lock = (
+    threading.RLock()
+)  # owns `_limits` and the limit; reentrant, because a finalizer may begin a loader
+_limits: list[
+    int
+] = []  # for each thread in `_deep_calls`, the limit that the last of them restores
+
+
+@contextmanager
+def _deep_calls() -> Iterator[None]:
+    """Let calls be `DEPTH` deep in the block, in all threads: Python has one limit."""
+    with _lock:
+        _limits.append(_limits[0] if _limits else sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits[0], DEPTH))
+    try:
+        yield
     finally:
-        sys.setrecursionlimit(limit)
+        with _lock:
+            limit = _limits.pop()
+            if not _limits:
+                sys.setrecursionlimit(limit)
+
+
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 class _OwnerIsSharedError(BaseException):

@@ -295,9 +295,12 @@ Reduced = tuple[Any, Any, Any, Any, Any, Any]
 
 def _reduced(x: Any) -> str | Reduced:
     reducer = copyreg.dispatch_table.get(type(x))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # itertools', from Python 3.12 on
-        reduced: Any = reducer(x) if reducer else x.__reduce_ex__(4)
+    if type(x).__module__ == "itertools":  # it warns from Python 3.12 on
+        with warnings.catch_warnings():  # not for every object: all threads have the same filters
+            warnings.simplefilter("ignore", DeprecationWarning)
+            reduced: Any = x.__reduce_ex__(4)
+    else:
+        reduced = reducer(x) if reducer else x.__reduce_ex__(4)
     if isinstance(reduced, str):
         return reduced
     make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]

@@ -34,14 +34,19 @@ class Epochs:
         self.is_set = False
         """Whether `set` chose the epoch of the next `iter()`."""
         self._sampler_epoch: int | None = None
-        self._order: Order | None = None
-        self.resume: State | None = None
-        """The state that the next epoch resumes from."""
+        # The order of the latest epoch, and the state that the next one resumes from. One tuple, which is replaced:
+        # another thread may call `state_dict` at any time.
+        self._at: tuple[Order | None, State | None] = None, None
         self._seed_of_workers: int | None = None  # of a loaded epoch that had ended
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy. A copy continues to count, but does not own the running epoch."""
-        return {**self.__dict__, "_order": None}
+        return {**self.__dict__, "_at": (None, self.resume)}
+
+    @property
+    def resume(self) -> State | None:
+        """The state that the next epoch resumes from."""
+        return self._at[1]
 
     def set(self, number: int) -> None:
         """Set the epoch of the next `iter()`, also in the samplers."""
@@ -84,14 +89,14 @@ class Epochs:
         self._seed_of_workers = None
         resume = self.resume
         if resume is not None and resume.ended:
-            self.resume, self._seed_of_workers = None, resume.stream_seed
+            self._at, self._seed_of_workers = (self._at[0], None), resume.stream_seed
         elif resume is not None and resume.epoch != self.number:
             warnings.warn(
                 f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The loaded "
                 f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
                 stacklevel=7,  # the caller of `iter(loader)`
             )
-            self.resume = None
+            self._at = self._at[0], None
 
     def begin_order(
         self,
@@ -148,8 +153,7 @@ class Epochs:
 
     def began(self, order: Order) -> None:
         """Record that `order` reads the epoch from now on."""
-        self._order = order
-        self.resume = None  # only now: another thread's `state_dict()` needs `_order` or `resume`
+        self._at = order, None
 
     def fresh_state(self, settings: Settings) -> State:
         """Return the loader's state as the latest epoch begins."""
@@ -157,11 +161,12 @@ class Epochs:
 
     def state_dict(self, settings: Callable[[], Settings], ahead: int) -> dict[str, Any]:
         """See `DataLoader.state_dict`. Call `settings` only if no epoch has begun."""
-        if (resume := self.resume) is not None:  # read once: another thread may call this
+        order, resume = self._at
+        if resume is not None:
             return copy.deepcopy(resume.to_json())
-        if self._order is None:
+        if order is None:
             return fresh_state(settings(), self.coming(), self._own_of_sampler()).to_json()
-        return self._order.state(ahead)
+        return order.state(ahead)
 
     def load(self, state: State) -> None:
         """Let the next `iter()` resume after `state`."""
@@ -173,8 +178,7 @@ class Epochs:
                 own = state.sampler_epoch
                 sampler.set_epoch(state.epoch if own is None else own)
         self._sampler_epoch = self._own_of_sampler()
-        self.resume = state
-        self._order = None
+        self._at = None, state
 
     def coming(self) -> int:
         """Return the epoch of the next `iter()`.

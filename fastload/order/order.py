@@ -70,9 +70,10 @@ class Order(ABC):
     def count(self, batch: Batch) -> Callable[[], None]:
         """Record that the loop receives `batch`, as `delivered` does. Return what takes this back."""
         had, past = self.progress, self._past
-        self.delivered(batch)
+        # First: in between, `_before` in another thread would count a batch that the loop holds.
         if batch.error is None and not batch.left_out:  # the loop holds nothing else
             self._past = (had, *past[: MAX_AHEAD - 1])
+        self.delivered(batch)
         now = self.progress
 
         def take_back() -> None:

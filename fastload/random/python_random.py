@@ -179,6 +179,8 @@ def _replace(old: list[Any], new: list[Any]) -> None:
     references = _references(old)
     left, modules = _left.get(id(old), (_ALONE, len(sys.modules)))
     if references == _ALONE or (references <= left and len(sys.modules) == modules):
+        # The fewest: a thread that calls the function meanwhile holds a reference too.
+        _left[id(old)] = references, len(sys.modules)
         return
     function, stand_in = old[0], new[0]
     for module in list(sys.modules.values()):

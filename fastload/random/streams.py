@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fastload._kit.integers import integer
-from fastload._kit.torch_private import no_torch_function, seed_in_threads
+from fastload._kit.torch_private import no_torch_function
 from fastload.random import numpy_random, python_random, torch_random
 from fastload.random.global_draws import shared_draws
 from fastload.random.held import Keyed
@@ -283,8 +283,7 @@ def _seeded() -> torch.Generator | None:
 @contextmanager
 def entered(stream: Stream) -> Iterator[None]:
     """Let this thread draw from `stream` in the block. Then restore the previous stream and the held generators."""
-    seed_in_threads(_seeded)
-    torch_random.install()
+    torch_random.install(_seeded)
     if reason := torch_random.unusable():
         stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
     before = current_stream()

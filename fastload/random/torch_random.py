@@ -25,6 +25,7 @@ from fastload._kit.torch_private import (
     no_torch_function,
     overload,
     register_kernels,
+    seed_in_threads,
     takes_generator,
 )
 
@@ -73,15 +74,22 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()  # owns `_show` and `_failure` until they are decided
+_lock = (
+    threading.Lock()
+)  # owns `_show`, `_failure` and the code of torch's seeding functions until they are decided
 _show: Callable[[bool], None] | None = None  # see `register_kernels`
 _failure: str | None = None
 
 
-def install() -> None:
-    """Route the operators, for good. If they cannot be routed here, `unusable` says why."""
+def install(seeded: Own | None = None) -> None:
+    """Route the operators, for good. If they cannot be routed here, `unusable` says why.
+
+    With `seeded`, torch's seeding functions act on the generator that it returns; see `seed_in_threads`.
+    """
     global _show, _failure
-    with _lock:
+    with _lock:  # a thread that comes second must not return before the first has done all of it
+        if seeded is not None:
+            seed_in_threads(seeded)
         if _show is not None or _failure is not None:
             return
         try:

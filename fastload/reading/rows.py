@@ -139,7 +139,8 @@ class Gatherer:
     """
 
     def __init__(self) -> None:
-        self._on_one_core = 0  # number of further calls that use one core
+        # The number of further calls that use one core. Threads may share a gatherer: a lost count does no harm.
+        self._on_one_core = 0
 
     def gather(
         self,
@@ -154,8 +155,8 @@ class Gatherer:
             on_one_core: copies on one core and returns True, or does nothing and returns False. By default a function
                 that takes any tensor.
         """
-        if self._on_one_core:
-            self._on_one_core -= 1
+        if (left := self._on_one_core) > 0:
+            self._on_one_core = left - 1  # not `-= 1`: two threads would pass 0
             if (on_one_core or _take)(tensor, rows, out):
                 return
         began = perf_counter()

@@ -216,14 +216,16 @@ def _content(x: Any, depth: int = 4) -> Any:
         except (RuntimeError, TypeError, ValueError):  # a layout or type that NumPy does not know
             return None
     if type(x) in SCALARS:
-        return x
+        return (x,)  # so that NaN is equal to itself
     if depth == 0:
         return id(x)
     kind = type(x)
-    # Lists at once: another worker may change what is iterated over.
     held: list[Any] = [*own_dict(x).items()]
     if base := next((b for b in (dict, list, tuple, deque, set) if issubclass(kind, b)), None):
-        held += [*(base.items(x) if base is dict else enumerate(base.__iter__(x)))]
+        try:
+            held += [*(base.items(x) if base is dict else enumerate(base.__iter__(x)))]
+        except RuntimeError:  # without the GIL, another worker may change it meanwhile
+            return object()
     below = [
         (key if type(key) in SCALARS else id(key), _content(value, depth - 1))
         for key, value in held[:256]

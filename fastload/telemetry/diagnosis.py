@@ -224,7 +224,7 @@ def _crowded(stats: Snapshot) -> Finding:
 
 
 def _gil(stats: Snapshot) -> Finding | None:
-    if seconds_in(stats, "sample") < MOSTLY * stats.busy_s:
+    if not stats.gil or seconds_in(stats, "sample") < MOSTLY * stats.busy_s:
         return None
     used = stats.process_cpu_s / stats.elapsed_s
     if _lacks_cores(stats) and used > ONE_CORE[1]:

@@ -229,16 +229,19 @@ class Recorder:
     def probe(self) -> None:
         """Release the GIL for some 300 us, and measure how long it takes to get it back. At most every `PROBE_EVERY_S`.
 
-        Also note for how long the thread lacked a core, and how often it blocked, since its first probe.
+        Without a GIL, skip that. Always note for how long the thread lacked a core, and how often it blocked, since its
+        first probe.
         """
         started = perf_counter()
         if started < self._next_probe:
             return
-        delayed = delayed_s()  # it releases the GIL too, so these waits count
-        select((), (), (), _NAP_S)
-        ended = perf_counter()
-        delayed_after = delayed_s()
-        self._probe_wait_s += max(0.0, ended - started - _NAP_S - (delayed_after - delayed))
+        delayed = delayed_after = delayed_s()  # it releases the GIL too, so these waits count
+        probed = gil_is_on()
+        if probed:
+            select((), (), (), _NAP_S)
+            ended = perf_counter()
+            delayed_after = delayed_s()
+            self._probe_wait_s += max(0.0, ended - started - _NAP_S - (delayed_after - delayed))
         if self._delayed_before_s is None:
             self._delayed_before_s = delayed
         self._core_wait_s = delayed_after - self._delayed_before_s
@@ -246,8 +249,13 @@ class Recorder:
         if self._switches_before is None:
             self._switches_before = switches + self._probes
         self._switches = switches - self._switches_before - self._probes  # each nap is a switch
-        self._probes += 1
-        self._next_probe = ended + PROBE_EVERY_S
+        self._probes += probed
+        self._next_probe = perf_counter() + PROBE_EVERY_S
+
+
+def gil_is_on() -> bool:
+    """Return whether the threads of this Python take turns now. A free-threaded one may get a GIL by an import."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def delayed_s() -> float:

@@ -80,7 +80,9 @@ class Snapshot:
     if the kernel does not count. It needs a few tens of `gil_probes`. Worker processes do not share a GIL, so it is 0.
     """
     gil_probes: int = 0
-    """Number of naps from which `gil_pressure` is estimated. Worker processes make none."""
+    """Number of naps from which `gil_pressure` is estimated. Worker processes, and threads without a GIL, make none."""
+    gil: bool = True
+    """Whether Python has a GIL. A free-threaded one has none, or gets one by an import. Then threads take turns."""
     slots_in_use: int = 0
     """Slots (each the memory of one batch) that workers fill, that wait for the loop, or that the loop holds."""
     slowest_s: float = 0.0

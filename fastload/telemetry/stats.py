@@ -78,7 +78,9 @@ def _figures(stats: Snapshot) -> list[str]:
     if stats.workers:
         rows += [
             ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
-            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
+            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes")
+            if stats.gil
+            else ("GIL pressure", "none", "this Python runs without the GIL"),
         ]
     if stats.slowest_s:
         rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))

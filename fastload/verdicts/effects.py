@@ -24,9 +24,10 @@ def effects_of(function: FunctionType, first: str | None) -> Effects:
     Results are kept by code object: a method has one kind of first argument.
     """
     code = function.__code__
-    if code not in _known:
-        _known[code] = _read(function, first)
-    return _known[code]
+    found = _known.get(code)  # once: the key is an equal code, which may end at any time
+    if found is None:
+        found = _known[code] = _read(function, first)
+    return found
 
 
 def _read(function: FunctionType, first: str | None) -> Effects:

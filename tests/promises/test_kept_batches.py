@@ -364,8 +364,9 @@ def test_memory_that_nobody_keeps_is_reused_and_no_other(workers: int, as_array:
     dataset = Rows(250_000, length=40, as_array=as_array)  # 4 MB a batch
     with loader_of(dataset, workers) as loader:
         found = addresses(loader, 30)
-        # In flight, in the loop's hands, being filled.
-        assert len(set(found)) <= loader.stats().depth + 2
+        # In flight, in the loop's hands, being filled. Without the GIL, a worker returns memory when it runs next.
+        late = 0 if loader.stats().gil else workers
+        assert len(set(found)) <= loader.stats().depth + 2 + late
         assert len(set(addresses(loader, 20, keep=lambda batch: batch["x"]))) == 20
 
 

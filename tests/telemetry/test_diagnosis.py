@@ -225,6 +225,12 @@ BORDERS = [
 ]
 
 
+@pytest.mark.parametrize("stats", [stats for stats, *_ in CASES])
+def test_without_a_gil_it_never_bounds_the_run(stats: Stats) -> None:
+    """The figures are those of a run with one, which another thread could make alike."""
+    assert bound(replace(stats, gil=False, gil_probes=0)).cause != "gil"
+
+
 @pytest.mark.parametrize(("stats", "name", "border", "under", "over"), BORDERS)
 def test_the_cause_changes_at_the_threshold_and_not_before(
     stats: Stats, name: str, border: float, under: str, over: str

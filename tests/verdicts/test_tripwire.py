@@ -216,6 +216,24 @@ def test_no_code_of_the_user_runs() -> None:
         assert len(list(fastload.DataLoader(dataset, 64, num_workers=2))) == N // 64 + 1
 
 
+def test_a_number_that_is_nan_does_not_change() -> None:
+    numbers = [float("nan")] * 20_000  # all workers share it
+    loader = fastload.DataLoader(Rows(numbers), batch_size=4, num_workers=2)
+    for _ in range(3):
+        assert len(list(loader)) == 5
+
+
+class Rows(torch.utils.data.Dataset[float]):
+    def __init__(self, numbers: list[float]) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> float:
+        return self.numbers[index]
+
+
 def test_samples_after_the_first_are_not_looked_at() -> None:
     def late(samples: Samples, i: int) -> None:
         if i >= SAMPLES:

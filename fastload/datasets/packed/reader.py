@@ -143,11 +143,11 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     @property
     def targets(self) -> NDArray[np.int64]:
         """The labels, int64[len(self)]."""
-        if self._targets is None:
+        if (found := self._targets) is None:  # read once: another thread may call `close`
             tables = (self._shards.table(k) for k in range(len(self._index.shards)))
             labels = np.concatenate([table.labels for table in tables])
-            self._targets = labels[self.rank :: self.world_size]
-        return self._targets
+            self._targets = found = labels[self.rank :: self.world_size]
+        return found
 
     def locate(self, index: int) -> str:
         """Return where sample `index` is: shard, record, and the name of its source."""

@@ -1,0 +1,388 @@
+"""Promise: What several threads share is right in any order of their steps, also those that the GIL keeps together.
+
+Each test forces the order. Where another thread would have to stop between two steps of the interpreter, its step is
+taken there, in the same thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+
+from fastload import DataLoader, RankSampler
+from fastload._kit import torch_private
+from fastload.engine.epoch_counts import EpochCounts
+from fastload.engine.iterator import LoaderIterator
+from fastload.engine.window import Window
+from fastload.errors import LoaderClosedError
+from fastload.isolation import Isolation
+from fastload.isolation.kinds import _reduced
+from fastload.order.epochs import Epochs
+from fastload.order.order import Order
+from fastload.random import python_random, streams, torch_random
+from fastload.reading import tripwire
+from fastload.reading.rows import Gatherer
+from fastload.settings import Settings
+from fastload.telemetry import Recorder
+from fastload.testing import Sequencer
+from fastload.verdicts import effects
+from tests.fakes import Numbers
+
+JOIN_S = 30.0
+
+
+def at_line(code: CodeType, line: int, act: Callable[[], object], call: Callable[[], Any]) -> Any:
+    """Return what `call` returns if `act` comes before the `line`-th line of `code`, or None past its end."""
+    struck = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line":
+            struck.append(frame.f_lineno)
+            if len(struck) == line:
+                sys.settrace(None)
+                act()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        result = call()
+    finally:
+        sys.settrace(None)
+    return result if len(struck) >= line else None
+
+
+def started(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+# ---- counters ----
+
+
+class Interrupted(Gatherer):
+    """Another thread gathers between this one's look at the count and its next step."""
+
+    other: Callable[[], None] | None = None
+    left = 1
+
+    @property
+    def _on_one_core(self) -> int:
+        seen, other, self.other = self.left, self.other, None
+        if other is not None:
+            other()
+        return seen
+
+    @_on_one_core.setter
+    def _on_one_core(self, value: int) -> None:
+        self.left = value
+
+
+def test_two_threads_that_gather_at_once_do_not_pass_the_end_of_the_count() -> None:
+    """Below 0, all further calls would use one core."""
+    gatherer = Interrupted()
+    gatherer.left = 1
+    rows, out = torch.arange(4).numpy(), torch.empty(4)
+
+    def gather() -> None:
+        gatherer.gather(torch.arange(4.0), rows, out)
+
+    gatherer.other = gather
+    gather()
+    assert gatherer.left == 0
+
+
+# ---- what is exchanged once ----
+
+
+class Watched:
+    """A lock that says if a thread waits for it."""
+
+    def __init__(self, lock: Any, waits: threading.Event) -> None:
+        self.lock, self.waits = lock, waits
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.waits.set()
+            self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It used to begin at once, and its samples seeded the loop's generator."""
+    torch_random.install(streams._seeded)
+    module: Any = torch.random
+    for name in torch_private._RNG_FUNCTIONS:
+        inspect.unwrap(getattr(module, name)).__code__ = getattr(
+            module, f"_fastload_{name}"
+        ).__code__
+    monkeypatch.delattr(module, "_fastload_generator")
+    on, unwrap, threads = threading.Event(), inspect.unwrap, list[threading.Thread]()
+    monkeypatch.setattr(torch_random, "_lock", Watched(threading.Lock(), on))
+
+    def seed_in_a_sample() -> None:
+        stream = streams.Stream()
+        with streams.entered(stream):
+            stream.move(streams._Fixed(1), None)
+            torch.manual_seed(5)
+        on.set()
+
+    def unwrapped(function: Any) -> Any:  # the first thread is halfway
+        if not threads:
+            threads.append(started(seed_in_a_sample))
+            assert on.wait(JOIN_S)
+        return unwrap(function)
+
+    monkeypatch.setattr(torch_private.inspect, "unwrap", unwrapped)
+    before = torch.default_generator.get_state()
+    torch_random.install(streams._seeded)
+    threads[0].join(JOIN_S)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_a_name_is_found_although_another_thread_called_the_function_meanwhile() -> None:
+    """That call holds a reference, as code does that stored the function where the routing cannot replace it."""
+    module: Any = sys.modules[__name__]
+    called = random.random
+    python_random.install()  # searches, and counts this reference
+    python_random.remove()
+    del called
+    python_random.install()
+    python_random.remove()
+    module.of_random = random.random  # no module is new
+    python_random.install()
+    try:
+        assert module.of_random is random.random
+    finally:
+        python_random.remove()
+        del module.of_random
+
+
+# ---- one limit, one list of filters ----
+
+
+class Gate:
+    """A copy of it is made when the test lets it."""
+
+    def __init__(self, pass_gate: Callable[[], None]) -> None:
+        self.pass_gate = pass_gate
+
+    def __deepcopy__(self, memo: Any) -> Gate:
+        self.pass_gate()
+        return self
+
+
+def test_copies_in_one_thread_keep_the_recursion_limit_of_copies_in_another() -> None:
+    """The first one used to restore the limit while the second was deep in its copies."""
+    before, sequencer, copies = sys.getrecursionlimit(), Sequencer(), list[Any]()
+    deep: list[Any] = []
+    for _ in range(2 * before):
+        deep = [deep]
+
+    def first_gate() -> None:
+        with sequencer(0):
+            pass
+        with sequencer(2):
+            pass
+
+    def second_gate() -> None:
+        with sequencer(1):
+            pass
+        with sequencer(4):
+            pass
+
+    def first() -> None:
+        Isolation([Gate(first_gate)], None, None, copy_dataset="state").own()
+        with sequencer(3):
+            pass
+
+    def second() -> None:
+        dataset = [Gate(second_gate), deep]
+        copies.append(Isolation(dataset, None, None, copy_dataset="state").own().dataset)
+
+    threading.stack_size(64 * 2**20)
+    try:
+        threads = [started(first), started(second)]
+    finally:
+        threading.stack_size(0)
+    for thread in threads:
+        thread.join(JOIN_S)
+    assert copies[0][1] is not deep
+    assert sys.getrecursionlimit() == before
+
+
+def test_a_copy_changes_no_filters_of_warnings_which_all_threads_share() -> None:
+    class Reduced:
+        def __reduce__(self) -> Any:
+            filters.append(warnings.filters)
+            return Reduced, ()
+
+    filters: list[Any] = []
+    _reduced(Reduced())
+    assert filters == [warnings.filters]
+    assert filters[0] is warnings.filters
+
+
+# ---- threads that share an iterator ----
+
+
+def test_the_thread_that_takes_a_batch_gives_the_warnings_and_begins_the_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads used to look whether there is a warning, and one of them found none."""
+    said, begin = list[bool](), LoaderIterator._begin
+    sampler = RankSampler(Numbers(8), rank=0, world_size=1, seed=1)
+    with DataLoader(Numbers(8), 2, sampler=sampler, num_workers=1) as loader:
+        iterator: Any = iter(loader)
+        iterator._notices.warn("kind", "a warning")
+        sampler.set_epoch(3)
+
+        def record(*_: object, **__: object) -> None:
+            said.append(iterator._window.is_taking())
+
+        def begun(self: Any, *given: Any) -> None:
+            record()
+            begin(self, *given)
+
+        monkeypatch.setattr(warnings, "warn", record)
+        monkeypatch.setattr(LoaderIterator, "_begin", begun)
+        next(iterator)
+    assert said == [True, True]
+
+
+# ---- what must agree ----
+
+
+class Deliveries(Order):
+    """Another thread asks for the state while a batch is counted: the loop holds it, and it must not count."""
+
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(epoch=0), rank=0)  # type: ignore[arg-type]
+        self.progress = 0
+        self.states: list[Any] = []
+
+    def __next__(self) -> Any:
+        raise StopIteration
+
+    def delivered(self, batch: Any) -> None:
+        self.states.append(self._before(1))
+        self.progress += 1
+        self.states.append(self._before(1))
+
+    def end(self) -> None:
+        pass
+
+    def state(self, ahead: int = 0) -> dict[str, Any]:
+        return {}
+
+
+def test_a_state_before_the_last_batch_never_counts_that_batch() -> None:
+    order, batch = Deliveries(), SimpleNamespace(error=None, left_out=False)
+    for _ in range(3):
+        order.count(batch)  # type: ignore[arg-type]
+    assert order.states == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("line", range(1, 9))
+def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int) -> None:
+    """Neither the beginning of an epoch, nor an error."""
+    with DataLoader(Numbers(8), 2, num_workers=1, seed=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        one = loader.state_dict()
+        next(iterator)
+        two = loader.state_dict()
+
+        def load() -> None:
+            loader.load_state_dict(one)
+
+        code = Epochs.state_dict.__code__
+        found = at_line(code, line, load, loader.state_dict)
+        assert found in (None, one, two)
+        loader.load_state_dict(one)
+        # The next epoch begins, and resumes.
+        found = at_line(code, line, lambda: iter(loader), loader.state_dict)
+        assert found in (None, one)
+
+
+@pytest.mark.parametrize("line", range(1, 40))
+def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line: int) -> None:
+    settings = Settings.of(DataLoader(Numbers(4)))
+    counts, window = EpochCounts(1, (), settings), Window[Any](1)
+
+    def begin(epoch: int) -> None:
+        counts.begin(epoch, window, [Recorder() for _ in range(epoch)])
+        counts.now.samples = 10 * epoch
+
+    def seen() -> None:
+        stats = counts.stats()
+        found.append((stats.epoch, stats.samples, stats.elapsed_s < 1))
+
+    found: list[Any] = []
+    begin(1)
+    counts.now.started -= 100
+    at_line(EpochCounts.begin.__code__, line, seen, lambda: begin(2))
+    at_line(EpochCounts.stats.__code__, line, lambda: begin(3), seen)
+    assert set(found) <= {(1, 10, False), (2, 0, True), (2, 20, True), (3, 30, True)}
+
+
+# ---- containers that others change ----
+
+
+@pytest.mark.parametrize("line", range(1, 7))
+def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None:
+    with DataLoader(Numbers(4), 2) as loader:
+        iterators = [iter(loader) for _ in range(3)]
+        del iterators[1]
+
+        def begin() -> None:
+            iterators.append(iter(loader))
+
+        at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
+        with pytest.raises(LoaderClosedError):
+            next(iterators[0])
+
+
+@pytest.mark.parametrize("kind", [set, deque])
+def test_the_tripwire_survives_a_container_that_changes_while_it_looks(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the GIL another worker may change it between two elements. That used to end the worker."""
+    held, add = kind([1, 2]), "add" if kind is set else "append"
+    before = tripwire._content(held)
+
+    def slowly(elements: Iterator[Any]) -> Iterator[Any]:
+        for pair in enumerate(elements):
+            yield pair
+            getattr(held, add)(7 + len(held))
+
+    monkeypatch.setattr(tripwire, "enumerate", slowly, raising=False)
+    assert tripwire._content(held) != before
+
+
+def test_effects_are_found_although_the_code_that_was_the_key_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ending(dict[Any, Any]):
+        def __contains__(self, key: object) -> bool:
+            return True  # and then the other function of equal code ended
+
+    monkeypatch.setattr(effects, "_known", Ending())
+    assert effects.effects_of(started, None) is not None
