@@ -64,11 +64,12 @@ unpack_python() {
 
 # Builds Debian's source package of the Python $1 without the GIL, and moves it to $2.
 build_python() {
-    apt_of "trixie sid" source --download-only "python$1"
+    # A mirror may list a newer source of sid than it has.
+    apt_of trixie source --download-only "python$1" || apt_of sid source --download-only "python$1"
     mkdir source
     tar -xf "python$1"_*.orig.tar.* -C source --strip-components=1
     cd source
-    ./configure -q --disable-gil --prefix="$2"
+    ./configure -q --disable-gil --disable-test-modules --prefix="$2"
     make -s -j"$(nproc)"
     make -s install DESTDIR="$work/installed"
     mv -T "$work/installed$2" "$2"
