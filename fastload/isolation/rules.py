@@ -245,7 +245,7 @@ def changes_itself(kind: type) -> bool:
     )
 
 
-_STORING = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
+_STORING = {dis.opmap.get(name) for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE")}
 _BEGINNING = {
     *("__init__", "__new__", "__post_init__", "__attrs_post_init__", "__setattr__"),
     *("__setstate__", "__copy__", "__deepcopy__"),  # of the copy

@@ -75,7 +75,8 @@ def _without_source(code: CodeType) -> Effects:
 
 
 _STORES = {
-    dis.opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "IMPORT_NAME")
+    dis.opmap.get(name)
+    for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "IMPORT_NAME")
 }
 
 
