@@ -280,6 +280,12 @@ def kind_of(cls: type) -> Kind:
     return Protocolled(cls)
 
 
+def is_copyable(cls: type) -> bool:
+    """Return whether instances of a class may be copied. Those of a class in C without any protocol cannot."""
+    own = is_plain(cls) or _has_protocol(cls, cls.__mro__[:-1])
+    return own or type(kind_of(cls)) is not Protocolled
+
+
 _SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)
 
 

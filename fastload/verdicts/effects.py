@@ -107,7 +107,7 @@ def _source_of(code: CodeType, space: dict[str, Any]) -> Any:
 
 
 def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
-    spans: list[Any] = [s for s in code.co_positions() if None not in s and s[0] != s[2]]
+    spans: list[Any] = [s for s in code.co_positions() if None not in s and s[::2] != s[1::2]]
     if not spans:
         return None
     # The instruction that returns has the place of the whole expression.
