@@ -284,7 +284,11 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {WORKERS, POOL, FAKES, PROCESS} | WATCHES | PUSHES | STREAM | PROBES],
+    [
+        p
+        for p in MODULES
+        if p not in {WORKERS, POOL, FAKES, PROCESS} | WATCHES | PUSHES | STREAM | PROBES
+    ],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:

@@ -193,10 +193,10 @@ def _failure() -> str | None:
     for name, (real, _) in _STAND_INS.items():
         if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not _inst:
             return f"other code had replaced `random.{name}`"
-    in_c = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
-    bound = {k for k, v in vars(random).items() if getattr(v, "__self__", None) is _inst}
-    of_python = {k for k in bound if type(getattr(random, k)) is MethodType}
-    if new := (in_c - vars(_Routed).keys()) | (bound - of_python - _STAND_INS.keys()):
+    methods = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
+    functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
+    of_inst = {k for k in functions if getattr(random, k).__self__ is _inst}
+    if new := (methods - vars(_Routed).keys()) | (of_inst - _STAND_INS.keys()):
         return f"`random.{min(new)}` is in C, and nothing routes it"
     try:
         return None if _works() else "a test at the start drew other numbers than Python's `random`"
@@ -223,21 +223,19 @@ def _works() -> bool:
 
 
 def _draws(generator: Random) -> list[Any]:
-    """Return what every method of `random` draws, and the state after them."""
-    arguments: dict[str, Any] = {"shuffle": ([1, 2, 3],), "sample": ("abc", 2), "randint": (1, 9)}
-    arguments |= dict.fromkeys(("choice", "choices"), ("abc",)) | {"binomialvariate": (9, 0.5)}
-    arguments |= dict.fromkeys(("randrange", "randbytes", "getrandbits"), (70,))
-    arguments |= dict.fromkeys(("expovariate", "paretovariate"), (0.5,)) | {"random": ()}
+    """Return what every method of `random` draws, even one that Python does not have yet, and the state after them."""
     generator.seed("fastload")
     drawn = [generator.gauss(0.0, 1.0)]
     state = generator.getstate()  # with the next normal
     drawn += [generator.gauss(0.0, 1.0), generator.random()]
     generator.setstate(state)
-    drawn += [generator.gauss(0.0, 1.0)]
-    for name in sorted(set(random.__all__) & vars(Random).keys() | {"random", "getrandbits"}):
-        with contextlib.suppress(Exception):  # a method that Python does not have yet
-            drawn.append(getattr(generator, name)(*arguments.get(name, (0.5, 0.5))))
-    return [*drawn, arguments["shuffle"], generator.gauss(0.0, 1.0), generator.getstate()]
+    tried: list[Any] = [(), (70,), ("abc",), ([1, 2, 3],), ("abc", 2), (1, 9), (9, 0.5)]
+    for name in sorted(set(random.__all__) & {*dir(Random)} - {"seed", "setstate"}):
+        for arguments in tried:
+            with contextlib.suppress(Exception):  # it takes other arguments
+                drawn.append(getattr(generator, name)(*arguments))
+                break
+    return [*drawn, generator.gauss(0.0, 1.0), generator.getstate()]
 
 
 def _before_fork() -> None:

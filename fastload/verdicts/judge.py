@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, Literal
 
+from fastload.isolation.classify import is_copyable
 from fastload.isolation.plan import Plan
 from fastload.random import torch_random
 from fastload.random.streams import MODULES, chosen_modules
@@ -63,6 +65,9 @@ def verdict(
     plan = Plan(roots, copy_data=copy_dataset is True)
     found = [*reach.findings]
     found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
+    for x in (node.x for node in plan.nodes.values() if hasattr(type(node.x), "__next__")):
+        if not is_copyable(type(x)) and not isinstance(x, GeneratorType):
+            found.append(finding("iterator", path=plan.path(x), kind=kind_of(x)))
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from fastload.isolation import rules
-from fastload.isolation.classify import is_copyable
 from fastload.isolation.rules import own_dict
 from fastload.verdicts import libraries, objects
 from fastload.verdicts.findings import Finding, finding
@@ -147,8 +146,6 @@ class Reach:
             self.in_place.append(found.path)
         if issubclass(kind, types.GeneratorType):
             self._find("running generator", path=found.path)
-        elif hasattr(kind, "__next__") and not is_copyable(kind):
-            self._find("iterator", path=found.path, kind=kind.__qualname__)
         self._class(kind)
         module = kind.__module__
         compiled = library(module) is None and objects.is_in_c(kind)

@@ -39,7 +39,9 @@ class Reader:
     @cached_property
     def _looked_up(self) -> set[str]:
         """The names of global variables, which may be those of variables in comprehensions, too."""
-        return {each.argval for each in dis.get_instructions(self._code) if each.opname == "LOAD_GLOBAL"}
+        return {
+            each.argval for each in dis.get_instructions(self._code) if each.opname == "LOAD_GLOBAL"
+        }
 
     def block(self, statements: Iterable[ast.AST]) -> None:
         """Read statements in their order."""
