@@ -219,7 +219,8 @@ def _works() -> bool:
         other.join()
     finally:
         enter(was)
-    return all(right) and outside == [expected] and own.getstate() == expected[-1]
+    right += [outside == [expected], own.getstate() == expected[-1]]
+    return all(right) and _c_getstate(routed) == expected[-1][1]
 
 
 def _draws(generator: Random) -> list[Any]:

@@ -23,6 +23,7 @@ from fastload.verdicts import verdict
 from tests.verdicts.programs import Case, verdict_of
 
 LISTS = "L, K = [[1], [2]], [3]\n"
+AT_COLUMN = LISTS + "\n" * 10 + "f = lambda: L.append(1)\n"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ LISTS = "L, K = [[1], [2]], [3]\n"
         Case("comprehension in a branch", r"\.K`", "if i: [K for K in 'a']\nK.append(i); return i", LISTS),
         Case("slice", r"\.L`", "L[0:1] = [i]; return i", LISTS),
         Case("after a finally", r"\.L`", "try: return i\nfinally: L.append(1)", LISTS),
-        Case("lambda in the column of its line", r"\.L`", "return f(i)", f"{LISTS}\n\n\n\n\n\n\n\n\n\nf = lambda: L.append(1)\n"),
+        Case("lambda in the column of its line", r"\.L`", "return f(i)", AT_COLUMN),
         Case("annotation of a variable", r"\.L`", "x: Missing = L; x.append(1); return i", LISTS),
     ],
     ids=lambda case: case.name,
@@ -128,7 +129,9 @@ ITERATORS: dict[str, Callable[[], Iterator[Any]]] = {
 @pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support")
 @pytest.mark.parametrize("name", ITERATORS)
 def test_an_iterator_that_this_python_cannot_copy(name: str) -> None:
-    copyable = copies(ITERATORS[name]()) and copies(itertools.count() if "map" in name else iter(""))
+    copyable = copies(ITERATORS[name]()) and copies(
+        itertools.count() if "map" in name else iter("")
+    )
     dataset = Calls(functools.partial(next))
     dataset.ids = ITERATORS[name]()  # type: ignore[attr-defined]
     found = verdict(dataset)
