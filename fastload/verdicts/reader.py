@@ -205,9 +205,9 @@ class Reader:
                 self.block([node.left, *node.comparators])
                 return NEW
             case _:
-                held = _joined(map(self.value, ast.iter_child_nodes(node))).all
+                inner = _joined(map(self.value, ast.iter_child_nodes(node))).all
                 holds = type(node).__name__ in ("TemplateStr", "Interpolation")  # `t"{x}"`
-                return Value(inner=held) if holds else NEW
+                return Value(inner=inner) if holds else NEW
 
     def _name(self, node: ast.Name) -> Value:
         declared = node.id in self._globals
