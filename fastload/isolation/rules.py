@@ -55,11 +55,8 @@ a subclass, which may add state, does not inherit it.
 """
 
 GENERATORS = (
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    random.Random,
-    torch.Generator,
+    *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+    *(random.Random, torch.Generator),
 )
 
 _SHARED_MODULES = {

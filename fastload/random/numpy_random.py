@@ -362,27 +362,20 @@ def _test_swap() -> bool:
     route = _Route(_MT19937(0))
     routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
     state = State()
-
-    def locked(act: Callable[..., Any], *args: Any) -> None:
-        if _UNLOCKED:
-            route.holding(act, *args)
-        else:
-            act(*args)
-
+    locked: Any = route.holding if _UNLOCKED else lambda act, *args: act(*args)
     locked(routed.seed, 1)
     right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
     route.enter(lambda: state)
     locked(routed.seed, 2)
     right += [numpy_memory.draws(routed) == numpy_memory.draws(own)]
-    right += [routed.standard_normal() == own.standard_normal()]
     locked(lambda: routed.set_state(routed.get_state()))
     right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
     outside: list[list[str]] = []
     other = threading.Thread(target=lambda: outside.append(numpy_memory.draws(routed)))
     other.start()
     other.join()
-    right += [outside == [numpy_memory.draws(main)]]
     route.enter(None)
+    right += [outside == [numpy_memory.draws(main)]]
     right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]
     return all(right)
 

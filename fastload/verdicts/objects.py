@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import copyreg
 import functools
-import importlib
+import inspect
 import re
 import sys
 import types
@@ -197,13 +197,10 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
 
 def is_immutable(function: Any) -> bool:
     """Return whether a function's annotation names a result that cannot change."""
-    compute = getattr(function, "__annotate__", None)
-    if compute is None:
-        found = getattr(function, "__annotations__", {})
-    else:  # as text: computing them may need names which only type checkers have
-        lib: Any = importlib.import_module("annotationlib")
-        found = lib.call_annotate_function(compute, lib.Format.STRING)
-    result = found.get("return", "Any")
+    lib: Any = inspect
+    # As text from Python 3.14 on: computing them may need names which only type checkers have.
+    form = {"format": lib.Format.STRING} if hasattr(lib, "Format") else {}
+    result = lib.get_annotations(function, **form).get("return", "Any")
     return _IMMUTABLE.issuperset(re.findall(r"\w+", f"{getattr(result, '__name__', '')} {result}"))
 
 

@@ -1,6 +1,7 @@
 """Promises:
-- Each routing of global random functions tests itself once in a process. If that fails, `worker_method="auto"` takes
-  processes, which have global generators of their own. The reason names what failed.
+- The routing of global random functions tests itself once in a process, by every function that draws.
+- If that test fails, `worker_method="auto"` takes processes, which have global generators of their own. The reason
+  names what failed.
 - With `worker_method="thread"`, the loader warns of it.
 """
 

@@ -1,5 +1,5 @@
 """Promises:
-- `worker_method="auto"` decides alike on all Pythons, whatever their bytecode, annotations and inlined code are.
+- `worker_method="auto"` finds the same changes of shared objects on all Pythons.
 - It takes processes for a dataset with an iterator that the Python at hand cannot copy.
 """
 
