@@ -20,10 +20,10 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_714,
-    "loaded beside the way": 2_502,
+    "loaded beside the way": 2_497,
     "the core's other files": 616,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_468,
+    "fastload/isolation": 1_454,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
@@ -47,7 +47,7 @@ BUDGETS = {
     "benchmarks": 3_376,
     # parts of their own, and parts to come
     "process workers": 1_534,
-    "verdicts and allow list": 1_580,
+    "verdicts and allow list": 1_576,
 }
 
 LISTED = {
