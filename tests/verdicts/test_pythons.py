@@ -1,6 +1,6 @@
 """Promises:
 - `worker_method="auto"` finds the same changes of shared objects on all Pythons.
-- It takes processes for a dataset with an iterator that the Python at hand cannot copy.
+- `worker_method="auto"` takes processes for a dataset with an iterator that the Python at hand cannot copy.
 """
 
 from __future__ import annotations
