@@ -274,7 +274,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_scripted_function_is_shared_and_nothing_is_warned_of() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated
+        warnings.simplefilter("ignore")  # it is deprecated
         scripted = torch.jit.script(doubled)
     for dataset in copies(scripted=scripted, within=[scripted])[1:]:
         assert dataset.scripted is dataset.within[0] is scripted
