@@ -67,7 +67,7 @@ build_python() {
     # A mirror may list a newer source of sid than it has.
     apt_of trixie source --download-only "python$1" || apt_of sid source --download-only "python$1"
     mkdir source
-    tar -xf "python$1"_*.orig.tar.* -C source --strip-components=1
+    tar -xf "python$1"_*.orig.tar.xz -C source --strip-components=1
     cd source
     ./configure -q --disable-gil --disable-test-modules --prefix="$2"
     make -s -j"$(nproc)"

@@ -20,10 +20,10 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_716,
-    "loaded beside the way": 2_485,
+    "loaded beside the way": 2_516,
     "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_550,
+    "fastload/isolation": 1_479,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
@@ -35,7 +35,7 @@ BUDGETS = {
     "fastload/datasets/packed": 1_717,
     "fastload/distributed": 1_713,
     "fastload/elastic": 713,
-    "fastload/flow": 1_114,
+    "fastload/flow": 1_115,
     "fastload/image": 982,
     "fastload/image/kernels": 145,
     "kernels in C": 1_502,
@@ -47,7 +47,7 @@ BUDGETS = {
     "benchmarks": 3_392,
     # parts of their own, and parts to come
     "process workers": 1_551,
-    "verdicts and allow list": 1_550,
+    "verdicts and allow list": 1_580,
 }
 
 LISTED = {

@@ -55,6 +55,9 @@ WATCHES = {PACKAGE / "elastic" / "watch.py"}
 STREAM = {PACKAGE / "stream" / "batches.py"}
 """May have threads and a lock: a stream has no epoch, so its reader and its workers are not those of a loader."""
 
+PROBES = {PACKAGE / "random" / name for name in ("numpy_random.py", "python_random.py")}
+"""May have a thread for a moment: it tests whether a thread draws from its own generator, and runs no user's code."""
+
 THREADS = {
     "_thread.start_new_thread",
     "concurrent.futures.ThreadPoolExecutor",
@@ -283,7 +286,11 @@ def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {WORKERS, POOL, FAKES, PROCESS} | WATCHES | PUSHES | STREAM],
+    [
+        p
+        for p in MODULES
+        if p not in {WORKERS, POOL, FAKES, PROCESS} | WATCHES | PUSHES | STREAM | PROBES
+    ],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:

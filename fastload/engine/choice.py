@@ -36,7 +36,9 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
     collects = gc.isenabled()
     gc.disable()
     try:
-        found = verdict(*read, copy_dataset=settings.copy_dataset)
+        found = verdict(
+            *read, copy_dataset=settings.copy_dataset, random_modules=settings.random_modules
+        )
     finally:
         if collects:
             gc.enable()

@@ -119,21 +119,8 @@ def _is_class_state(value: Any) -> bool:
 
 
 _WITHOUT_STATE = SCALARS | {
-    tuple,
-    list,
-    dict,
-    types.FunctionType,
-    property,
-    staticmethod,
-    classmethod,
+    *(tuple, list, dict, types.FunctionType, property, staticmethod, classmethod)
 }
 _WITHOUT_CLASS_STATE = {
-    "abc",
-    "builtins",
-    "collections",
-    "enum",
-    "functools",
-    "numpy",
-    "torch",
-    "typing",
+    *("abc", "builtins", "collections", "enum", "functools", "numpy", "torch", "typing")
 }

@@ -40,8 +40,12 @@ class Function(Kind):
         y.__defaults__ = None if x.__defaults__ is None else tuple(map(copier.copy, x.__defaults__))
         if x.__kwdefaults__ is not None:
             y.__kwdefaults__ = {name: copier.copy(v) for name, v in x.__kwdefaults__.items()}
-        for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
-            setattr(y, name, getattr(x, name))
+        # Not the annotations, if a function computes them: that may need names which only type checkers have.
+        lazy = getattr(x, "__annotate__", None) is not None
+        of_types = "__annotate__" if lazy else "__annotations__", "__type_params__"
+        for name in ("__qualname__", "__module__", "__doc__", *of_types):
+            if hasattr(x, name):
+                setattr(y, name, getattr(x, name))
         for name, value in vars(x).items():
             vars(y)[name] = copier.copy(value)
         return y

@@ -185,18 +185,12 @@ class TorchGenerator(Kind):
 _EXACT: dict[type, Kind] = {
     types.FunctionType: Function(),
     types.CellType: Cell(),
-    types.MethodType: Method(),
-    types.BuiltinMethodType: Method(),
-    types.MethodWrapperType: Method(),
+    **dict.fromkeys((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), Method()),
     functools.partial: Partial(),
     type(functools.lru_cache(print)): Cached(),
     torch.Generator: TorchGenerator(),
-    np.ndarray: Memory(),
-    torch.Tensor: Memory(),
-    torch.nn.Parameter: Memory(),
-    torch.UntypedStorage: Memory(),
-    bytearray: Memory(),
-    array.array: Memory(),
+    **dict.fromkeys((np.ndarray, torch.Tensor, torch.nn.Parameter), Memory()),
+    **dict.fromkeys((torch.UntypedStorage, bytearray, array.array), Memory()),
     types.MappingProxyType: ReadOnly(),
     weakref.WeakKeyDictionary: WeakMapping(),
     weakref.WeakValueDictionary: WeakMapping(),
@@ -206,43 +200,13 @@ _EXACT: dict[type, Kind] = {
 }
 
 _ATOMS = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    type,
-    enum.Enum,
-    PurePath,
-    re.Pattern,
-    property,
-    staticmethod,
-    classmethod,
-    np.generic,
-    np.dtype,
-    np.ufunc,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    torch.finfo,
-    torch.iinfo,
-    torch.jit.ScriptFunction,
-    struct.Struct,
-    types.CodeType,
-    types.EllipsisType,
-    types.GenericAlias,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.ModuleType,
-    types.NoneType,
-    types.NotImplementedType,
-    types.UnionType,
-    types.WrapperDescriptorType,
+    *(int, float, complex, str, bytes, range, slice, type, enum.Enum, PurePath, re.Pattern),
+    *(property, staticmethod, classmethod, struct.Struct, np.generic, np.dtype, np.ufunc),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(torch.finfo, torch.iinfo, torch.jit.ScriptFunction, types.CodeType, types.EllipsisType),
+    *(types.GenericAlias, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.ModuleType, types.NoneType, types.NotImplementedType),
+    *(types.UnionType, types.WrapperDescriptorType),
 )
 
 
@@ -278,6 +242,12 @@ def kind_of(cls: type) -> Kind:
         if is_plain(cls):
             return Instance(cls)
     return Protocolled(cls)
+
+
+def is_copyable(cls: type) -> bool:
+    """Return whether instances of a class may be copied. Those of a class in C without any protocol cannot."""
+    own = is_plain(cls) or _has_protocol(cls, cls.__mro__[:-1])
+    return own or type(kind_of(cls)) is not Protocolled
 
 
 _SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)

@@ -55,80 +55,38 @@ a subclass, which may add state, does not inherit it.
 """
 
 GENERATORS = (
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    random.Random,
-    torch.Generator,
+    *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+    *(random.Random, torch.Generator),
 )
 
 _SHARED_MODULES = {
-    "_contextvars",
-    "_queue",
-    "_thread",
-    "asyncio",
-    "concurrent",
-    "contextvars",
-    "logging",
-    "multiprocessing",
-    "queue",
-    "subprocess",
-    "threading",
+    *("_contextvars", "_queue", "_thread", "asyncio", "concurrent", "contextvars", "logging"),
+    *("multiprocessing", "queue", "subprocess", "threading"),
 }
 """Modules whose instances are all shared: they connect threads or processes, or have no state."""
 
 _SHARED_CLASSES = {
-    "asyncio.events.AbstractEventLoop",
-    "_ctypes.CFuncPtr",
-    "ctypes.CDLL",
-    "datasets.table.Table",
-    "fastload.engine.iterator.LoaderIterator",
-    "h5py._hl.base.HLObject",
-    "h5py.h5a.AttrID",
-    "h5py.h5d.DatasetID",
-    "h5py.h5f.FileID",
-    "h5py.h5g.GroupID",
-    "h5py.h5r.Reference",
-    "builtins.Environment",  # lmdb's, in C
-    "builtins._Database",
-    "lmdb.cffi.Environment",
-    "lightning.pytorch.trainer.trainer.Trainer",
-    "mmap.mmap",
-    "pandas.core.base.PandasObject",
-    "pandas.core.generic.NDFrame",
-    "polars.dataframe.frame.DataFrame",
-    "polars.lazyframe.frame.LazyFrame",
-    "polars.series.series.Series",
-    "pyarrow.lib._Weakrefable",
-    "pytorch_lightning.trainer.trainer.Trainer",
-    "random.SystemRandom",
-    "sqlite3.Row",
-    "torch.cuda.streams.Stream",
-    "weakref.finalize",
-    "zarr.core.array.Array",
-    "zarr.core.group.Group",
-    "zarr.hierarchy.Group",
+    *("_ctypes.CFuncPtr", "asyncio.events.AbstractEventLoop", "ctypes.CDLL", "mmap.mmap"),
+    *("random.SystemRandom", "sqlite3.Row", "weakref.finalize"),
+    *("datasets.table.Table", "fastload.engine.iterator.LoaderIterator"),
+    *("h5py._hl.base.HLObject", "h5py.h5a.AttrID", "h5py.h5d.DatasetID", "h5py.h5f.FileID"),
+    *("h5py.h5g.GroupID", "h5py.h5r.Reference"),
+    *("builtins.Environment", "builtins._Database", "lmdb.cffi.Environment"),  # lmdb's, in C or not
+    *("lightning.pytorch.trainer.trainer.Trainer", "pytorch_lightning.trainer.trainer.Trainer"),
+    *("pandas.core.base.PandasObject", "pandas.core.generic.NDFrame", "pyarrow.lib._Weakrefable"),
+    *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
+    *("polars.series.series.Series", "torch.cuda.streams.Stream"),
+    *("zarr.core.array.Array", "zarr.core.group.Group", "zarr.hierarchy.Group"),
 }
 """Classes of data, of objects without state, and of handles that threads may share."""
 
 _REFUSED_CLASSES = {
-    "_duckdb.DuckDBPyConnection",
-    "netCDF4._netCDF4.Dataset",
-    "pyarrow.parquet.core.ParquetFile",
-    "pysam.libcalignmentfile.AlignmentFile",
-    "rasterio.io.DatasetReader",
-    "av.container.core.Container",
-    "av.stream.Stream",
-    "cv2.VideoCapture",
-    "cv2.VideoWriter",
-    "decord.video_reader.VideoReader",
-    "builtins.Cursor",  # lmdb's, in C
-    "builtins.Transaction",
-    "lmdb.cffi.Cursor",
-    "lmdb.cffi.Transaction",
-    "soundfile.SoundFile",
-    "sqlite3.Connection",
-    "sqlite3.Cursor",
+    *("_duckdb.DuckDBPyConnection", "netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader"),
+    *("pyarrow.parquet.core.ParquetFile", "pysam.libcalignmentfile.AlignmentFile"),
+    *("av.container.core.Container", "av.stream.Stream", "cv2.VideoCapture", "cv2.VideoWriter"),
+    *("decord.video_reader.VideoReader", "soundfile.SoundFile"),
+    *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
+    *("lmdb.cffi.Transaction", "sqlite3.Connection", "sqlite3.Cursor"),
     "torchcodec.decoders._video_decoder.VideoDecoder",
 }
 """Classes whose open instances can neither be copied nor be used by several threads: some end the interpreter."""
@@ -245,7 +203,7 @@ def changes_itself(kind: type) -> bool:
     )
 
 
-_STORING = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
+_STORING = {dis.opmap.get(name) for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE")}
 _BEGINNING = {
     *("__init__", "__new__", "__post_init__", "__attrs_post_init__", "__setattr__"),
     *("__setstate__", "__copy__", "__deepcopy__"),  # of the copy

@@ -98,13 +98,8 @@ class Isolation:
         if not self._copies:
             return replace(self._originals, watched=[("dataset", self._originals.dataset)])
         copies, generators = make_copies(self.plan)
-        return WorkerCopies(
-            copies["dataset"],
-            copies["collate_fn"],
-            copies["worker_init_fn"],
-            watched=self._watched,
-            generators=generators,
-        )
+        dataset, collate_fn, init_fn = copies.values()
+        return WorkerCopies(dataset, collate_fn, init_fn, self._watched, generators)
 
     @cached_property
     def _watched(self) -> list[tuple[str, Any]]:

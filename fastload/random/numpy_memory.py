@@ -5,29 +5,16 @@ NumPy has no public way to change this state without its lock, so `numpy_random`
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-import sys
 from typing import Any
 
 import numpy as np
 
-# NumPy's own tests of its random module passed on these.
-_TESTED_NUMPY = {"1.26", "2.0", "2.1", "2.2", "2.3", "2.4", "2.5"}
-_TESTED_PYTHON = {(3, 11), (3, 12), (3, 13)}
-
 _WORDS = 2500  # bytes of an MT19937: uint32[624], int32 position
 _GAUSS = 16  # bytes of the cached normal: int32 "there is one", 4 of padding, float64
 NO_GAUSS = bytes(_GAUSS)
-
-
-def unknown_version() -> str | None:
-    """Return a clause that names the untested version of NumPy or Python, or None if both were tested."""
-    if ".".join(np.__version__.split(".")[:2]) not in _TESTED_NUMPY:
-        return f"NumPy {np.__version__} was not tested"
-    if sys.version_info[:2] not in _TESTED_PYTHON or "free-threading" in sys.version:
-        return f"Python {sys.version.split()[0]} ({sys.implementation.cache_tag}) was not tested"
-    return None
 
 
 def attributes_of_random_state() -> dict[str, Any]:
@@ -75,3 +62,44 @@ def words_are_as_expected() -> bool:
     key = np.arange(624, dtype=np.uint32) * 2654435761
     bit_generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 321}}
     return bool(words_of(bit_generator).raw == key.tobytes() + np.int32(321).tobytes())
+
+
+def methods_without_lock() -> tuple[str, ...]:
+    """Return those methods that read or write the state of a RandomState without the lock of its bit generator."""
+
+    class MT19937(np.random.MT19937):
+        taken = 0
+        lock = property(lambda self: self)
+
+        def __enter__(self) -> None:
+            self.taken += 1
+
+        def __exit__(self, *_: object) -> None: ...
+
+    found = []
+    with contextlib.suppress(Exception):  # a later test tells
+        random_state: Any = np.random.RandomState(bits := MT19937(0))
+        state = random_state.get_state()
+        for name, arguments in ("seed", (1,)), ("get_state", ()), ("set_state", (state,)):
+            before = bits.taken
+            getattr(random_state, name)(*arguments)
+            found += [name] * (bits.taken == before)
+    return tuple(found)
+
+
+def draws(random_state: Any) -> list[str]:
+    """Return what each method of a RandomState draws."""
+    drawn = []
+    for name in sorted(set(dir(random_state)) - _NO_DRAWS):
+        for arguments in () if name[0] == "_" else _ARGUMENTS:
+            with contextlib.suppress(Exception):  # it takes other arguments
+                drawn.append(f"{name} {getattr(random_state, name)(*arguments)!r}")
+                break
+    return drawn
+
+
+_NO_DRAWS = {"seed", "get_state", "set_state", "random_integers"}  # the last one warns
+
+_ARGUMENTS: tuple[tuple[Any, ...], ...] = ((), (9,), (0.5,), (9, 0.5), (0.5, 0.5), (0.1, 0.5, 0.9))
+_ARGUMENTS += (9, 5, 4), ([0.5, 0.5],), (3, [0.5, 0.5]), ([0.0], [[1.0]])
+"""Each method takes one of these, as methods do that NumPy does not have yet."""

@@ -6,8 +6,8 @@ generator, by the public `np.random.set_bit_generator`. It has the original's me
 that called `enter`, taking the lock puts the thread's state into the memory, and releasing it puts the main state back.
 Outside of draws the memory always holds the main state. All other threads take the original's lock, in C.
 
-Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the first
-`install` replaces them for good by methods that take it, even in modules that have imported them.
+In older versions of NumPy, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the
+first `install` replaces them for good by methods that take it, even in modules that have imported them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _MT19937: Any = np.random.MT19937
 _RandomState: Any = np.random.RandomState
 _rand: Any = np.random.mtrand._rand
 _original: Any = _random.get_bit_generator()
-# NumPy made the lock reentrant when these methods began to take it.
-_REENTRANT = isinstance(_original.lock, type(threading.RLock()))
-_UNLOCKED = () if _REENTRANT else ("seed", "get_state", "set_state")
+_UNLOCKED = numpy_memory.methods_without_lock()
 _plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
 
 _installed: list[Any] = []  # those that route; the lock of `_original` owns it
@@ -345,8 +343,6 @@ def _put(bit_generator: Any) -> None:
 
 def _probe() -> str | None:
     """Return a clause that says how NumPy or Python differs from what this module expects, or None."""
-    if (unknown := numpy_memory.unknown_version()) is not None:
-        return unknown
     if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
         return "the global functions do not use NumPy's MT19937"
     try:
@@ -366,21 +362,20 @@ def _test_swap() -> bool:
     route = _Route(_MT19937(0))
     routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
     state = State()
-
-    def locked(act: Callable[..., Any], *args: Any) -> None:
-        if _UNLOCKED:
-            route.holding(act, *args)
-        else:
-            act(*args)
-
+    locked: Any = route.holding if _UNLOCKED else lambda act, *args: act(*args)
     locked(routed.seed, 1)
     right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
     route.enter(lambda: state)
     locked(routed.seed, 2)
-    right += [routed.standard_normal() == own.standard_normal()]
+    right += [numpy_memory.draws(routed) == numpy_memory.draws(own)]
     locked(lambda: routed.set_state(routed.get_state()))
     right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
+    outside: list[list[str]] = []
+    other = threading.Thread(target=lambda: outside.append(numpy_memory.draws(routed)))
+    other.start()
+    other.join()
     route.enter(None)
+    right += [outside == [numpy_memory.draws(main)]]
     right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]
     return all(right)
 

@@ -12,6 +12,7 @@ them in every module that holds them.
 from __future__ import annotations
 
 import _random
+import contextlib
 import functools
 import os
 import random
@@ -19,14 +20,12 @@ import sys
 import threading
 from collections.abc import Callable
 from random import Random
-from types import BuiltinMethodType, MethodType, ModuleType
+from types import BuiltinMethodType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-# CPython's own tests of `random` pass on these with `install`.
-_TESTED = ((3, 11), (3, 12), (3, 13))
-
-_inst: Random = random._inst
+_inst: Random = getattr(random, "_inst", None) or Random()  # `unusable` tells if there is none
 _c_random, _c_getrandbits = _random.Random.random, _random.Random.getrandbits
+_c_getstate = _random.Random.getstate
 
 
 class _Thread(threading.local):
@@ -151,12 +150,7 @@ def enter(own: Callable[[], Random] | None) -> None:
 
 
 def unusable() -> str | None:
-    """Return a clause that says why `install` cannot be used here, or None if it can."""
-    version = ".".join(map(str, sys.version_info[:2]))
-    if sys.implementation.name != "cpython" or sys.version_info[:2] not in _TESTED:
-        return f"this is {sys.implementation.name} {version}, on which it was not tested"
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return "this Python runs without the GIL, on which it was not tested"
+    """Return a clause that says why `install` cannot be used here, or None if it can. The first call tests it: 1 ms."""
     return _failure()
 
 
@@ -197,33 +191,54 @@ def _replace(old: list[Any], new: list[Any]) -> None:
 
 @functools.cache
 def _failure() -> str | None:
-    """Test the routing on a private generator. Return what failed, or None."""
+    """Test the routing on private generators. Return what failed, or None."""
     for name, (real, _) in _STAND_INS.items():
-        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not random._inst:
+        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not _inst:
             return f"other code had replaced `random.{name}`"
-    expected = _draws(Random())
+    methods = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
+    functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
+    of_inst = {k for k in functions if getattr(random, k).__self__ is _inst}
+    if new := (methods - vars(_Routed).keys()) | (of_inst - _STAND_INS.keys()):
+        return f"`random.{min(new)}` is in C, and nothing routes it"
+    try:
+        return None if _works() else "a test at the start drew other numbers than Python's `random`"
+    except Exception as error:
+        return f"a test at the start failed ({error!r})"
+
+
+def _works() -> bool:
+    """Return whether a thread that has entered draws from its own generator, and all others from the global one."""
     routed, own, was = Random(1), Random(2), _thread.own
+    global_state = _c_getstate(routed), {**vars(routed)}
     routed.__class__ = _ThreadRandom
+    outside: list[Any] = []
+    other = threading.Thread(target=lambda: outside.append(_draws(routed)))
+    expected = _draws(Random())
     try:
         enter(lambda: own)
-        entered = _draws(routed), own.getstate()
-        enter(None)
-        moved = routed.getstate() != Random(1).getstate()
-        outside = _draws(routed)
+        right = [_draws(routed) == expected, (_c_getstate(routed), vars(routed)) == global_state]
+        other.start()
+        other.join()
     finally:
         enter(was)
-    if moved or entered != (expected, expected[-1]) or outside != expected:
-        return "a test at the start drew other numbers than Python's `random`"
-    return None
+    right += [outside == [expected], own.getstate() == expected[-1]]
+    return all(right) and _c_getstate(routed) == expected[-1][1]
 
 
-def _draws(generator: Random) -> tuple[Any, ...]:
-    """Return results of everything that `_Routed` and `_ThreadRandom` override, and the state after them."""
+def _draws(generator: Random) -> list[Any]:
+    """Return what every method of `random` draws, even one that Python does not have yet, and the state after them."""
     generator.seed("fastload")
-    state = generator.getstate()
-    first = generator.random(), generator.getrandbits(70), generator.randrange(1000)
+    drawn = [generator.gauss(0.0, 1.0)]
+    state = generator.getstate()  # with the next normal
+    drawn += [generator.gauss(0.0, 1.0), generator.random()]
     generator.setstate(state)
-    return first, generator.random(), generator.gauss(0.0, 1.0), generator.getstate()
+    tried: list[Any] = [(), (70,), ("abc",), ([1, 2, 3],), ("abc", 2), (1, 9), (9, 0.5)]
+    for name in sorted(set(random.__all__) & {*dir(Random)} - {"seed", "setstate"}):
+        for arguments in tried:
+            with contextlib.suppress(Exception):  # it takes other arguments
+                drawn.append(getattr(generator, name)(*arguments))
+                break
+    return [*drawn, generator.gauss(0.0, 1.0), generator.getstate()]
 
 
 def _before_fork() -> None:

@@ -196,11 +196,7 @@ class Stream:
         if self._words:
             self.generator()
         names = (
-            "_key",
-            "_pass_key",
-            "_python_fresh",
-            "_numpy",
-            "_numpy_fresh",
+            *("_key", "_pass_key", "_python_fresh", "_numpy", "_numpy_fresh"),
             "_torch_fresh",
             "_rng",
         )

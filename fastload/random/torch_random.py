@@ -242,11 +242,19 @@ def _works() -> bool:
     with no_torch_function():
         enter(lambda: seeded)
         try:
-            drawn = torch.rand(9)
+            drawn = _draws(None)
         finally:
             enter(was)
-        expected = torch.rand(9, generator=torch.Generator().manual_seed(1))
+        expected = _draws(torch.Generator().manual_seed(1))
         return bool(dispatch_modes()) or torch.equal(drawn, expected)
+
+
+def _draws(given: torch.Generator | None) -> torch.Tensor:
+    """Return draws by an operator of each of the lists above."""
+    halves = torch.full((9,), 0.5)
+    drawn = [torch.rand(9, generator=given), halves.clone().normal_(generator=given)]
+    drawn += [torch.randperm(9, generator=given), torch.multinomial(halves, 5, generator=given)]
+    return torch.cat([*drawn, torch.bernoulli(halves, generator=given)])
 
 
 os.register_at_fork(

@@ -76,7 +76,8 @@ def _without_source(code: CodeType) -> Effects:
 
 
 _STORES = {
-    dis.opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "IMPORT_NAME")
+    dis.opmap.get(name)
+    for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "IMPORT_NAME")
 }
 
 
@@ -107,7 +108,7 @@ def _source_of(code: CodeType, space: dict[str, Any]) -> Any:
 
 
 def _lambda_source(code: CodeType, lines: list[str]) -> ast.expr | None:
-    spans: list[Any] = [s for s in code.co_positions() if None not in s and s[0] != s[2]]
+    spans: list[Any] = [s for s in code.co_positions() if None not in s and s[::2] != s[1::2]]
     if not spans:
         return None
     # The instruction that returns has the place of the whole expression.

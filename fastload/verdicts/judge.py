@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, Literal
 
+from fastload.isolation.classify import is_copyable
 from fastload.isolation.plan import Plan
+from fastload.random import torch_random
+from fastload.random.streams import MODULES, chosen_modules
 from fastload.verdicts.changes import VALUES, Changes, kind_of
 from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.objects import attribute
@@ -44,6 +48,7 @@ def verdict(
     worker_init_fn: Callable[[int], None] | None = None,
     *,
     copy_dataset: Any = "state",
+    random_modules: Collection[str] | None = None,
 ) -> Verdict:
     """Return whether threads are known to read a dataset rightly.
 
@@ -53,17 +58,34 @@ def verdict(
     Args:
         dataset, collate_fn, worker_init_fn: the loader's.
         copy_dataset: the loader's: what each thread gets a copy of.
+        random_modules: the loader's: whose global functions draw from the sample's stream.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     reach = Reach(roots, shared=copy_dataset is False)
     plan = Plan(roots, copy_data=copy_dataset is True)
     found = [*reach.findings]
     found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
+    for x in (node.x for node in plan.nodes.values() if hasattr(type(node.x), "__next__")):
+        if not is_copyable(type(x)) and not isinstance(x, GeneratorType):
+            found.append(finding("iterator", path=plan.path(x), kind=kind_of(x)))
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)
+    found += _not_routed(random_modules)
     found = sorted(dict.fromkeys(found), key=lambda fault: not fault.proven)
     return Verdict(tuple(found), reach.cuda)
+
+
+def _not_routed(random_modules: Collection[str] | None) -> Iterator[Finding]:
+    """Yield the global generators that threads would share here, for their draws cannot be told apart."""
+    torch_random.install()
+    modules = {name: MODULES[name] for name in sorted(chosen_modules(random_modules))}
+    for name, module in {**modules, "torch": torch_random}.items():
+        if why := module.unusable():
+            yield finding("not routed", name=_GENERATORS[name], why=why)
+
+
+_GENERATORS = {"python": "Python's", "numpy": "NumPy's", "torch": "torch's"}
 
 
 def _two_identities(reach: Reach, plan: Plan) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import copyreg
 import functools
+import inspect
 import re
 import sys
 import types
@@ -101,8 +102,8 @@ LEAVES = {np.dtype, *map(type, _PLAIN)}
 
 NO_OBJECT: Any = ModuleType | type | types.NoneType  # `cv2.resize` and `torch.add` have these
 
-AT_IMPORT = {"__init_subclass__", "__set_name__"}
-"""Methods that run when a class is defined."""
+AT_IMPORT = {"__init_subclass__", "__set_name__", "__annotate_func__"}
+"""Methods that run when a class is defined, or when its annotations are asked for."""
 
 OF_A_CLASS = {"__new__", "__class_getitem__"}
 """Methods whose first argument is a class, without a decorator."""
@@ -196,7 +197,10 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
 
 def is_immutable(function: Any) -> bool:
     """Return whether a function's annotation names a result that cannot change."""
-    result = getattr(function, "__annotations__", {}).get("return", "Any")
+    lib: Any = inspect
+    # As text from Python 3.14 on: computing them may need names which only type checkers have.
+    form = {"format": lib.Format.STRING} if hasattr(lib, "Format") else {}
+    result = lib.get_annotations(function, **form).get("return", "Any")
     return _IMMUTABLE.issuperset(re.findall(r"\w+", f"{getattr(result, '__name__', '')} {result}"))
 
 

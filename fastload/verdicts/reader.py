@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dis
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from types import CodeType
 from typing import Any
 
@@ -12,10 +14,10 @@ from fastload.verdicts.values import ANY, CLASS, ELEMENT, NEW, PASSED, SLICE, Ef
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those within it."""
+    """Yield a code object and those within it, without those that compute annotations."""
     yield code
     for constant in code.co_consts:
-        if isinstance(constant, CodeType):
+        if isinstance(constant, CodeType) and constant.co_name != "__annotate__":
             yield from codes_of(constant)
 
 
@@ -27,12 +29,19 @@ class Reader:
 
     def __init__(self, code: CodeType) -> None:
         self.effects = Effects()
-        self._above = code.co_firstlineno - 2
+        self._code, self._above = code, code.co_firstlineno - 2
         self.env: dict[str, Value] = {}
         self._free = set(code.co_freevars)
         self._globals: set[str] = set()
         inner = {name for each in codes_of(code) for name in (*each.co_varnames, *each.co_cellvars)}
         self._locals = (inner - set(code.co_names)) | {*code.co_varnames, *code.co_cellvars}
+
+    @cached_property
+    def _looked_up(self) -> set[str]:
+        """The names of global variables, which may be those of variables in comprehensions, too."""
+        return {
+            each.argval for each in dis.get_instructions(self._code) if each.opname == "LOAD_GLOBAL"
+        }
 
     def block(self, statements: Iterable[ast.AST]) -> None:
         """Read statements in their order."""
@@ -196,16 +205,17 @@ class Reader:
                 self.block([node.left, *node.comparators])
                 return NEW
             case _:
-                for child in ast.iter_child_nodes(node):
-                    self.value(child)
-                return NEW
+                inner = _joined(map(self.value, ast.iter_child_nodes(node))).all
+                holds = type(node).__name__ in ("TemplateStr", "Interpolation")  # `t"{x}"`
+                return Value(inner=inner) if holds else NEW
 
     def _name(self, node: ast.Name) -> Value:
         declared = node.id in self._globals
         if not declared and node.id in self.env:
             return self.env[node.id]
         is_free = not declared and node.id in self._free
-        if not declared and not is_free and node.id in self._locals:
+        assigned = node.id in self._locals and node.id not in self._looked_up
+        if not declared and not is_free and assigned:
             return NEW  # a later line assigns it
         found = _at("free" if is_free else "global", node.id)
         self._use(found.own, node)

@@ -411,12 +411,60 @@ def loaded_alone() -> Any:
     return module
 
 
-def test_an_unknown_version_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(np, "__version__", "9.9.0")
-    assert "9.9.0" in loaded_alone().unusable()
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
-    assert "Python" in loaded_alone().unusable()
+class Lockless(np.random.RandomState):
+    """Does what a NumPy might do that begins to draw without the lock."""
+
+    seed = np.random.RandomState.seed
+    get_state = np.random.RandomState.get_state
+    set_state = np.random.RandomState.set_state
+
+    def normal(self, *args: Any) -> float:
+        memory = self._bit_generator.ctypes
+        return float(memory.next_double(memory.state))
+
+
+class AnotherDraw(Lockless):
+    """Has a method that NumPy does not have yet, and draws by it without the lock."""
+
+    normal = np.random.RandomState.normal
+
+    def newvariate(self, a: float, b: float, c: float) -> float:
+        return Lockless.normal(self) + a + b + c
+
+
+LOCKED = np.random.RandomState(0)
+
+
+class HalfLocked(Lockless):
+    """Does what NumPy did before 2.4: it reads the state without the lock."""
+
+    def get_state(self, legacy: bool = True) -> Any:
+        return LOCKED.get_state(legacy)
+
+
+@pytest.mark.parametrize("kind", [Lockless, AnotherDraw])
+def test_a_numpy_that_draws_without_the_lock_cannot_be_used(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np.random, "RandomState", kind)
+    monkeypatch.setattr(np.random.mtrand, "_rand", kind())
+    assert "laid out" in loaded_alone().unusable()
+
+
+def test_the_methods_without_the_lock_are_found_by_trying_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without = numpy_memory.methods_without_lock()
+    older = tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
+    assert without == (("seed", "get_state", "set_state") if older else ())
+    monkeypatch.setattr(np.random, "RandomState", HalfLocked)
+    assert numpy_memory.methods_without_lock() == (without or ("get_state",))
+
+
+def test_every_method_that_draws_is_tried() -> None:
+    tried = {drawn.partition(" ")[0] for drawn in numpy_memory.draws(np.random.RandomState(0))}
+    every = {name for name in dir(np.random.RandomState) if not name.startswith("_")}
+    assert every - tried == {"seed", "get_state", "set_state", "random_integers"}
 
 
 def test_an_unknown_layout_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import _random
 import math
 import os
 import pickle
@@ -287,14 +288,54 @@ def test_a_fork_waits_for_install(monkeypatch: pytest.MonkeyPatch) -> None:
     python_random.remove()
 
 
+class OfNoThread(Random):
+    """Has what a Python might have whose functions keep more in the global generator than the routing knows."""
+
+    gauss_next = property(
+        lambda self: self.__dict__["gauss_next"], lambda self, x: self.__dict__.update(gauss_next=x)
+    )
+
+    def _randbelow(self, n: int) -> int:
+        return int(_random.Random.random(self) * n)
+
+
+@pytest.mark.parametrize("name", ["twist", "random"])
+def test_a_method_of_a_new_python_is_tried(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments are guessed."""
+    monkeypatch.setattr(
+        Random, "newvariate", lambda self, a, b: getattr(self, name)() + a + b, raising=False
+    )
+    monkeypatch.setattr(Random, "twist", lambda self: _random.Random.random(self), raising=False)
+    monkeypatch.setattr(random, "__all__", [*random.__all__, "newvariate"])
+    failure = python_random._failure.__wrapped__() or ""
+    assert ("drew other numbers" in failure) is (name == "twist")
+
+
 def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(python_random, "_TESTED", ())
-        assert "on which it was not tested" in (python_random.unusable() or "")
+    def failure() -> str:
+        return python_random._failure.__wrapped__() or ""
+
+    assert failure() == ""
     for broken in ("random", "getrandbits", "seed", "getstate", "setstate"):
         with monkeypatch.context() as patch:
             patch.delattr(python_random._Routed, broken)
-            assert "drew other numbers" in (python_random._failure.__wrapped__() or ""), broken
+            assert f"`random.{broken}` is in C" in failure()
+        with monkeypatch.context() as patch:
+            patch.setattr(python_random._Routed, broken, getattr(_random.Random, broken))
+            assert "drew other numbers" in failure(), broken
+    for name in ("gauss_next", "_randbelow"):
+        with monkeypatch.context() as patch:
+            patch.setattr(python_random._ThreadRandom, name, getattr(OfNoThread, name))
+            assert "drew other numbers" in failure(), name
+    with monkeypatch.context() as patch:
+        patch.setattr(random, "newvariate", random._inst.getrandbits, raising=False)
+        assert "`random.newvariate` is in C" in failure()
+    with monkeypatch.context() as patch:
+        patch.setattr(python_random, "_thread", SimpleNamespace(own=None))
+        assert "drew other numbers" in failure(), "other threads are not left alone"
+    with monkeypatch.context() as patch:
+        patch.setattr(python_random, "_ThreadRandom", int)
+        assert "TypeError" in failure()
     with monkeypatch.context() as patch:
         patch.setitem(python_random._STAND_INS, "random", ([math.sin], [None]))
         assert "had replaced `random.random`" in (python_random._failure.__wrapped__() or "")

@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional
 
 import fastload
+from fastload.errors import SharedStateWarning
 from fastload.random import torch_random
 
 
@@ -221,6 +222,7 @@ def test_a_torch_that_cannot_be_routed_is_warned_of() -> None:
             return torch.rand(1)
 
     with (
+        pytest.warns(SharedStateWarning, match="torch's global random generator.*no such key"),
         pytest.warns(UserWarning, match="global random state .*no such key"),
         fastload.DataLoader(Draws(), 4, num_workers=2, seed=1) as loader,
     ):

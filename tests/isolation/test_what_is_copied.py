@@ -34,6 +34,7 @@ import queue
 import random
 import re
 import sqlite3
+import sys
 import tempfile
 import threading
 import types
@@ -273,7 +274,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 def test_a_scripted_function_is_shared_and_nothing_is_warned_of() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated
+        warnings.simplefilter("ignore")  # it is deprecated
         scripted = torch.jit.script(doubled)
     for dataset in copies(scripted=scripted, within=[scripted])[1:]:
         assert dataset.scripted is dataset.within[0] is scripted
@@ -583,6 +584,36 @@ def test_what_a_function_holds() -> None:
             assert getattr(got, name) == getattr(call, name)
 
 
+def test_a_copy_of_a_function_computes_no_annotations() -> None:
+    """They may name what is imported for type checkers only."""
+    space: dict[str, Any] = {"__name__": __name__, "Here": int}
+    text = "def make(thing):\n    def call(x: Here) -> Here: return thing\n    return call"
+    exec(compile(text, __file__, "exec", dont_inherit=True), space)
+    thing, note = Thing(), Thing()
+    call, lazy = space["make"](thing), space["make"](note)
+    call.__annotations__ = {"x": str}
+    del space["Here"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SharedStateWarning)
+        datasets = copies(call=call, lazy=lazy, thing=thing, note=note)
+    space["Here"] = int
+    for dataset in datasets[1:]:
+        assert dataset.call(0) is dataset.thing is not thing
+        assert dataset.lazy(0) is dataset.note is not note
+        assert dataset.call.__annotations__ == {"x": str}
+        assert dataset.lazy.__annotations__ == {"x": int, "return": int}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no type parameters")
+def test_a_copy_of_a_function_has_its_type_parameters() -> None:
+    space: dict[str, Any] = {"__name__": __name__}
+    exec("def make(thing):\n    def call[T](x: T) -> T: return thing\n    return call", space)
+    call = space["make"](Thing())
+    for dataset in copies(call=call)[1:]:
+        assert dataset.call is not call
+        assert dataset.call.__type_params__ == call.__type_params__ != ()
+
+
 class Partial(functools.partial):  # type: ignore[type-arg]
     """A partial of the user's."""
 
@@ -842,6 +873,56 @@ class Tree:
         mine = memo[id(self)] = object.__new__(Tree)
         vars(mine).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
         return mine
+
+
+class Itself:
+    """Copies itself by `copy.deepcopy`, which takes functions to be constants."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __deepcopy__(self, memo: Any) -> Itself:
+        mine = memo[id(self)] = object.__new__(Itself)
+        vars(mine).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
+        return mine
+
+
+@pytest.mark.parametrize("order", ["function first", "function last"])
+def test_functions_in_objects_that_copy_themselves(order: str) -> None:
+    thing = Thing()
+
+    def call() -> Any:
+        return thing
+
+    def of_itself() -> Any:
+        return asked
+
+    held = {"one": call, "many": [call, 1], "named": {"call": call}, "pair": (thing, [(call,)])}
+    asked = Itself(**held, of_itself=of_itself, importable=importable, shared=Shares(call))
+    attributes = {"call": call, "asked": asked, "thing": thing}
+    if order == "function last":
+        attributes = dict(reversed(attributes.items()))
+    for dataset in copies(**attributes)[1:]:
+        mine = dataset.asked
+        pairs = mine.pair[1][0]
+        for function in (mine.one, mine.many[0], mine.named["call"], *pairs):
+            assert function is dataset.call is not call
+            assert function() is dataset.thing is mine.pair[0] is not thing
+        assert mine.of_itself() is mine
+        assert mine.importable is importable
+        assert mine.shared is asked.shared
+    assert asked.shared.call is call, "what a class shares stays as it is"
+
+
+class Shares(Itself):
+    """Its own method shares it."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(call=call)
+
+    def __deepcopy__(self, memo: Any) -> Shares:
+        memo[id(self)] = self
+        return self
 
 
 def test_objects_that_copy_themselves_and_hold_one_another() -> None:

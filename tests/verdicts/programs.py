@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import sqlite3
 import sys
 import textwrap
 import zlib
@@ -72,16 +73,20 @@ def made(case: Case, folder: Path) -> Iterator[tuple[Any, ...]]:
     paths, modules = list(sys.path), set(sys.modules)
     sys.path[:0] = [str(folder), str(folder / "site-packages")]
     importlib.invalidate_caches()
+    held: list[Any] = []
     try:
         result = importlib.import_module(name).make()
-        yield result if isinstance(result, tuple) else (result,)
+        arguments = result if isinstance(result, tuple) else (result,)
+        held += [value for x in arguments for value in getattr(x, "__dict__", {}).values()]
+        yield arguments
     finally:
         sys.path[:] = paths
         for module in set(sys.modules) - modules:
             if (getattr(sys.modules[module], "__file__", None) or "").startswith(str(folder)):
-                for value in list(vars(sys.modules.pop(module)).values()):
-                    if type(value) is io.BufferedReader:
-                        value.close()
+                held += vars(sys.modules.pop(module)).values()
+        for value in held:
+            if type(value) in (io.BufferedReader, sqlite3.Connection):
+                value.close()
 
 
 def verdict_of(case: Case, folder: Path) -> Verdict:

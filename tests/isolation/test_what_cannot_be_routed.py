@@ -1,0 +1,130 @@
+"""Promises:
+- The routing of global random functions tests itself once in a process, by every function that draws.
+- If that test fails, `worker_method="auto"` takes processes, which have global generators of their own. The reason
+  names what failed.
+- With `worker_method="thread"`, the loader warns of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.errors import SharedStateWarning
+from fastload.random import numpy_random, python_random, torch_random
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "Python's": lambda: random.random(),
+    "NumPy's": lambda: float(np.random.rand()),
+    "torch's": lambda: float(torch.rand(())),
+}
+STATES: dict[str, Callable[[], Any]] = {
+    "Python's": random.getstate,
+    "NumPy's": lambda: np.random.get_state()[1].tolist(),
+    "torch's": lambda: torch.get_rng_state().tolist(),
+}
+
+
+class Draws(Dataset[float]):
+    def __init__(self, whose: str) -> None:
+        self.whose = whose
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return DRAWS[self.whose](), os.getpid()
+
+
+@pytest.fixture(params=DRAWS)
+def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let the probe of one module fail, as in a process that begins on a Python, a NumPy or a torch that differs."""
+    monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
+    if request.param == "Python's":
+        python_random._failure.cache_clear()
+        monkeypatch.setattr(python_random, "_works", lambda: False)
+    elif request.param == "NumPy's":
+        monkeypatch.setattr(numpy_random, "_test_swap", lambda: False)
+        monkeypatch.setattr(numpy_random, "_unknown", numpy_random._probe())
+    else:
+        monkeypatch.setattr(torch_random, "_works", lambda: False)
+        monkeypatch.setattr(torch_random, "register_kernels", lambda _: lambda _: None)
+        monkeypatch.setattr(torch_random, "_show", None)
+    yield request.param
+    python_random._failure.cache_clear()
+    torch_random._failure = None
+
+
+FAILED = "this installation cannot route: (a test|NumPy's random state is not laid out)"
+
+
+def read(whose: str, **options: Any) -> tuple[list[float], set[int], Any, list[str]]:
+    """Return draws, the processes that drew, the stats, and the warnings of sharing."""
+    options = {"num_workers": 2, "seed": 3, "multiprocessing_context": "fork", **options}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with fastload.DataLoader(Draws(whose), 2, **options) as loader:
+            batches = list(loader)
+            stats = loader.stats()
+    drawn = [value for values, _ in batches for value in values.tolist()]
+    processes = {pid for _, pids in batches for pid in pids.tolist()}
+    shared = [str(each.message) for each in said if issubclass(each.category, SharedStateWarning)]
+    return drawn, processes, stats, shared
+
+
+def test_auto_takes_processes(whose: str, caplog: pytest.LogCaptureFixture) -> None:
+    state = STATES[whose]()
+    with caplog.at_level(logging.INFO, "fastload"):
+        drawn, processes, stats, shared = read(whose, worker_method="auto")
+    assert stats.worker_method == "process"
+    assert stats.worker_reason.startswith(f"threads would share {whose} global random generator")
+    assert re.search(FAILED, stats.worker_reason)
+    assert os.getpid() not in processes
+    assert len(set(drawn)) == 16, "workers drew alike"
+    assert shared == []
+    assert STATES[whose]() == state
+    assert "workers are processes: threads would share" in caplog.text
+
+
+def test_threads_that_were_asked_for_are_warned_of(whose: str) -> None:
+    _, processes, stats, (warning,) = read(whose, worker_method="thread")
+    assert stats.worker_method == "thread"
+    assert processes == {os.getpid()}
+    assert f"samples can be wrong: threads would share {whose} global" in warning
+
+
+def test_processes_that_were_asked_for_are_not_warned_of(whose: str) -> None:
+    drawn, processes, stats, shared = read(whose, worker_method="process")
+    assert shared == []
+    assert (stats.worker_method, len(set(drawn))) == ("process", 16)
+    assert os.getpid() not in processes
+
+
+def test_a_module_that_is_turned_off_need_not_be_routed(whose: str) -> None:
+    *_, stats, _ = read(whose, worker_method="auto", random_modules=())
+    assert stats.worker_method == ("process" if whose == "torch's" else "thread")
+
+
+def test_a_loader_without_workers_reads_in_the_loop(whose: str) -> None:
+    drawn, processes, _, shared = read(whose, num_workers=0, multiprocessing_context=None)
+    assert (processes, shared, len(set(drawn))) == ({os.getpid()}, [], 16)
+
+
+@pytest.mark.usefixtures("whose")
+def test_the_test_runs_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(python_random, "_works", lambda: calls.append("python") or True)
+    python_random._failure.cache_clear()
+    assert [python_random.unusable() for _ in range(3)] == [None] * 3
+    assert calls == ["python"]
