@@ -70,7 +70,7 @@ END = f"""
 
 {HEADER}
 | `tests/promises` hold under `copy_dataset="state"` and under `copy_dataset=False`. | `scripts/test --all` |
-| Python 3.11, 3.12 and 3.13 are supported. Each version that is there is tested. | `scripts/test --all` |
+| Python 3.11 to 3.15 are supported. Each version that can be had is tested. | `scripts/test --all` |
 | No name in the code is unused, and no seven lines of code occur twice. | `scripts/test` (vulture, pylint) |
 | The core alone is tested in a fast loop. | `scripts/test --fast` |
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import traceback
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import click
 
+from fastload._kit.signatures import signature
 from fastload.cli._common import (
     Number,
     OnRanks,
@@ -198,7 +198,7 @@ def _model(path: str) -> Any:
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind()
+        signature(function).bind()
     except (TypeError, ValueError):
         return False
     return True

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
+from fastload._kit.signatures import signature
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 
@@ -231,8 +231,8 @@ def keeps_state(source: Any) -> bool:
     Methods of these names that need more arguments are another protocol: LitData's and MosaicML's do.
     """
     try:
-        inspect.signature(source.state_dict).bind()
-        inspect.signature(source.load_state_dict).bind(None)
+        signature(source.state_dict).bind()
+        signature(source.load_state_dict).bind(None)
     except (AttributeError, TypeError):
         return False
     except ValueError:  # it is written in C, and does not tell its signature

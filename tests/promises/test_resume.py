@@ -672,6 +672,19 @@ def test_methods_of_a_sampler_that_need_arguments_are_not_called() -> None:
     assert state["sampler_state"] == Remembering().state_dict(), "that of the sampler in it"
 
 
+def test_annotations_for_type_checkers_do_not_hide_a_state() -> None:
+    """Python 3.14 evaluates an annotation when something asks for it, and the name may not exist."""
+    source = "def state_dict(self) -> Nowhere:\n    return {'k': 1}\n"
+    if sys.version_info < (3, 14):  # there the definition itself would fail
+        source = source.replace("Nowhere", "'Nowhere'")
+    defined: dict[str, Any] = {}
+    exec(compile(source, "a file", "exec", dont_inherit=True), defined)
+    sampler_type = type("Annotated", (Remembering,), {"state_dict": defined["state_dict"]})
+    loader = fastload.DataLoader(Augmented(26), sampler=sampler_type(), seed=SEED)
+    next(iter(loader))
+    assert through_json(loader.state_dict())["sampler_state"] == {"k": 1}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_with_a_state_of_its_own_is_put_back(workers: int) -> None:
     def make() -> fastload.DataLoader[Any]:
