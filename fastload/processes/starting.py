@@ -164,8 +164,9 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     if given is not None:
         return given, ""
     method = multiprocessing.get_start_method(allow_none=True)
-    if method == "spawn" or (method == "forkserver" and sys.version_info < (3, 14)):
-        return multiprocessing.get_context(method), ""  # the program chose it: it is no default
+    # If it is not the first of all, which is the default, the program chose it.
+    if method not in (None, "fork", multiprocessing.get_all_start_methods()[0]):
+        return multiprocessing.get_context(method), ""
     reason = _hazard_of_fork()
     return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 
