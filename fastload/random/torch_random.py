@@ -74,9 +74,8 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = (
-    threading.Lock()
-)  # owns `_show`, `_failure` and the code of torch's seeding functions until they are decided
+# Owns `_show`, `_failure` and the code of torch's seeding functions until they are decided.
+_lock = threading.Lock()
 _show: Callable[[bool], None] | None = None  # see `register_kernels`
 _failure: str | None = None
 
