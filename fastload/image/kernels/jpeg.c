@@ -130,7 +130,7 @@ static enum state begin(struct decoder *decoder)
     const uint8_t *scan = jpeg->src->next_input_byte;
     if (!is_complete(scan, decoder->payload + image->length, jpeg->restart_interval != 0))
         return DAMAGED;
-    decoder->tag = decoder->plan->upright ? orientation(decoder->payload, scan) : 1;
+    decoder->tag = orientation(decoder->payload, scan, decoder->plan->upright);
     if (decoder->tag < 0)
         return DAMAGED;
     image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;

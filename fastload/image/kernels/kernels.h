@@ -197,9 +197,9 @@ extern const char *const jpeg_library;
 
 /* ---- exif.c ---- */
 
-/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan. Returns -1 if only Pillow can
- * tell. */
-int orientation(const uint8_t *payload, const uint8_t *scan);
+/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan, or 1 if not `upright`. Returns
+ * -1 if only Pillow can tell, or if Pillow may refuse the image. */
+int orientation(const uint8_t *payload, const uint8_t *scan, bool upright);
 
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
 
