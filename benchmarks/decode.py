@@ -10,6 +10,7 @@ in proportion to the pixels, and by caches that real pixels leave cold. CPU time
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,6 @@ from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
 from torchvision import transforms
@@ -39,11 +39,11 @@ TINY = 8
 FILES = {
     "plan": "fastload, a plan",
     "pillow": "Pillow, torchvision v1",
-    "simplejpeg": "simplejpeg.decode_jpeg alone",
+    "decoded": "Pillow, decoding alone",
 }
 MEMORY = {
     "plan_memory": "fastload's Resize, from memory",
-    "bare": "simplejpeg, torchvision's resize",
+    "bare": "Pillow, torchvision's resize",
 }
 AIMS = {"plan": Aim("<=", 50, of="figure")}
 FAST = Aim(">=", 0.9)
@@ -102,19 +102,14 @@ def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
         with Image.open(paths[number % len(paths)]) as image:
             return recipe(image.convert("RGB"))
 
-    def by_simplejpeg(number: int) -> Any:
-        with open(paths[number % len(paths)], "rb") as file:
-            return simplejpeg.decode_jpeg(file.read())
+    def decoded(number: int) -> Any:
+        with Image.open(paths[number % len(paths)]) as image:
+            return np.asarray(image)
 
     def bare(number: int) -> Any:
-        # The decoder's settings are the plan's.
-        pixels = simplejpeg.decode_jpeg(
-            encoded[number % len(encoded)],
-            min_height=size,
-            min_width=size,
-            min_factor=2,
-            fastupsample=False,
-        )
+        with Image.open(io.BytesIO(encoded[number % len(encoded)])) as image:
+            image.draft("RGB", (size, size))  # as the plan
+            pixels = np.array(image)
         return functional.resize(
             torch.from_numpy(pixels).permute(2, 0, 1), [size, size]
         ).contiguous()
@@ -122,14 +117,14 @@ def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
     loads: dict[str, Callable[[int], Any]] = {
         "plan": lambda number: listed[number % len(paths)][0],
         "pillow": by_pillow,
-        "simplejpeg": by_simplejpeg,
+        "decoded": decoded,
         "plan_memory": lambda number: plan.decode(encoded[number % len(encoded)], name="an image"),
         "bare": bare,
     }
     load = loads[name]
     for number in range(len(paths)):
         result = load(number)
-        whole = name == "simplejpeg"
+        whole = name == "decoded"
         right = result.shape[2] == 3 if whole else tuple(result.shape) == (3, size, size)
         if not right or "uint8" not in str(result.dtype):
             raise BenchError(f"{name} gave {result.dtype} {tuple(result.shape)} of {paths[number]}")

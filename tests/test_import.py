@@ -63,7 +63,7 @@ def child() -> dict[str, Any]:
 
 def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     assert set(child()["after"]) - set(child()["before"]) == {"fastload"}
-    optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
+    optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow"}
     assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
     assert child()["unchanged"], "threads, seeds and modes"
     assert "fastload.memory.prefetch" not in child()["fastload"], "for loops that use it"

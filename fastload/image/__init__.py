@@ -1,6 +1,6 @@
 """Encoded bytes to pixels and back: decoders, and plans that crop, resize and flip in one step.
 
-This needs the extra `images`. Nothing else in fastload imports Pillow or simplejpeg.
+This needs the extra `images`. Nothing else in fastload imports Pillow.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +14,9 @@ from PIL import Image, UnidentifiedImageError
 from fastload.errors import DecodeError
 from fastload.telemetry import stage
 
-try:
-    import simplejpeg
-except ModuleNotFoundError:
-    simplejpeg = None
-
 T = TypeVar("T")
 Encoded = bytes | bytearray | memoryview
 Pixels = NDArray[np.uint8]
-
-_BUFFER_BYTES = 64 * 1024 * 1024
-_local = threading.local()
 
 
 def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
@@ -79,135 +70,41 @@ def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
     Raises `DecodeError`, with `name`, if the bytes are empty, truncated, damaged or not an image. It raises it too if
     the image has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or no obvious RGB (floating point).
     """
-    return _decoding(name, encoded, lambda: as_rgb(Image.open(io.BytesIO(encoded))))
+    return _decoding(name, lambda: as_rgb(_opened(encoded)))
 
 
-class Header(NamedTuple):
-    """The header of an image. Height and width are in pixels, as stored."""
-
-    height: int
-    width: int
-    decoder: Decoder
-    image: Any  # the decoder's own, to continue with
-
-
-class Decoder(Protocol):
-    """An element of `DECODERS`, which reads some formats."""
-
-    def header(self, encoded: Encoded) -> Header | None:
-        """Return the header, or None if another decoder must read these bytes."""
-
-    def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """Return the whole image in RGB, uint8[H, W, 3]. It may be scaled down, but not below `height` by `width`.
-
-        The pixels are valid until this thread decodes again.
-        """
-
-
-class SimpleJpeg:
-    """Decodes JPEG by libjpeg-turbo, with the GIL released, into memory that the thread reuses."""
-
-    def header(self, encoded: Encoded) -> Header | None:
-        """See `Decoder`."""
-        if simplejpeg is None or bytes(encoded[:3]) != b"\xff\xd8\xff":
-            return None
-        try:
-            height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
-        except ValueError:
-            return None
-        if colors not in ("YCbCr", "RGB", "Gray"):  # CMYK, which only Pillow converts to RGB
-            return None
-        return Header(height, width, self, None)
-
-    def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """See `Decoder`. libjpeg scales to a half or less: decoding at 7/8 takes longer than decoding the full size."""
-        smaller = {"min_height": height, "min_width": width, "min_factor": 2}
-        try:
-            pixels: Pixels = simplejpeg.decode_jpeg(
-                encoded,
-                buffer=_buffer(3 * header.height * header.width),
-                fastupsample=False,
-                **smaller,
-            )
-        except ValueError:
-            # libjpeg objects to something. Pillow knows which objections matter.
-            image = Image.open(io.BytesIO(encoded))
-            return ANY.pixels(encoded, Header(*image.size[::-1], ANY, image), height, width)
-        return pixels
-
-
-class AnyPillow:
-    """Decodes whatever Pillow reads."""
-
-    def header(self, encoded: Encoded) -> Header | None:
-        """See `Decoder`."""
-        image = Image.open(io.BytesIO(encoded))
-        return Header(image.height, image.width, self, image)
-
-    def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """See `Decoder`."""
-        image = header.image
-        if header.height >= 2 * height and header.width >= 2 * width:
-            image.draft("RGB", (width, height))  # a JPEG scales itself; no effect on others
-        return np.asarray(as_rgb(image))
-
-
-ANY = AnyPillow()
-DECODERS: tuple[Decoder, ...] = (SimpleJpeg(), ANY)
-"""The first decoder that knows the bytes reads them. The last one accepts everything, or raises an error."""
-
-
-def decodes_3_eighths() -> bool:
-    """Return whether JPEGs are decoded at 3/8 of their size too, as the kernels do. Pillow alone cannot."""
-    return simplejpeg is not None
-
-
-def read_header(encoded: Encoded, *, name: str) -> Header:
-    """Return the header of an image, from the first decoder that knows it. A JPEG takes some 2 us.
+def read_header(encoded: Encoded, *, name: str) -> Image.Image:
+    """Return an image of which only the header is decoded.
 
     Raises `DecodeError` if it is not an image, or has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`: a small file
     can claim gigabytes.
     """
-
-    def read() -> Header:
-        header = next(h for decoder in DECODERS if (h := decoder.header(encoded)) is not None)
-        check_pixels(header.height, header.width)
-        return header
-
-    return _decoding(name, encoded, read)
+    return _decoding(name, lambda: _opened(encoded))
 
 
-def check_pixels(height: int, width: int) -> None:
-    """Raise ValueError if an image has more pixels than the limit."""
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and height * width > 2 * limit:
-        raise _Unfit(
-            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}). Raise that limit if "
-            "you trust the file"
-        )
+def pixels_at_least(image: Image.Image, height: int, width: int, *, name: str) -> Pixels:
+    """Return the pixels of a whole image of which only the header is decoded, uint8[H, W, 3], read-only.
 
-
-def pixels_at_least(
-    encoded: Encoded, header: Header, height: int, width: int, *, name: str
-) -> Pixels:
-    """Return the pixels of a whole image, uint8[H, W, 3], scaled down if that is cheaper: see `Decoder.pixels`.
-
-    The memory belongs to this thread, and is valid until it decodes again.
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if that leaves at least `height` by `width` pixels.
     """
-    return _decoding(name, encoded, lambda: header.decoder.pixels(encoded, header, height, width))
+
+    def decode() -> Pixels:
+        image.draft("RGB", (width, height))  # no effect on other formats
+        return rgb_pixels(image)
+
+    return _decoding(name, decode)
 
 
-def orientation(encoded: Encoded, *, name: str) -> int:
+def orientation(image: Image.Image, *, name: str) -> int:
     """Return the EXIF orientation, 1 to 8, or 1 if the image has no orientation."""
 
     def read() -> int:
-        image = Image.open(io.BytesIO(encoded))
         if image.format == "TIFF":
             image.load()  # Pillow then turns the image itself, and removes the tag
         tag = image.getexif().get(0x0112, 1)
         return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
-    return _decoding(name, encoded, read)
+    return _decoding(name, read)
 
 
 def upright(pixels: Pixels, tag: int) -> Pixels:
@@ -221,16 +118,23 @@ def upright(pixels: Pixels, tag: int) -> Pixels:
     return pixels
 
 
-def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
-    """Return what `decode()` returns. Raises `DecodeError` if `decode()` raises an error about the bytes."""
+def _opened(encoded: Encoded) -> Image.Image:
     if not encoded:
-        raise DecodeError(name, "the file is empty")
+        raise _Unfit("the file is empty")
+    return Image.open(io.BytesIO(encoded))
+
+
+def _decoding(name: str, decode: Callable[[], T]) -> T:
+    """Return what `decode()` returns. Raises `DecodeError` if `decode()` raises an error about the bytes."""
     try:
         return decode()
     except (MemoryError, DecodeError):
         raise
     except _Unfit as error:
         raise DecodeError(name, str(error)) from None
+    except Image.DecompressionBombError as error:
+        advice = "Raise PIL.Image.MAX_IMAGE_PIXELS if you trust the file"
+        raise DecodeError(name, f"{error} {advice}") from None
     except UnidentifiedImageError as error:
         raise DecodeError(name, "not an image in a format that Pillow can read") from error
     except Exception as error:
@@ -240,7 +144,7 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
 
 
 class _Unfit(ValueError):
-    """An image has no obvious RGB, or too many pixels."""
+    """An image has no bytes, or no obvious RGB."""
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -256,11 +160,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _buffer(nbytes: int) -> Pixels:
-    """Return memory of this thread. Its next image overwrites it: fresh memory costs a page fault per 4 KiB."""
-    if nbytes > _BUFFER_BYTES:
-        return np.empty(nbytes, np.uint8)
-    buffer: Pixels | None = getattr(_local, "buffer", None)
-    if buffer is None or buffer.nbytes < nbytes:
-        buffer = _local.buffer = np.empty(nbytes, np.uint8)
-    return buffer
+def rgb_pixels(image: Image.Image) -> Pixels:
+    """Return the pixels of `image`, uint8[H, W, 3], read-only. Raises ValueError as `as_rgb` does."""
+    image.load()
+    return np.asarray(image if image.mode == "RGB" else as_rgb(image))

@@ -27,11 +27,11 @@ from fastload.errors import DecodeError
 from fastload.image.decode import (
     Encoded,
     Pixels,
-    as_rgb,
     open_rgb,
     orientation,
     pixels_at_least,
     read_header,
+    rgb_pixels,
     upright,
 )
 from fastload.image.drawing import Draws, GeneratorDraws, sample_draws
@@ -104,11 +104,11 @@ class Plan(ABC):
     ) -> tuple[Pixels, Region]:
         """Return an image's pixels, perhaps scaled down, and the region in them. `choose` picks it in the full image.
 
-        The pixels are valid until this thread decodes again. Raises what `decode` raises.
+        Raises what `decode` raises.
         """
-        header = read_header(encoded, name=name)
-        tag = orientation(encoded, name=name) if self.upright else 1
-        height, width = header.height, header.width
+        image = read_header(encoded, name=name)
+        tag = orientation(image, name=name) if self.upright else 1
+        height, width = image.height, image.width
         if tag >= 5:
             height, width = width, height
         try:
@@ -118,7 +118,7 @@ class Plan(ABC):
         least = self.least(height, width, region.box)
         if tag >= 5:
             least = least[1], least[0]
-        pixels = pixels_at_least(encoded, header, *least, name=name)
+        pixels = pixels_at_least(image, *least, name=name)
         if tag > 1:
             pixels = upright(pixels, tag)
         return pixels, scaled(region, height, width, pixels)
@@ -157,7 +157,7 @@ class Plan(ABC):
         Raises ValueError for an image without an obvious RGB, and TypeError for any other object.
         """
         if isinstance(image, Image.Image):
-            image = np.asarray(image if image.mode == "RGB" else as_rgb(image))
+            image = rgb_pixels(image)
         elif not isinstance(image, np.ndarray):
             raise TypeError(
                 f"expected a PIL image or uint8[H, W, 3], got {type(image).__name__}. Put the plan first: it "
@@ -337,13 +337,13 @@ def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -
     """
     if max_size is not None and max_size < 1:
         raise ValueError(f"max_size must be a number of pixels above 0, got {max_size!r}")
-    header = read_header(encoded, name=name)
-    height, width = header.height, header.width
+    image = read_header(encoded, name=name)
+    height, width = image.height, image.width
     longer = max(height, width)
     size = height, width
     if max_size is not None and longer > max_size:
         size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
-    pixels = pixels_at_least(encoded, header, *size, name=name)
+    pixels = pixels_at_least(image, *size, name=name)
     with no_torch_function():
         if pixels.shape[:2] == size:
             return np.array(pixels, order="C")

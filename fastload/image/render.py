@@ -19,7 +19,7 @@ from PIL import Image
 
 from fastload._kit.torch_private import no_torch_function
 from fastload.image import kernels
-from fastload.image.decode import Encoded, Pixels, decodes_3_eighths
+from fastload.image.decode import Encoded, Pixels
 from fastload.image.drawing import KeyDraws, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.kernels_check import agrees_with_torch
@@ -143,9 +143,7 @@ class Render:
             )
         images = self._images()
         rest = np.arange(len(images))
-        # What is read alone must have the same pixels.
-        as_alone = decodes_3_eighths() or not self._plan.scaled_decode
-        if self._kernels.libjpeg and self._plan.region_decode and as_alone:
+        if self._kernels.libjpeg and self._plan.region_decode:
             place(images)
             self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
             # Other formats, unusual JPEGs and damage are left to Python.

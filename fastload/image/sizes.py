@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from PIL import Image
 
-from fastload.image.decode import check_pixels
 from fastload.image.drawing import exp32
 
 Size = int | tuple[int, int]
@@ -48,10 +48,12 @@ def resized(height: int, width: int, size: Size) -> tuple[int, int]:
         return size
     longer = int(size * max(height, width) / min(height, width))
     resized = (longer, size) if width <= height else (size, longer)
-    try:
-        check_pixels(*resized)
-    except ValueError as error:
-        raise ValueError(f"{width} x {height} pixels, resized: {error}") from None
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and longer * size > 2 * limit:
+        raise ValueError(
+            f"{width} x {height} pixels, resized: {resized[1]} x {resized[0]} pixels, more than twice "
+            f"PIL.Image.MAX_IMAGE_PIXELS ({limit}). Raise that limit if you trust the file"
+        )
     return resized
 
 

@@ -21,5 +21,4 @@ def kernels() -> Kernels:
 def trial(kernels: Kernels) -> Trial:
     if kernels.libjpeg is None:
         pytest.skip(package.decoder_state())
-    pytest.importorskip("simplejpeg")
     return Trial(kernels)

@@ -124,7 +124,7 @@ static void read_orientation(struct memory *memory, const uint8_t *data, int64_t
     bytes = smaller(bytes, 4 + (data[4] << 8 | data[5]));
     uint8_t *segment = last(memory, bytes);
     memcpy(segment, data, (size_t)bytes);
-    int tag = orientation(segment, segment + bytes);
+    int tag = orientation(segment, segment + bytes, true);
     if (tag == 0 || tag < -1 || tag > 8)
         abort();
 }

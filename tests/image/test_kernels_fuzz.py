@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("simplejpeg")
-
 from fastload.image.kernels import Kernels
 from tests.image.kernel_fuzz import PARTS, build, compiler, run, seeds
 

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("simplejpeg")
-
 from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels, tables
 from fastload.image.plan_tables import plan_table
@@ -108,7 +106,7 @@ def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
             "right": row["left"] + row["box_width"] == 403,
         }
         seen |= {border for border, touched in borders.items() if touched} | {round(trial.scale, 1)}
-    assert seen >= {"top", "left", "bottom", "right", 1.0, 2.0, 2.7, 4.0, 8.0}
+    assert seen >= {"top", "left", "bottom", "right", 1.0, 2.0, 4.0, 8.0}
 
 
 def test_plans_of_the_whole_image(trial: Trial) -> None:
@@ -309,7 +307,7 @@ def test_damaged_images_end_no_process_and_change_no_pixels(trial: Trial) -> Non
     assert counts["inputs"] > 200
     assert counts[f"state {DONE}"] > 50
     assert counts[f"state {DAMAGED}"] > 50
-    assert "DIFFERENT PIXELS" not in counts
+    assert not [what for what in counts if what.startswith(("DIFFERENT", "REFUSED"))], counts
 
 
 def test_threads_decode_as_one_does(kernels: Kernels, trial: Trial) -> None:

@@ -1,6 +1,7 @@
 """Promises:
 - The kernels turn JPEGs by the EXIF orientation that Pillow finds, or leave the image to Python.
 - An image that the kernels turned has the pixels of the ordinary way.
+- The kernels decode no JPEG that Pillow refuses.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("simplejpeg")
-
+from fastload.errors import DecodeError
 from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
-from fastload.image.decode import orientation
+from fastload.image.decode import orientation, read_header
 from fastload.image.kernels.tables import DAMAGED, DONE
 from fastload.image.plans import Plan
 from tests.image.jpeg_fuzz import (
@@ -49,7 +49,7 @@ def test_each_orientation(tag: int, order: str, trial: Trial) -> None:
     exif = exif_of(tag, order)
     for number, subsampling in enumerate(("444", "422", "420", "440", "411")):
         content = with_segment(jpeg(PHOTOGRAPH, subsampling), exif)
-        assert orientation(content, name="a.jpg") == tag
+        assert orientation(read_header(content, name="a.jpg"), name="a.jpg") == tag
         for scaled in (True, False):
             for size in ((12, 40), (70, 50)):
                 trial.check(crop(size, scaled_decode=scaled), content, range(number, number + 4))
@@ -124,9 +124,19 @@ ODD: dict[str, Callable[[], bytes]] = {
     "no TIFF": lambda: with_segment(JPEG, b"Exif\0\0not a TIFF"),
     "an empty segment": lambda: with_segment(JPEG, b""),
     "several pictures": lambda: with_segment(JPEG, b"MPF\0II*\0" + bytes(20), 0xE2),
+}
+TAKEN_IF_NOT_UPRIGHT = {"XMP alone", "XMP, and EXIF without an orientation", "several pictures"}
+REFUSED: dict[str, Callable[[], bytes]] = {
     "a cut block of Photoshop": lambda: with_segment(
         JPEG, b"Photoshop 3.0\0" + b"8BIM\x04\x04", 0xED
     ),
+    "a short profile": lambda: with_segment(JPEG, b"ICC_PROFILE\0", 0xE2),
+    "a short Adobe segment": lambda: with_segment(JPEG, b"Adobe", 0xEE),
+    "a resolution that is text": lambda: with_segment(
+        JPEG.replace(b"JFIF", b"none"),
+        directory((0x011A, ASCII, 1, ord("7")), (0x0128, SHORT, 1, 2)),
+    ),
+    "a marker without a meaning": lambda: JPEG[:2] + b"\xff\x01" + JPEG[2:],
 }
 
 
@@ -134,17 +144,33 @@ ODD: dict[str, Callable[[], bytes]] = {
 def test_exif_that_the_kernels_understand(kind: str, trial: Trial) -> None:
     exif, tag = KNOWN[kind]
     content = with_segment(JPEG, exif)
-    assert orientation(content, name="a.jpg") == tag
+    assert orientation(read_header(content, name="a.jpg"), name="a.jpg") == tag
     trial.check(crop(), content, range(3))
     if kind.startswith("orientation"):  # then Pillow does not search the XMP
         trial.check(crop(), with_segment(content, XMP), range(3))
 
 
+@pytest.mark.filterwarnings("ignore:Image appears to be a malformed MPO:UserWarning")
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_exif_is_left_to_python(kind: str, trial: Trial) -> None:
+    """Pillow reads it in any case, and refuses some of it."""
     content = ODD[kind]()
     assert trial.run_bytes(crop(), 1, content)[0] == DAMAGED
-    trial.check(RandomResizedCrop((40, 30)), content, range(1, 2))
+    plan = RandomResizedCrop((40, 30))
+    if kind in TAKEN_IF_NOT_UPRIGHT:
+        trial.check(plan, content, range(1, 2))
+    else:
+        assert trial.run_bytes(plan, 1, content)[0] == DAMAGED
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_pillow_refuses_the_kernels_do_not_decode(kind: str, trial: Trial) -> None:
+    content = REFUSED[kind]()
+    for plan in (crop(), RandomResizedCrop((40, 30))):
+        with pytest.raises(DecodeError, match="not an image in a format that Pillow can read"):
+            plan.decode(content, name="a.jpg")
+        assert trial.run_bytes(plan, 1, content)[0] == DAMAGED
 
 
 def test_orientations_by_pillow_itself(trial: Trial) -> None:

@@ -1,4 +1,4 @@
-/* The EXIF orientation of a JPEG, if Pillow finds it where everyone else does. */
+/* The EXIF orientation of a JPEG, if Pillow finds it where everyone else does, and segments that Pillow refuses. */
 
 #include "kernels.h"
 
@@ -46,9 +46,8 @@ static int tag_in_tiff(const uint8_t *tiff, int64_t bytes)
 }
 
 /* Pillow joins several segments of EXIF. If there is no tag in them, it searches the XMP. It refuses some short
- * segments, images in which the segment of a multi-picture file is damaged, and a block of Photoshop that is cut off after
- * its number. */
-int orientation(const uint8_t *payload, const uint8_t *scan)
+ * segments, some types of a resolution, and a block of Photoshop that is cut off after its number. */
+int orientation(const uint8_t *payload, const uint8_t *scan, bool upright)
 {
     enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, APP13 = 0xED, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };
     int tag = 0;
@@ -63,7 +62,7 @@ int orientation(const uint8_t *payload, const uint8_t *scan)
             return -1;
         if (marker >= APP0 && marker <= APP15 && bytes < LEAST_SEGMENT)
             return -1;
-        if (marker == APP2 && (bytes < LEAST_PROFILE || !memcmp(at, "MPF\0", 4)))
+        if (marker == APP2 && (bytes < LEAST_PROFILE || (upright && !memcmp(at, "MPF\0", 4))))
             return -1;
         if (marker == APP13 && !memcmp(at + bytes - 6, "8BIM", 4))
             return -1;
@@ -77,5 +76,7 @@ int orientation(const uint8_t *payload, const uint8_t *scan)
         }
         at += bytes;
     }
-    return tag ? tag : has_other ? -1 : 1;
+    if (upright && !tag && has_other)
+        return -1;
+    return upright && tag ? tag : 1;
 }

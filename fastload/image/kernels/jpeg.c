@@ -130,7 +130,7 @@ static enum state begin(struct decoder *decoder)
     const uint8_t *scan = jpeg->src->next_input_byte;
     if (!is_complete(scan, decoder->payload + image->length, jpeg->restart_interval != 0))
         return DAMAGED;
-    decoder->tag = decoder->plan->upright ? orientation(decoder->payload, scan) : 1;
+    decoder->tag = orientation(decoder->payload, scan, decoder->plan->upright);
     if (decoder->tag < 0)
         return DAMAGED;
     image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;
@@ -147,29 +147,18 @@ static int64_t least_side(int64_t side, int64_t result, int64_t box)
     return (int64_t)fmin((double)side, ceil((double)(side * result) / (double)box));
 }
 
-/* Returns the length of a side of the image after decoding at a scale. */
-static int64_t shrunk(int64_t side, int eighths) { return (side * eighths + 7) / 8; }
-
-/* Returns the scale of decoding, in eighths, that simplejpeg takes with min_factor=2.
- *
- * It asks for the size at the smallest of 1/8, 1/4, 3/8 and 1/2 that leaves enough pixels. TurboJPEG then takes the
- * largest scale that gives at most this size. For images of a few pixels, that is another scale. */
-static int scale_in_eighths(const struct image *image, const struct plan *plan)
+/* Returns 1, 2, 4 or 8, by which the sides may be divided. Pillow's `draft` chooses it so. */
+static unsigned divisor(const struct image *image, const struct plan *plan)
 {
-    int64_t height = image->height, width = image->width;
-    struct size least = {height, width};
-    if (plan->scaled) {
-        struct size result = size_before_crop(image, plan);
-        least.height = least_side(height, result.height, image->box_height);
-        least.width = least_side(width, result.width, image->box_width);
-    }
-    int smallest = 1;
-    while (smallest < 8 && (shrunk(height, smallest) < least.height || shrunk(width, smallest) < least.width))
-        smallest = smallest < 4 ? smallest + 1 : 8;
-    int largest = 8;
-    while (shrunk(height, largest) > shrunk(height, smallest) || shrunk(width, largest) > shrunk(width, smallest))
-        largest--;
-    return largest;
+    if (!plan->scaled)
+        return 1;
+    struct size result = size_before_crop(image, plan);
+    int64_t height = least_side(image->height, result.height, image->box_height);
+    int64_t width = least_side(image->width, result.width, image->box_width);
+    unsigned by = 8;
+    while (by > 1 && (height * by > image->height || width * by > image->width))
+        by /= 2;
+    return by;
 }
 
 /* Sets a side of the box in the decoded pixels. See `scaled` in regions.py. */
@@ -259,10 +248,10 @@ static enum state decode(struct decoder *decoder)
     j_decompress_ptr jpeg = &decoder->jpeg;
     const struct image *image = decoder->image;
     int tag = decoder->tag;
-    /* The options that simplejpeg sets. */
+    /* The options that Pillow sets. */
     jpeg->out_color_space = JCS_EXT_RGB;
-    jpeg->scale_num = (unsigned)scale_in_eighths(image, decoder->plan);
-    jpeg->scale_denom = 8;
+    jpeg->scale_num = 1;
+    jpeg->scale_denom = divisor(image, decoder->plan);
     jpeg->dct_method = JDCT_ISLOW;
     jpeg->do_fancy_upsampling = TRUE;
     jpeg_start_decompress(jpeg);

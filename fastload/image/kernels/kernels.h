@@ -42,7 +42,7 @@ struct plan {
     int64_t fused;                  /* 1: torch rounds `unit * span + base` once, 0: after each step */
     int64_t resize_height;          /* the size before a center crop; with resize_width -1 that of the shorter side */
     int64_t resize_width;
-    int64_t scaled;                 /* 1: a decoder may decode at 1/2, 3/8, 1/4, 1/8 */
+    int64_t scaled;                 /* 1: a decoder may decode at 1/2, 1/4, 1/8 */
     int64_t upright;                /* 1: a decoder applies the EXIF orientation */
     int64_t colour_step;            /* distances in the result, in elements: from a colour, a row, a pixel to the next */
     int64_t row_step;
@@ -197,9 +197,9 @@ extern const char *const jpeg_library;
 
 /* ---- exif.c ---- */
 
-/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan. Returns -1 if only Pillow can
- * tell. */
-int orientation(const uint8_t *payload, const uint8_t *scan);
+/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan, or 1 if not `upright`. Returns
+ * -1 if only Pillow can tell, or if Pillow may refuse the image. */
+int orientation(const uint8_t *payload, const uint8_t *scan, bool upright);
 
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
 

@@ -48,7 +48,7 @@ PLAN = np.dtype(
         # ResizeCenterCrop: the size before the crop. With resize_width -1, resize_height is that of the shorter side.
         ("resize_height", np.int64),
         ("resize_width", np.int64),
-        ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 3/8, 1/4, 1/8
+        ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 1/4, 1/8
         ("upright", np.int64),  # 1: a decoder applies the EXIF orientation
         # Distances in the result, in elements: from a colour, a row, a pixel to the next.
         ("colour_step", np.int64),

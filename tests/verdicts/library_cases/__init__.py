@@ -108,9 +108,9 @@ _TABLE = """
     soxr_streams     held                              soxr | ResampleStream, which is for one thread
     netcdf_fields    opened_each_time                  netCDF4 | netCDF4
     netcdf_fields    held                              netCDF4 | netCDF4
-    own_sets         image_files                       simplejpeg PIL
+    own_sets         image_files                       PIL
     own_sets         file_list_with_torchvision        torchvision PIL
-    own_sets         packed                            pyarrow PIL simplejpeg
+    own_sets         packed                            pyarrow PIL
     own_sets         parquet                           pyarrow
     own_sets         mnist                             torch
     own_sets         set_of_columns                    pyarrow
