@@ -45,7 +45,7 @@ PLUG_INS = {
 }
 
 COMMANDS = {
-    "cli": "__init__ errors (bench check datasets distributed flow image measure parameters store stream train)",
+    "cli": "__init__ errors _kit (bench check datasets distributed flow image measure parameters store stream train)",
     "__main__": "cli",
 }
 

@@ -233,7 +233,7 @@ def test_imports_within_a_folder_have_no_circle(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", CORE, ids=by_name)
 def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
-    allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
+    allowed = {*sys.stdlib_module_names, "annotationlib", "fastload", "numpy", "torch"}
     names = {name for name, _ in imported(path.read_text(), package_of(path))}
     others = {name for name in names if name.partition(".")[0] not in allowed}
     assert not others, f"{by_name(path)} imports {others}; what needs more is a plug-in"

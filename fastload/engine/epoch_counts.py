@@ -14,7 +14,8 @@ from fastload.memory.slots import SlotPool
 from fastload.processes.parent import Child
 from fastload.processes.segments import Segments
 from fastload.settings import Settings
-from fastload.telemetry import Recorder, Stats, cores_busy_s, gil_is_on, merge
+from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
+from fastload.telemetry.recorder import gil_is_on
 
 
 @dataclass(slots=True)

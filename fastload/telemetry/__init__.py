@@ -11,7 +11,6 @@ from fastload.telemetry.recorder import (
     WaitClock,
     cores_busy_s,
     delayed_s,
-    gil_is_on,
     merge,
 )
 from fastload.telemetry.snapshot import Stage
@@ -34,7 +33,6 @@ __all__ = [
     "add_to_stage",
     "cores_busy_s",
     "delayed_s",
-    "gil_is_on",
     "merge",
     "profiler_config",
     "recording",
