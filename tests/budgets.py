@@ -20,7 +20,7 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_716,
-    "loaded beside the way": 2_526,
+    "loaded beside the way": 2_525,
     "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_479,
@@ -39,7 +39,7 @@ BUDGETS = {
     "fastload/image": 911,
     "fastload/image/kernels": 145,
     "kernels in C": 1_498,
-    "fastload/measure": 773,
+    "fastload/measure": 774,
     "fastload/parameters": 2_289,
     "fastload/store": 3_206,
     "fastload/stream": 1_058,

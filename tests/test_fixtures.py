@@ -40,7 +40,7 @@ def test_passes_ending_by_itself():
     threading.enumerate()[-1].name = "fastload-worker-0"
 
 def test_passes_processes():
-    assert len(list(torch.utils.data.DataLoader(torch.arange(8), num_workers=1))) == 8
+    assert len(list(torch.utils.data.DataLoader(torch.arange(8), num_workers=1, multiprocessing_context="fork"))) == 8
 
 def test_passes_package():
     KEPT.append(open(pytest.__file__))

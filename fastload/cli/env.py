@@ -33,7 +33,7 @@ def env(meet: bool, timeout_s: float) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
-    would form, and print its backend and their devices, so errors show up before a job starts.
+    would form. They print its backend and their devices, so errors show up before a job starts.
 
     \b
     Examples:

@@ -172,8 +172,8 @@ def train(**options: Any) -> None:
     all ranks are averaged. Rates are reported per rank and for all ranks together. The first 5 steps are warm-up, and
     no rate counts them.
 
-    After Ctrl-C or SIGTERM, all ranks finish the step in progress, write a checkpoint if --checkpoint is given, and
-    end with exit code 130 or 143. Ctrl-C more than 2 s later ends the process at once. Another SIGTERM never does.
+    After Ctrl-C or SIGTERM, all ranks finish the step in progress, and write a checkpoint if --checkpoint is given.
+    They end with exit code 130 or 143. Ctrl-C more than 2 s later ends the process at once. Another SIGTERM never does.
 
     A killed run can be started again with --resume, on any number of ranks with the same global batch (ranks times
     -b). Steps after the last checkpoint are repeated from the restored model. So the final model has been trained on

@@ -73,7 +73,8 @@ class Fetcher:
                 return
             except BaseException as exc:
                 if not self._failures.may_retry(batch, exc, attempt, reader.wait):
-                    self._failures.of_sample(batch, k, dataset, exc)
+                    # Ctrl-C may come after the last sample was counted.
+                    self._failures.of_sample(batch, min(k, stop - 1), dataset, exc)
                     k, attempt = k + 1, 0
                 else:
                     attempt += 1

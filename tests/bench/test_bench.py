@@ -257,13 +257,18 @@ def wait_for_the_end_of(pids: list[int], *, limit_s: float) -> list[int]:
     return alive
 
 
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @linux
 def test_a_bench_that_is_killed_takes_its_run_and_the_run_s_workers_along(file_list: Path) -> None:
     options = f"--loaders torch --workers 2 -b 2 -s 1000 --step-ms 300 --file-list {file_list}"
     with Python(["-m", "fastload", "bench", *options.split()], stdout=PIPE, text=True) as racer:
         assert racer.stdout is not None
         next(line for line in racer.stdout if line.startswith("step_img_rate"))
-        measured = next(descendants(racer.pid))
+        # Not the tracker of resources that multiprocessing may start.
+        measured = next(p for p in descendants(racer.pid) if b"bench.loop" in command_of(p))
         processes = [measured, *descendants(measured)]
         assert len(processes) >= 3, "the run and its two workers"
         racer.kill()

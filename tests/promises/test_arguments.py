@@ -479,6 +479,7 @@ def test_every_method_gives_the_same_batches() -> None:
         assert epochs[0][0] != epochs[0][1]
 
 
+@pytest.mark.usefixtures("forks")
 def test_all_methods_but_threads_use_processes() -> None:
     class Pids(Tens):
         def __getitem__(self, index: int) -> int:

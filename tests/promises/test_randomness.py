@@ -22,7 +22,6 @@ import copy
 import errno
 import functools
 import inspect
-import itertools
 import os
 import random
 import re
@@ -748,13 +747,15 @@ SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
 
 def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
     """Let the second worker draw after the first has read half of the samples: only the first looks."""
-    drawn, half = itertools.count(1), threading.Event()
+    drawn, half = [0], threading.Event()
 
     def draw_in_turn() -> Any:
         info = get_worker_info()
         if info is not None and info.id:
             assert half.wait(30)
-        elif next(drawn) == 32:
+        else:
+            drawn[0] += 1
+        if drawn[0] == 32:
             half.set()
         return draw()
 
@@ -1294,6 +1295,7 @@ def test_dropout_that_draws_nothing_is_not_blamed_for_the_loop_s_draws() -> None
 # What a worker of torch answers.
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
 def test_what_torch_says_of_seeds_in_a_sample_has_torchs_types_and_ranges(

@@ -423,18 +423,29 @@ def test_close_names_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock, struck = Clock(), threading.Event()
     monkeypatch.setattr(batches, "perf_counter", clock)
+
+    def strike(*_: object) -> None:
+        struck.set()
+        raise KeyboardInterrupt
 
     class Source(Queue):
         def __iter__(self) -> Iterator[Any]:
             assert clock.asked.wait(30)
             os.kill(os.getpid(), signal.SIGINT)
+            # Python looks for signals before it waits. One that comes in between has no effect until another comes.
+            while not struck.wait(1):
+                os.kill(os.getpid(), signal.SIGINT)
             yield from super().__iter__()
 
     source = Source()
-    with pytest.raises(KeyboardInterrupt):
-        next(iter(answers_of(source)))
+    before = signal.signal(signal.SIGINT, strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(answers_of(source)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert source.closed
     assert fastload_threads() == []
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastload.isolation.rules import own_dict
 from fastload.verdicts import Verdict, verdict
 
 DATASET = """
@@ -77,7 +78,7 @@ def made(case: Case, folder: Path) -> Iterator[tuple[Any, ...]]:
     try:
         result = importlib.import_module(name).make()
         arguments = result if isinstance(result, tuple) else (result,)
-        held += [value for x in arguments for value in getattr(x, "__dict__", {}).values()]
+        held += [value for x in arguments for value in own_dict(x).values()]
         yield arguments
     finally:
         sys.path[:] = paths
