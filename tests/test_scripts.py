@@ -192,7 +192,7 @@ def test_another_python_is_tested_in_an_environment_of_its_own(
         status, _, asked = checkout.run("scripts/test", "--python", minor, "-x", **pythons)
         made = [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)]
         assert (status, made) == (0, [f"-m venv ROOT/venv-{minor}", "-m pytest -x"])
-        assert installations(asked) == ["", "ROOT[images,tests]"]  # torch comes first
+        assert installations(asked) == ["", "ROOT[images,arrow,tests]"]  # torch comes first
 
 
 def test_a_python_that_cannot_be_had_is_left_out(
