@@ -140,6 +140,13 @@ def forkserver() -> ForkServerContext:
     return context
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _default_server(request: pytest.FixtureRequest) -> None:
+    """Where a fork server is the default, torch's loader would start it within some test."""
+    if multiprocessing.get_all_start_methods()[0] == "forkserver":
+        request.getfixturevalue("forkserver")
+
+
 @pytest.fixture
 def forks() -> Iterator[None]:
     """Let multiprocessing fork, and so torch's loader, as before Python 3.14."""
