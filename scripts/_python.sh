@@ -17,7 +17,7 @@ KEYS=/usr/share/keyrings/debian-archive-keyring.gpg
 find_python() {
     local candidate
     for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/${1%t}".*/bin/"python$1" \
-        "$PYTHONS/$1"/bin/"python$1" "$PYTHONS/$1"/usr/bin/"python$1"; do
+        "$PYTHONS/$1/bin/python$1" "$PYTHONS/$1/usr/bin/python$1"; do
         # pyenv's own python3.12 is there, and does not run, if another version is the chosen one.
         if "$candidate" -c "" 2>/dev/null; then
             echo "$candidate"
@@ -30,6 +30,7 @@ find_python() {
 # Runs apt-get with the suites $1 of Debian, from the system's mirror, and with lists of its own.
 apt_of() {
     local mirror
+    # shellcheck disable=SC2016  # apt-get's own field
     mirror="$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$')"
     printf '%s\n' "Types: deb deb-src" "URIs: $mirror" "Suites: $1" "Components: main" "Signed-By: $KEYS" >list.sources
     mkdir -p lists cache

@@ -37,6 +37,7 @@ from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from fastload.testing import Sequencer
 from fastload.verdicts import effects
+from tests.children import run_python
 from tests.fakes import Numbers
 
 JOIN_S = 30.0
@@ -389,3 +390,39 @@ def test_effects_are_found_although_the_code_that_was_the_key_ends(
 
     monkeypatch.setattr(effects, "_known", Ending())
     assert effects.effects_of(started, None) is not None
+
+
+TWO_LOOKS = """
+import sys, threading
+from fastload.random.global_draws import GlobalDraws
+
+within, other_is_done = threading.Event(), threading.Event()
+
+def hook(event, arguments):
+    if event == "sys.setprofile" and threading.current_thread() is first and not within.is_set():
+        within.set()
+        assert other_is_done.wait(30)
+
+def look():
+    one = GlobalDraws(set(), numpy=False)
+    one.begin()
+    assert sys.getprofile() is not None
+    one.end()
+    assert sys.getprofile() is None
+    ended.append(1)
+
+ended = []
+first = threading.Thread(target=look)
+sys.addaudithook(hook)
+first.start()
+assert within.wait(30)
+look()
+other_is_done.set()
+first.join()
+print(len(ended))
+"""
+
+
+def test_two_threads_look_for_global_draws_at_once() -> None:
+    """CPython 3.11 refuses `sys.setprofile` in the second one, if an audit hook lets it run within the first's."""
+    assert run_python("-c", TWO_LOOKS, check=True).stdout == "2\n"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 try:
-    from annotationlib import Format
+    from annotationlib import Format  # type: ignore[import-not-found]
 except ImportError:  # before Python 3.14
     _AS_TEXT: dict[str, Any] = {}
 else:

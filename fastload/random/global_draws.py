@@ -56,12 +56,12 @@ class GlobalDraws:
             self._numpy = _numpy_state()
         if not is_profiled():
             self._profiling = True
-            sys.setprofile(self._saw)
+            _set_profile(self._saw)
 
     def end(self) -> None:
         """Stop looking, after user code ran, and add warnings about draws to `noticed`."""
         if self._profiling:
-            sys.setprofile(None)
+            _set_profile(None)
             self._profiling = False
         if not self._looks_at_numpy:
             return
@@ -73,6 +73,14 @@ class GlobalDraws:
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
             self._noticed.add(shared_draws("Python's global random state"))
+
+
+def _set_profile(function: Any) -> None:
+    """Do as `sys.setprofile`. CPython 3.11 refuses it while another thread is within a call; the next one is free."""
+    try:
+        sys.setprofile(function)
+    except RuntimeError:
+        _set_profile(function)
 
 
 def is_profiled() -> bool:
