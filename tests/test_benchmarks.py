@@ -46,6 +46,7 @@ def _warm_cases() -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("forkserver")  # of `thread_cost`
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
