@@ -13,7 +13,7 @@ CORE = {
     "telemetry": "_kit",
     "random": "_kit",
     "isolation": "errors _kit random",
-    "verdicts": "random isolation",
+    "verdicts": "_kit random isolation",
     "rows": "",
     "settings": "_kit telemetry random isolation",
     "memory": "_kit telemetry random",

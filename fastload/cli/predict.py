@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fastload._kit.signatures import signature
+from fastload._kit.annotations import signature
 from fastload.cli._common import (
     Number,
     OnRanks,

@@ -41,12 +41,10 @@ def make_copies(plan: Plan) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
         ) from error
 
 
-_lock = (
-    threading.RLock()
-)  # owns `_limits` and the limit; reentrant, because a finalizer may begin a loader
-_limits: list[
-    int
-] = []  # for each thread in `_deep_calls`, the limit that the last of them restores
+# Owns `_limits` and the recursion limit. Reentrant, because a finalizer may begin a loader.
+_lock = threading.RLock()
+_limits: list[int] = []
+"""For each thread in `_deep_calls`, the limit that the last of them restores."""
 
 
 @contextmanager

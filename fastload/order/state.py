@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-from fastload._kit.signatures import signature
+from fastload._kit.annotations import signature
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 

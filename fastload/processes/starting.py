@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,8 +39,11 @@ _THREADED = {name: "its threads" for name, entry in LIBRARIES.items() if entry.f
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
 
-_SERVER: Any = getattr(multiprocessing.forkserver, "_forkserver", None)
-"""Multiprocessing's fork server, one for a process. Nothing public tells what the program had it import."""
+_SERVER: Any = getattr(multiprocessing.forkserver, "_forkserver", SimpleNamespace())
+"""Multiprocessing's fork server, one for a process. Nothing public tells what the program had it import.
+
+A Python without it gets an object that has no effect: then the server imports what the program told it to.
+"""
 
 
 def start_children(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import copyreg
 import functools
-import inspect
 import re
 import sys
 import types
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload._kit.annotations import annotation_of_result
 from fastload.isolation.attributes import filled, slots_of
 from fastload.isolation.rules import PER_WORKER, own_dict, shared_class
 from fastload.isolation.users import is_importable
@@ -197,10 +197,7 @@ def functions_of(member: Any) -> Iterator[tuple[FunctionType, str | None]]:
 
 def is_immutable(function: Any) -> bool:
     """Return whether a function's annotation names a result that cannot change."""
-    lib: Any = inspect
-    # As text from Python 3.14 on: computing them may need names which only type checkers have.
-    form = {"format": lib.Format.STRING} if hasattr(lib, "Format") else {}
-    result = lib.get_annotations(function, **form).get("return", "Any")
+    result = annotation_of_result(function)
     return _IMMUTABLE.issuperset(re.findall(r"\w+", f"{getattr(result, '__name__', '')} {result}"))
 
 

@@ -1,0 +1,24 @@
+"""Annotations of users' functions. Python computes them lazily from 3.14 on, and they may name what no program imports."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+try:
+    from annotationlib import Format  # type: ignore[import-not-found]
+except ImportError:  # before Python 3.14
+    _FORMAT: dict[str, Any] = {}
+else:
+    _FORMAT = {"format": Format.STRING}
+
+
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Do as `inspect.signature`, but compute no annotation."""
+    return inspect.signature(function, **{f"annotation_{k}": v for k, v in _FORMAT.items()})
+
+
+def annotation_of_result(function: Any) -> Any:
+    """Return the annotation of a function's result, as text if it is computed lazily. Return "Any" without one."""
+    return inspect.get_annotations(function, **_FORMAT).get("return", "Any")
