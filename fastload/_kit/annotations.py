@@ -1,4 +1,4 @@
-"""Annotations of users' functions. Python computes them lazily from 3.14 on, and they may name what no program imports."""
+"""Annotations of users' functions, which are lazy from Python 3.14 on. They may name what no program imports."""
 
 from __future__ import annotations
 
