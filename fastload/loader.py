@@ -28,11 +28,15 @@ from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import (
     divided_once,
     partition,
-    refuse_cut_blocks,
     refuse_two_partitions,
 )
 from fastload.order.sampler import RankSampler
-from fastload.order.sampler_state import check_draws, restore_generators, restore_own_state
+from fastload.order.sampler_state import (
+    check_draws,
+    restore_generators,
+    restore_own_state,
+    single_sampler,
+)
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.reading.tripwire import Tripwire
 from fastload.settings import OnError, Settings
@@ -177,7 +181,8 @@ class DataLoader(TorchDataLoader[T]):
         Settings.of(self).check()
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
-        refuse_cut_blocks(self._index_sampler)
+        if isinstance(single := single_sampler(self._index_sampler), RankSampler):
+            single.check_batch_size(getattr(self._index_sampler, "batch_size", None) or 1)
         self._epochs = Epochs(samplers)
 
     # ---- what torch asks of a loader ----

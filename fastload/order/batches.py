@@ -232,7 +232,7 @@ class SampledOrder(Order):
             ahead=sorted(had.ahead),
             ahead_on_rank=self._rank if had.ahead else None,
             draws=had.draws,
-            sampler_state=copy.deepcopy(had.own),
+            sampler_state=plan_state(self._sampler, self.epoch, position) or copy.deepcopy(had.own),
             checksum=had.checksum if drawn else None,
             checksum_on_rank=self._rank if drawn else None,
         ).to_json()
@@ -246,6 +246,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
     batch = 1 if sampler is single and not settings.batched else size
     _, world_size = partition(sampler, settings.dataset)
     ours = isinstance(single, RankSampler)
+    varies = ours and single.sources_vary
     by_rank = isinstance(single, RankSampler | DistributedSampler)
     length = None if by_rank else known_length(single)
     return SampledState(
@@ -255,16 +256,16 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         drop_last=bool(getattr(sampler, "drop_last", False)),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
-        samples=known_length(settings.dataset),
+        samples=None if varies else known_length(settings.dataset),
         sampler=type(single if _batches_plainly(sampler) else sampler).__name__,
-        sampler_length=single.length if ours else length,
+        sampler_length=single.length if ours and not single.planned else length,
         generators=len(generators(sampler)),
         sampler_seed=as_int(single.seed) if by_rank else None,
         shuffle=bool(single.shuffle) if by_rank else None,
         ends=single.ends if ours else None,
         window=single.window if ours else None,
         run=single.run if ours else None,
-        set_id=_set_id(settings.dataset),
+        set_id=None if varies else _set_id(settings.dataset),
         ahead=[],
     )
 
@@ -278,14 +279,23 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
         return None
     single = single_sampler(sampler)
     step = world_size * (1 if sampler is single else sampler.batch_size)
+    if getattr(single, "planned", False):
+        return batches * step  # its epochs have whole global batches only
     length = single.length if isinstance(single, RankSampler) else len(single) * world_size
     return int(min(batches * step, length))
+
+
+def plan_state(sampler: Any, epoch: int, position: int) -> Any:
+    """Return what a planned order must have in a state after a global position, or None."""
+    single = single_sampler(sampler)
+    return single.plan_state(epoch, position) if isinstance(single, RankSampler) else None
 
 
 def _is_plain(sampler: Any, *kinds: type) -> bool:
     """Return whether `sampler`, or the sampler in torch's BatchSampler, is exactly of one of these classes."""
     single = single_sampler(sampler)
-    return type(single) in kinds and (sampler is single or _batches_plainly(sampler))
+    planned = RankSampler in kinds and getattr(single, "planned", False)
+    return (planned or type(single) in kinds) and (sampler is single or _batches_plainly(sampler))
 
 
 def _batches_plainly(sampler: Any) -> bool:
@@ -312,7 +322,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
     """Return an epoch's indices after the first `samples`, if the sampler draws nothing."""
     single = single_sampler(sampler)
     rest: Iterator[int]
-    if type(single) is RankSampler:
+    if isinstance(single, RankSampler):
         rest = single.ordered(epoch, samples)
     elif type(single) is SequentialSampler:
         rest = iter(range(samples, len(single)))

@@ -6,15 +6,16 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastload.memory.batch import Batch
-from fastload.order.batches import SampledOrder, sampled_state
+from fastload.order.batches import SampledOrder, plan_state, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
-from fastload.order.state import State, as_int
+from fastload.order.state import SampledState, State, as_int
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
@@ -165,7 +166,10 @@ class Epochs:
         if resume is not None:
             return copy.deepcopy(resume.to_json())
         if order is None:
-            return fresh_state(settings(), self.coming(), self._own_of_sampler()).to_json()
+            fresh = fresh_state(now := settings(), self.coming(), self._own_of_sampler())
+            if isinstance(fresh, SampledState):
+                fresh = replace(fresh, sampler_state=plan_state(now.sampler, fresh.epoch, 0))
+            return fresh.to_json()
         return order.state(ahead)
 
     def load(self, state: State) -> None:
@@ -173,6 +177,8 @@ class Epochs:
         self._next = state.epoch + state.ended
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
+                if isinstance(state, SampledState):
+                    sampler.load_plan(state.sampler_state, state.epoch, ended=state.ended)
                 sampler.set_epoch(self._next)
             elif hasattr(sampler, "set_epoch"):
                 own = state.sampler_epoch

@@ -67,12 +67,3 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
 def _ranks(sampler: Any) -> int:
     return int(getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1)))
 
-
-def refuse_cut_blocks(sampler: Any) -> None:
-    """Raise ValueError if a batch would end within a block: its end would be no place in the order of all ranks."""
-    block = getattr(single_sampler(sampler), "block", 1)
-    size = getattr(sampler, "batch_size", None) or 1
-    if isinstance(single_sampler(sampler), RankSampler) and size % block:
-        raise ValueError(
-            f"the batch size must be a multiple of the sampler's block, got batch size {size} and block={block}"
-        )

@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -140,6 +140,11 @@ class RankSampler(Sampler[int]):
     DistributedSampler.
     """
 
+    planned: ClassVar[bool] = False
+    """Whether a subclass gives its own pure order. Its `ordered`, `plan_state` and `load_plan` must agree."""
+    sources_vary: ClassVar[bool] = False
+    """Whether a state may be loaded with another dataset, because `load_plan` checks what must be equal."""
+
     def __init__(
         self,
         length_or_dataset: int | Sized,
@@ -188,7 +193,7 @@ class RankSampler(Sampler[int]):
             window, run = min(window, _LARGEST), min(run, _LARGEST)
         if integer("block", block) < 1:
             raise ValueError(f"block must be 1 or more, got {block}")
-        self.length = length
+        self._length = length
         self.shuffle = shuffle
         self.seed = seed
         self.ends = ends
@@ -206,6 +211,11 @@ class RankSampler(Sampler[int]):
             f"RankSampler(length={self.length}, rank={self.rank}, world_size={self.world_size}, "
             f"shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, {by}epoch={self.epoch})"
         )
+
+    @property
+    def length(self) -> int:
+        """The number of samples of `epoch` on all ranks, without padding."""
+        return self._length
 
     @property
     def rank(self) -> int:
@@ -267,15 +277,35 @@ class RankSampler(Sampler[int]):
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
         """Yield the indices of an epoch from local position `start` on."""
         n = len(self)
+        self._warn_if_alone()
+        for first in range(start, n, _CHUNK):
+            yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
+
+    def _warn_if_alone(self) -> None:
         if self._given is None and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
             warnings.warn(
                 f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
                 "not initialised: this RankSampler gives every rank all samples. Call "
                 "torch.distributed.init_process_group() first, or give rank and world_size",
-                stacklevel=2,
+                stacklevel=3,
             )
-        for first in range(start, n, _CHUNK):
-            yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
+
+    def check_batch_size(self, size: int) -> None:
+        """Raise ValueError if a rank's batches cannot have this size: one would end inside a block.
+
+        A loader calls this. The end of such a batch has no position in the order of all ranks.
+        """
+        if size % self.block:
+            raise ValueError(
+                f"the batch size must be a multiple of the sampler's block, got batch size {size} and "
+                f"block={self.block}"
+            )
+
+    def plan_state(self, epoch: int, position: int) -> Any:
+        """Return what a state must know of a planned order after global `position`, as JSON values."""
+
+    def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
+        """Resume from what `plan_state` returned. Raise StateError if it is of another plan."""
 
 
 class PlacedBatch(list[int]):

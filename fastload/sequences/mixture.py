@@ -1,0 +1,383 @@
+"""`Mixture`: samples of several datasets by weight, in global batches that every rank computes for itself.
+
+`shares` says how many samples each source gives to each global batch, and has given before. All else follows: which of
+its own epochs a sample belongs to, and its index in that epoch's order.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Dataset
+
+from fastload._kit.hashing import hash64, mix64, mix64s
+from fastload._kit.integers import global_position, integer
+from fastload.errors import StateError
+from fastload.order.sampler import RankSampler, permuted
+from fastload.order.state import read_fields
+from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
+
+_SLOTS, _SOURCES, _NUMBERS = (
+    0x736C_6F74,
+    0x736F_7572,
+    0x6E75_6D62,
+)  # added to the seed: keys of three purposes
+_CHUNK, _CHUNK_OF_SOURCE = (
+    8192,
+    512,
+)  # samples of this rank that are computed at a time, and at least of each source
+
+
+class MixtureState(TypedDict):
+    """What a loader's state holds of a mixture."""
+
+    step: int
+    """The global step that the state lies before, or in."""
+    part: int
+    """Samples of that step on all ranks that were delivered."""
+    epoch_began: int
+    given: dict[str, int]
+    given_then: dict[str, int]
+    numbers: dict[str, int]
+    """Samples of each source in that step."""
+    lengths: dict[str, int]
+    changes: list[Any]
+    global_batch: int
+    by: str
+    on_exhausted: str
+
+
+class Mixture(RankSampler):
+    """A sampler that mixes datasets by weight.
+
+    Use it with its `dataset`, which holds the sources one after another, in the order of their names:
+
+        mixture = Mixture({"code": code, "web": web}, weights={"code": 0.3, "web": 0.7}, seed=0)
+        loader = fastload.DataLoader(mixture.dataset, batch_size=32, sampler=mixture, num_workers=8)
+
+    Each source has its own epochs, each in a new order. No sample of a source comes twice before all of it came once,
+    over the whole training. The global batches are the same for any number of ranks and workers.
+
+    Args:
+        sources: datasets by name, or their lengths.
+        weights: numbers by name, 0 or more; their sum may be any. Or a schedule: pairs `(step, weights)` in the order
+            of their global steps, the first for step 0. Or a function of the global step that returns weights. It must
+            return the same on all ranks and in every run. Global steps are counted from 0, over all epochs.
+        seed: selects the orders. The same on all ranks.
+        by: "quota" gives each global batch its share of each source, rounded up in some batches and down in others, so
+            that the shares are exact in the long run. "draw" draws the source of each sample by weight.
+        on_exhausted: what happens after a source has given all its samples in an epoch of the mixture. "repeat": it
+            continues with its next epoch, and the mixture's epoch has `epoch_samples`. "stop": the epoch ends with that
+            global batch. "drop": the source gives no more, and the epoch ends with the last source. Its next epoch
+            gives the samples that complete the batch, and continues there in the mixture's next epoch.
+        epoch_samples: samples in an epoch, for "repeat" only, rounded up to whole global batches. By default as many
+            as all sources have together.
+        global_batch: samples of all ranks in one global step. By default the loader's batch size x the world size. Give
+            it if you accumulate gradients: then a step has several of the loader's batches.
+        shuffle: give each epoch of a source its own order. If False, each source is read from first to last.
+        rank, world_size: see `RankSampler`.
+
+    A state of the loader holds what each source has given. It can be loaded with another number of ranks at the same
+    global batch, with other weights, and with sources added or removed. Sources that stay continue, and new ones
+    begin. The weights of this mixture hold from the first step that is read after it. Changes by `set_weights` are part
+    of the state, and are dropped if the sources differ. Steps before a loaded state cannot be read again.
+
+    Cost: about 0.6 us a sample. Other threads may call its methods while a loader uses it.
+
+    Raises ValueError for weights that are negative, not finite, all 0, or name other sources.
+    """
+
+    planned = sources_vary = True
+
+    def __init__(
+        self,
+        sources: Mapping[str, Dataset[Any] | int],
+        *,
+        weights: Schedule,
+        seed: int = 0,
+        by: Literal["quota", "draw"] = "quota",
+        on_exhausted: Literal["repeat", "stop", "drop"] = "repeat",
+        epoch_samples: int | None = None,
+        global_batch: int | None = None,
+        shuffle: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if by not in ("quota", "draw"):
+            raise ValueError(f'by must be "quota" or "draw", got {by!r}')
+        if on_exhausted not in ("repeat", "stop", "drop"):
+            raise ValueError(
+                f'on_exhausted must be "repeat", "stop" or "drop", got {on_exhausted!r}'
+            )
+        if epoch_samples is not None and on_exhausted != "repeat":
+            raise ValueError(f'epoch_samples needs on_exhausted="repeat", got {on_exhausted!r}')
+        self._sources = {name: sources[name] for name in sorted(sources)}
+        self.lengths = {name: _length(name, source) for name, source in self._sources.items()}
+        """Samples of each source."""
+        samples = sum(self.lengths.values()) if epoch_samples is None else epoch_samples
+        super().__init__(samples, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
+        self.by, self.on_exhausted = by, on_exhausted
+        self._sizes = np.array([*self.lengths.values()], np.int64)
+        self._offsets = np.cumsum(self._sizes) - self._sizes
+        self._keys = [mix64(self.seed + _SOURCES) ^ hash64(name) for name in self.lengths]
+        self._global_batch = None if global_batch is None else integer("global_batch", global_batch)
+        self._batch_size: int | None = None
+        self._lock = threading.Lock()
+        """Owns what follows: a loader draws in one thread, and users call in another."""
+        self._schedule = WeightSchedule(weights, [*self.lengths])
+        self._next_step = 0
+        self._known: Shares | None = (
+            None  # made at the first use: the global batch may be known late
+        )
+
+    def __repr__(self) -> str:
+        sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
+        return (
+            f"Mixture({sources}; rank={self.rank}, world_size={self.world_size}, seed={self.seed}, by={self.by!r}, "
+            f"on_exhausted={self.on_exhausted!r}, epoch={self.epoch})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy: all but the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    @property
+    def dataset(self) -> ConcatDataset[Any]:
+        """The sources, one after another. Raise AttributeError if one was given by its length."""
+        for name, source in self._sources.items():
+            if isinstance(source, int):
+                raise AttributeError(
+                    f"source {name!r} is a length, {source}: give Mixture its dataset"
+                )
+        return ConcatDataset(self._sources.values())  # type: ignore[arg-type]
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all ranks in one global step. Raise ValueError before the loader's batch size is known."""
+        if self._global_batch is not None:
+            return self._global_batch
+        if self._batch_size is None:
+            raise ValueError(
+                "Mixture does not know the global batch yet: give it global_batch, or make the loader first"
+            )
+        return self._batch_size * self.world_size
+
+    def check_batch_size(self, size: int) -> None:
+        """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
+        self._batch_size = size
+        if self.global_batch < 1 or self.global_batch % (size * self.world_size):
+            raise ValueError(
+                f"global_batch must be a multiple of batch size x ranks, got {self.global_batch}, batch size {size} "
+                f"and {self.world_size} ranks"
+            )
+
+    @property
+    def length(self) -> int:
+        """Samples of all ranks in `epoch`. Unless sources repeat, it is found by counting: 1 s for 10 million steps."""
+        with self._lock:
+            shares, epoch = self._shares(), self.epoch
+            if self.on_exhausted == "repeat":
+                return -(-self._length // self.global_batch) * self.global_batch
+            end = shares.seek(epoch, float("inf"))
+            return (end.step - end.began) * self.global_batch
+
+    @property
+    def next_step(self) -> int:
+        """The first global step that no loader has been given: the first that `set_weights` can change."""
+        with self._lock:
+            return self._next_step
+
+    def set_weights(self, weights: Weights, *, at_step: int) -> None:
+        """Use these weights from a global step on, in place of all others. Call it on all ranks.
+
+        Loaders read ahead. So choose a step that no rank has been given, such as `next_step + 1000`.
+
+        Raises ValueError if this rank was given the step already; the message names the first possible one.
+        """
+        at_step = integer("at_step", at_step)
+        with self._lock:
+            if at_step < self._next_step:
+                raise ValueError(
+                    f"at_step must be {self._next_step} or more, because a loader was given the steps before, got "
+                    f"{at_step}. Other ranks may have been given more"
+                )
+            self._schedule = self._schedule.changed(at_step, weights)
+            if self._known is not None:
+                self._known.change(self._schedule, at_step)
+
+    def seen(self, step: int | None = None) -> dict[str, int]:
+        """Return how many samples each source gives before a global step, `next_step` by default, on all ranks."""
+        with self._lock:
+            step = self._next_step if step is None else integer("step", step)
+            return self._by_name(self._shares().at(step).given)
+
+    def epochs(self, step: int | None = None) -> dict[str, float]:
+        """Return how many epochs of its own each source gives before a global step. See `seen`."""
+        return {name: given / self.lengths[name] for name, given in self.seen(step).items()}
+
+    # ---- the order ----
+
+    def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
+        """Yield this rank's indices of an epoch from local position `start` on."""
+        self._warn_if_alone()
+        self.check_batch_size(
+            self._batch_size or 1
+        )  # the world size may have become known only now
+        share = self.global_batch // self.world_size
+        chunk = max(_CHUNK, _CHUNK_OF_SOURCE * len(self.lengths))
+        step, skipped = divmod(start, share)
+        while True:
+            with self._lock:
+                schedule, begin = self._schedule, self._shares().seek(epoch, step)
+                rows = self._rows(begin, max(1, chunk // share))
+            for number, row in enumerate(rows, begin.step):
+                with self._lock:
+                    if self._schedule is not schedule:
+                        break  # the later rows are computed again
+                    self._next_step = number + 1
+                yield from row[skipped:].tolist()
+                step, skipped = step + 1, 0
+            if not len(rows):
+                return
+
+    def indices_of(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return this rank's indices at local positions `start` to `stop` of an epoch: int64[stop - start]."""
+        share = self.global_batch // self.world_size
+        first = start // share
+        with self._lock:
+            rows = self._rows(self._shares().seek(epoch, first), -(-stop // share) - first)
+        return rows.reshape(-1)[start - first * share : stop - first * share]
+
+    def _shares(self) -> Shares:
+        """Return what the sources give. The caller holds the lock."""
+        if self._known is None:
+            nothing = np.zeros_like(self._sizes)
+            self._known = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
+        return self._known
+
+    def _new_shares(self, schedule: WeightSchedule, point: Point) -> Shares:
+        repeats = self.on_exhausted == "repeat"
+        return Shares(
+            self._sizes,
+            self.global_batch,
+            schedule,
+            point,
+            epoch_steps=-(-self._length // self.global_batch) if repeats else None,
+            drop=self.on_exhausted == "drop",
+            by=self.by,
+            key=mix64(self.seed + _NUMBERS),
+        )
+
+    def _rows(self, begin: Point, steps: int) -> NDArray[np.int64]:
+        """Return this rank's indices at the next steps: int64[steps, share], fewer steps at the end of the epoch."""
+        numbers = self._shares().numbers(begin, steps)
+        steps, size = len(numbers), self.global_batch
+        share = size // self.world_size
+        slot = np.tile(global_position(np.arange(share), self.rank, self.world_size), steps)
+        row = np.repeat(np.arange(steps), share)
+        # Permute each global batch: the sources spread over its positions, and so over the ranks.
+        keys = mix64s(np.uint64(mix64(self.seed + _SLOTS)) ^ (begin.step + row).astype(np.uint64))
+        slot = permuted(slot, size, keys)
+        ends = np.cumsum(numbers, axis=1)
+        bounds = (ends + size * np.arange(steps)[:, None]).ravel()
+        source = np.searchsorted(bounds, slot + size * row, "right") - row * len(self._sizes)
+        given = begin.given + np.cumsum(numbers, axis=0) - numbers
+        number = given[row, source] + slot - (ends - numbers)[row, source]
+        indices = np.empty(len(slot), np.int64)
+        for one in np.unique(source).tolist():
+            of_it = source == one
+            indices[of_it] = self._offsets[one] + self._indices_in(one, number[of_it])
+        return indices.reshape(steps, share)
+
+    def _indices_in(self, source: int, number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices in a source of the samples that it gives as its `number`-th, from 0: int64[k]."""
+        size = int(self._sizes[source])
+        epoch: NDArray[np.int64] = number // size
+        position = number - epoch * size
+        if not self.shuffle:
+            return position
+        keys = mix64s(np.uint64(self._keys[source]) ^ mix64s(epoch.astype(np.uint64)))
+        return permuted(position, size, keys)
+
+    # ---- its state ----
+
+    def plan_state(self, epoch: int, position: int) -> Any:
+        """See `RankSampler`."""
+        step, part = divmod(position, self.global_batch)
+        with self._lock:
+            point = self._shares().seek(epoch, step)
+            numbers = self._shares().numbers(point, 1).sum(axis=0)
+            changes = self._schedule.changes_by_name()
+        return MixtureState(
+            step=point.step,
+            part=part,
+            epoch_began=point.began,
+            given=self._by_name(point.given),
+            given_then=self._by_name(point.given_then),
+            numbers=self._by_name(numbers),
+            lengths=dict(self.lengths),
+            changes=changes,
+            global_batch=self.global_batch,
+            by=self.by,
+            on_exhausted=self.on_exhausted,
+        )
+
+    def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
+        """See `RankSampler`. Raise StateError if a source has another length, or the mixture other arguments."""
+        found = read_fields(MixtureState, state if isinstance(state, dict) else {})
+        self._check(found)
+        schedule = self._schedule.without_changes()
+        if found["lengths"] == self.lengths:
+            for step, weights in found["changes"]:
+                schedule = schedule.changed(step, weights)
+        elif found["changes"]:
+            warnings.warn(
+                f"fastload: the state is of a mixture of {[*found['lengths']]}, this one mixes {[*self.lengths]}. The "
+                "changes of weights in the state are dropped: call set_weights again",
+                stacklevel=5,
+            )
+        given, then = (
+            np.array([one.get(name, 0) for name in self.lengths], np.int64)
+            for one in (found["given"], found["given_then"])
+        )
+        point = Point(epoch, found["epoch_began"], then, found["step"], given)
+        shares = self._new_shares(schedule, point.next_epoch() if ended else point)
+        if found["part"] and self._by_name(shares.numbers(point, 1)[0]) != found["numbers"]:
+            raise StateError(
+                f"step: the state ends within global step {found['step']}, and this Mixture has other weights or "
+                "sources for the rest of it. Save the state after a whole global step to change them"
+            )
+        with self._lock:
+            self._schedule, self._known = schedule, shares
+            self._next_step = found["step"] + bool(found["part"])
+
+    def _check(self, state: MixtureState) -> None:
+        ours = {"global_batch": self.global_batch, "by": self.by, "on_exhausted": self.on_exhausted}
+        theirs: dict[str, Any] = {field: state[field] for field in ours}  # type: ignore[literal-required]
+        for name in state["lengths"].keys() & self.lengths:
+            ours[f"length of {name!r}"] = self.lengths[name]
+            theirs[f"length of {name!r}"] = state["lengths"][name]
+        for field, value in ours.items():
+            if theirs[field] != value:
+                raise StateError(
+                    f"{field}: the state has {theirs[field]!r}, this Mixture {value!r}; give Mixture the state's. A "
+                    "source with other samples needs another name"
+                )
+
+    def _by_name(self, counts: NDArray[np.int64]) -> dict[str, int]:
+        return dict(zip(self.lengths, counts.tolist(), strict=True))
+
+
+def _length(name: str, source: Dataset[Any] | int) -> int:
+    length = source if isinstance(source, int) else len(source)  # type: ignore[arg-type]
+    if length < 1:
+        raise ValueError(f"source {name!r} must have 1 or more samples, got {length}")
+    return length

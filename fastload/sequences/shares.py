@@ -1,0 +1,227 @@
+"""How many samples each source of a mixture gives to each global batch, and what it has given before.
+
+The number is a function of the step alone, until a source drops out. So any step is found by adding up, chunk by chunk,
+from the nearest step that is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload._kit.hashing import MASK, mix64s
+from fastload._kit.integers import integer
+
+Weights = Mapping[str, float]
+Schedule = Weights | Sequence[tuple[int, Weights]] | Callable[[int], Weights]
+Counts = NDArray[np.int64]  # [sources]
+
+_GOLDEN = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio: the fractions of its multiples lie evenly, however many
+_STRIDE = 1 << 18  # samples between the points that are stored
+
+
+class Point(NamedTuple):
+    """A global step, and what the sources gave before it."""
+
+    epoch: int
+    began: int
+    """The global step that the epoch began with. Global steps are counted over all epochs."""
+    given_then: Counts
+    """`given` at that step."""
+    step: int
+    given: Counts
+
+    def after(self, numbers: NDArray[np.int64]) -> Point:
+        """Return the point after steps with these numbers: int64[steps, sources]."""
+        return self._replace(step=self.step + len(numbers), given=self.given + numbers.sum(axis=0))
+
+    def next_epoch(self) -> Point:
+        """Return the beginning of the next epoch, if this is the end of one."""
+        return Point(self.epoch + 1, self.step, self.given, self.step, self.given)
+
+
+class WeightSchedule:
+    """The weights at each global step: those of a schedule, and those that replace them from some step on.
+
+    Raises ValueError or TypeError for weights that are no weights of these sources.
+    """
+
+    def __init__(self, schedule: Schedule, names: list[str]) -> None:
+        self._names = names
+        self._function: Callable[[int], Weights] | None = None
+        self._own: list[tuple[int, NDArray[np.float64]]] = []
+        self.changes: list[tuple[int, NDArray[np.float64]]] = []
+        """Global steps in ascending order, and the weights from each on, in place of the schedule's."""
+        if callable(schedule):
+            self._function = schedule
+            self._row(schedule(0))
+            return
+        pairs = [(0, schedule)] if isinstance(schedule, Mapping) else schedule
+        self._own = [(integer("a step of weights", step), self._row(row)) for step, row in pairs]
+        steps = [step for step, _ in self._own]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ValueError(
+                f"weights by step must begin with step 0, in ascending order, got the steps {steps}"
+            )
+
+    def changed(self, step: int, weights: Weights) -> WeightSchedule:
+        """Return a schedule with other weights from a global step on."""
+        found = copy.copy(self)
+        earlier = [change for change in self.changes if change[0] < step]
+        found.changes = [*earlier, (step, self._row(weights))]
+        return found
+
+    def without_changes(self) -> WeightSchedule:
+        """Return the schedule as it was made."""
+        found = copy.copy(self)
+        found.changes = []
+        return found
+
+    def changes_by_name(self) -> list[Any]:
+        """Return pairs of a global step and its weights, as JSON values."""
+        return [
+            [step, dict(zip(self._names, row.tolist(), strict=True))] for step, row in self.changes
+        ]
+
+    def rows(self, step: int, count: int) -> NDArray[np.float64]:
+        """Return the weights at `count` global steps from `step` on: float64[count, sources]."""
+        rows = np.empty((count, len(self._names)))
+        if self._function is not None:
+            free = min([count, *(max(0, begin - step) for begin, _ in self.changes)])
+            for row in range(free):
+                rows[row] = self._row(self._function(step + row))
+        for begin, weights in [*self._own, *self.changes]:
+            rows[max(0, begin - step) :] = weights
+        return rows
+
+    def _row(self, weights: Weights) -> NDArray[np.float64]:
+        if not isinstance(weights, Mapping) or set(weights) != set(self._names):
+            raise ValueError(f"weights must name each source once, {self._names}, got {weights!r}")
+        row = np.array([weights[name] for name in self._names], np.float64)
+        if not (np.isfinite(row).all() and (row >= 0).all() and row.sum() > 0):
+            raise ValueError(f"weights must be finite, 0 or more, and not all 0, got {weights!r}")
+        return row
+
+
+class Shares:
+    """The numbers of samples that sources give, by step.
+
+    Args:
+        sizes: samples of each source: int64[sources].
+        batch: samples in a global batch.
+        schedule: the weights.
+        point: a known point. Steps before it cannot be found.
+        epoch_steps: global steps in an epoch, if sources repeat.
+        drop: whether an exhausted source drops out. If not, and without `epoch_steps`, it ends the epoch.
+        by, key: see `Mixture`; 64 bits that select the numbers.
+    """
+
+    def __init__(
+        self,
+        sizes: Counts,
+        batch: int,
+        schedule: WeightSchedule,
+        point: Point,
+        *,
+        epoch_steps: int | None,
+        drop: bool,
+        by: Literal["quota", "draw"],
+        key: int,
+    ) -> None:
+        self._sizes, self._batch, self._schedule = sizes, batch, schedule
+        self._epoch_steps, self._drop, self._by, self._key = epoch_steps, drop, by, key
+        self._stride = max(1, _STRIDE // batch)
+        self._known = [point]  # in order
+        self._latest = point  # where the last search ended
+
+    def change(self, schedule: WeightSchedule, step: int) -> None:
+        """Use another schedule. It must be equal before this global step."""
+        self._schedule = schedule
+        self._known = [self._known[0], *(point for point in self._known[1:] if point.step <= step)]
+        self._latest = self._known[-1]
+
+    def seek(self, epoch: int, step: float) -> Point:
+        """Return the point before a step of an epoch, counted from 0, or the end of the epoch if it has fewer.
+
+        Raises ValueError if the point lies before the first known one.
+        """
+        target = epoch, step
+        place = bisect_right(self._known, target, key=_within)
+        if not place:
+            first, local = _within(self._known[0])
+            raise ValueError(
+                f"step {step} of epoch {epoch} lies before the state that was loaded: the first step that can be read "
+                f"again is {local} of epoch {first}. Make a new Mixture to begin anew"
+            )
+        point = self._known[place - 1]
+        if _within(point) < _within(self._latest) <= target:
+            point = self._latest
+        while _within(point) < target:
+            left = step - (point.step - point.began) if point.epoch == epoch else math.inf
+            numbers = self.numbers(point, int(min(left, self._stride)))
+            if not len(numbers) and point.epoch == epoch:
+                break
+            point = point.after(numbers) if len(numbers) else point.next_epoch()
+            if len(numbers) in (0, self._stride) and _within(self._known[-1]) < _within(point):
+                self._known.append(point)
+        self._latest = point
+        return point
+
+    def at(self, step: int) -> Point:
+        """Return the point before a global step, in the epoch that it ends if it lies between two."""
+        point = self._known[
+            max(0, bisect_right(self._known, step, key=lambda known: known.step) - 1)
+        ]
+        while (point := self.seek(point.epoch, step - point.began)).step < step:
+            point = point.next_epoch()
+        return point
+
+    def numbers(self, point: Point, steps: int) -> NDArray[np.int64]:
+        """Return the samples of each source in the next steps: int64[steps, sources], fewer at an epoch's end."""
+        found = [np.empty((0, len(self._sizes)), np.int64)]
+        while steps > 0:
+            left = self._sizes - (point.given - point.given_then)
+            if self._epoch_steps is not None:
+                steps = min(steps, self._epoch_steps - (point.step - point.began))
+                left = np.full_like(left, np.iinfo(np.int64).max)
+            elif not self._drop and (left <= 0).any():
+                break
+            block = self._block(point.step, steps, left > 0)
+            ends = ((np.cumsum(block, axis=0) >= left) & (left > 0)).any(axis=1)
+            block = block[: int(ends.argmax()) + 1] if ends.any() else block
+            if not len(block):
+                break
+            found.append(block)
+            point, steps = point.after(block), steps - len(block)
+        return np.concatenate(found)
+
+    def _block(self, step: int, steps: int, alive: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the numbers of the next steps if these sources give, up to a step at which none of them has weight."""
+        ends = np.cumsum(self._schedule.rows(step, max(0, steps)) * alive, axis=1)
+        total = ends[:, -1:]
+        none = np.flatnonzero(total[:, 0] == 0)
+        rows = int(none[0]) if len(none) else len(ends)
+        ends, number = ends[:rows] / total[:rows], np.arange(rows)
+        # Fractions of 32 bits: their sum with an integer is exact, so no sample is lost to rounding.
+        if self._by == "quota":
+            begin = np.uint64((step * _GOLDEN + self._key) & MASK)
+            offset = (
+                (begin + number.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
+            ) / 2.0**32
+            bounds = np.floor(self._batch * ends + offset[:, None]).astype(np.int64)
+            return np.diff(bounds, axis=1, prepend=0)
+        slots = np.arange(step * self._batch, (step + rows) * self._batch).astype(np.uint64)
+        draws = (mix64s(np.uint64(self._key) ^ mix64s(slots)) >> np.uint64(32)) / 2.0**32
+        row = np.repeat(number, self._batch)
+        found = np.searchsorted((ends + number[:, None]).ravel(), draws + row, "right")
+        return np.bincount(found, minlength=ends.size).reshape(ends.shape)
+
+
+def _within(point: Point) -> tuple[int, int]:
+    return point.epoch, point.step - point.began
