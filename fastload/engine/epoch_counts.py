@@ -11,6 +11,7 @@ from fastload._kit.cores import usable_cores
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
+from fastload.order.sampler_state import single_sampler
 from fastload.processes.parent import Child
 from fastload.processes.segments import Segments
 from fastload.settings import Settings
@@ -91,6 +92,7 @@ class EpochCounts:
             workers_asked=self._settings.num_workers,
             worker_method=self._settings.worker_method if self.workers else "",
             worker_reason=self._settings.worker_reason,
+            useful_share=_useful_share(self._settings),
             **measured._asdict(),
         )
 
@@ -102,6 +104,12 @@ class EpochCounts:
         """Store the final counts. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
+
+
+def _useful_share(settings: Settings) -> float | None:
+    """Return the `useful_share` of a sampler or dataset that plans how much it pads, or None."""
+    plans = single_sampler(settings.sampler), settings.dataset
+    return next((p.useful_share for p in plans if hasattr(p, "useful_share")), None)
 
 
 NO_STATS = Stats()

@@ -66,4 +66,3 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
 
 def _ranks(sampler: Any) -> int:
     return int(getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1)))
-

@@ -111,6 +111,8 @@ class Snapshot:
     worker_reason: str = ""
     """The loader's `num_workers`. If `workers` is still 0, batches are so light that the loop itself copies them
     faster than a thread could hand them over."""
+    useful_share: float | None = None
+    """The share (0 to 1) of an epoch's tokens that are not padding, if the batch sampler or the dataset plans it."""
     ended: bool = False
     """Whether the epoch is over and the figures no longer change."""
 

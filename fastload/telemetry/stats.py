@@ -62,6 +62,7 @@ def _figures(stats: Snapshot) -> list[str]:
         ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
         ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
         ("bytes", size(stats.bytes), f"{size(stats.bytes * per_s)} a second"),
+        *_padding(stats),
         (
             "errors",
             f"{stats.errors:,}",
@@ -85,6 +86,12 @@ def _figures(stats: Snapshot) -> list[str]:
     if stats.slowest_s:
         rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))
     return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _padding(stats: Snapshot) -> list[tuple[str, str, str]]:
+    if (share := stats.useful_share) is None:
+        return []
+    return [("useful tokens", f"{share:.1%}", f"of the epoch; {1 - share:.1%} are padding")]
 
 
 def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:

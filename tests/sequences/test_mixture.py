@@ -1,0 +1,294 @@
+"""Promises:
+- A mixture gives each source its share of every global batch, or draws each sample's source by weight.
+- No sample of a source comes twice before all of it came once. It then repeats, ends the epoch or drops out.
+- Weights may be a schedule, and change from any step on that no loader was given. The change is part of the state.
+- Sources can be added or removed after a state: those that stay continue, new ones begin.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastload
+from fastload.errors import StateError
+from fastload.sequences.mixture import Mixture
+from tests.fakes import Numbers
+
+WEIGHTS = {"a": 3.0, "b": 6.0, "c": 1.0}
+LENGTHS = {"a": 50, "b": 31, "c": 7}
+BEGINS = {"a": 0, "b": 50, "c": 81}
+
+
+def mixture(weights: Any = None, sources: Any = LENGTHS, size: int = 10, **options: Any) -> Mixture:
+    return Mixture(sources, weights=weights or WEIGHTS, seed=3, global_batch=size, **options)
+
+
+def sources_of(indices: list[int]) -> str:
+    return "".join("a" if index < 50 else "b" if index < 81 else "c" for index in indices)
+
+
+def batches(mixed: Mixture, epoch: int = 0, size: int = 10) -> list[list[int]]:
+    indices = [*mixed.ordered(epoch)]
+    assert len(indices) % size == 0
+    return [indices[k : k + size] for k in range(0, len(indices), size)]
+
+
+def test_whole_shares_are_the_same_in_every_global_batch() -> None:
+    for batch in batches(mixture(epoch_samples=500)):
+        assert Counter(sources_of(batch)) == {"a": 3, "b": 6, "c": 1}
+
+
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.integers(1, 40))
+def test_quotas_are_rounded_and_exact_in_the_long_run(weights: list[int], size: int) -> None:
+    shares = np.array(weights) / sum(weights)
+    mixed = mixture(dict(zip("abc", weights, strict=True)), size=size, epoch_samples=64 * size)
+    ordered = batches(mixed, size=size)
+    counts = np.array([[sources_of(batch).count(name) for name in "abc"] for batch in ordered])
+    assert (np.abs(counts - size * shares) < 1 + 1e-9).all(), "in each global batch"
+    assert (np.abs(counts.cumsum(0) - np.arange(1, 65)[:, None] * size * shares) < 4).all()
+
+
+def test_draws_follow_the_weights_and_vary() -> None:
+    ordered = batches(mixture(by="draw", epoch_samples=20_000))
+    counts = np.array([[sources_of(batch).count(name) for name in "abc"] for batch in ordered])
+    assert np.abs(counts.mean(0) - [3, 6, 1]).max() < 0.15
+    # The variance of a binomial: n p (1 - p).
+    assert np.abs(counts.var(0) - [2.1, 2.4, 0.9]).max() < 0.3
+
+
+@pytest.mark.parametrize("by", ["quota", "draw"])
+@pytest.mark.parametrize("on_exhausted", ["repeat", "stop", "drop"])
+def test_no_sample_comes_twice_before_all_of_its_source_came_once(
+    by: Any, on_exhausted: Any
+) -> None:
+    mixed, seen = mixture(by=by, on_exhausted=on_exhausted), np.zeros(88, int)
+    for epoch in range(4):
+        for batch in batches(mixed, epoch):
+            np.add.at(seen, batch, 1)
+            for name, begin in BEGINS.items():
+                part = seen[begin : begin + LENGTHS[name]]
+                assert part.max() - part.min() <= 1
+        given_now = {name: int(seen[b : b + LENGTHS[name]].sum()) for name, b in BEGINS.items()}
+        assert mixed.seen(int(seen.sum()) // 10) == given_now
+    assert mixed.epochs()["c"] == given_now["c"] / 7
+
+
+def test_an_epoch_ends_as_exhausted_sources_say() -> None:
+    one_ends = batches(mixture(on_exhausted="stop"))
+    assert len(one_ends) == 6, "31 of b, 6 in each batch: the sixth batch exhausts it"
+    whole = Counter(index for batch in batches(mixture(on_exhausted="drop")) for index in batch)
+    assert whole.keys() == set(range(88)), "every sample at least once"
+    assert sum(whole.values()) == 90 or sum(whole.values()) == 100
+    assert len(mixture(epoch_samples=41)) == 50, "rounded up to whole global batches"
+
+
+def test_orders_of_a_source_differ_from_epoch_to_epoch_and_not_with_its_neighbours() -> None:
+    alone = [*mixture({"b": 1}, {"b": 31}, size=31, epoch_samples=62).ordered(0)]
+    assert sorted(alone[:31]) == sorted(alone[31:]) == [*range(31)]
+    assert alone[:31] != alone[31:]
+    plain = [*mixture({"b": 1}, {"b": 4}, size=1, shuffle=False).ordered(0)]
+    assert plain == [0, 1, 2, 3]
+
+
+def test_a_schedule_is_a_function_of_the_global_step_over_all_epochs() -> None:
+    only = {name: {other: float(other == name) for other in "abc"} for name in "abc"}
+    steps = [(0, only["a"]), (3, only["b"]), (12, only["c"])]
+
+    def function(step: int) -> dict[str, float]:
+        return only["a" if step < 3 else "b" if step < 12 else "c"]
+
+    for schedule in (steps, function):
+        mixed = mixture(schedule, epoch_samples=80)
+        shown = [sources_of(batch)[0] for epoch in (0, 1) for batch in batches(mixed, epoch)]
+        assert "".join(shown) == "aaabbbbb" + "bbbbcccc"
+
+
+def test_weights_change_at_a_step_that_no_loader_was_given() -> None:
+    only_a = {"a": 1, "b": 0, "c": 0}
+    mixed = mixture(epoch_samples=100)
+    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0, num_workers=2)
+    arrived = iter(loader)
+    before = [next(arrived).tolist() for _ in range(2)]
+    given_out = mixed.next_step
+    assert given_out >= 2
+    with pytest.raises(ValueError, match=f"at_step must be {given_out} or more"):
+        mixed.set_weights(only_a, at_step=given_out - 1)
+    mixed.set_weights(only_a, at_step=7)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch.tolist() for batch in arrived]
+    assert [sources_of(batch) == "a" * 10 for batch in [*before, *rest]] == [False] * 7 + [True] * 3
+    resumed = fastload.DataLoader(
+        Numbers(88), batch_size=10, sampler=mixture(epoch_samples=100), seed=0
+    )
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+    loader.close()
+
+
+def test_a_later_change_replaces_those_after_it() -> None:
+    mixed = mixture(epoch_samples=100)
+    mixed.set_weights({"a": 0, "b": 1, "c": 0}, at_step=6)
+    mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=4)
+    assert [sources_of(batch) == "a" * 10 for batch in batches(mixed)] == [False] * 4 + [True] * 6
+
+
+def test_a_change_from_another_thread_takes_effect_at_its_step_or_is_refused() -> None:
+    only_a = {"a": 1, "b": 0, "c": 0}
+    mixed = mixture(epoch_samples=100)
+    order = mixed.ordered(0)
+    first = [next(order) for _ in range(11)]  # the second batch has begun
+    thread = threading.Thread(target=mixed.set_weights, args=(only_a,), kwargs={"at_step": 2})
+    thread.start()
+    thread.join()
+    rest = [*order]
+    assert sources_of(first + rest[:9]) != "a" * 20
+    assert sources_of(rest[9:]) == "a" * 80
+
+
+def state_after(count: int, mixed: Mixture, **options: Any) -> dict[str, Any]:
+    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0, **options)
+    [*islice(loader, count)]
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    loader.close()
+    return state
+
+
+def load(state: dict[str, Any], mixed: Mixture, samples: int = 88, **options: Any) -> Any:
+    options = {"batch_size": 10, "seed": 0, **options}
+    loader = fastload.DataLoader(Numbers(samples), sampler=mixed, **options)
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize("on_exhausted", ["repeat", "drop"])
+def test_sources_can_be_added_and_removed_after_a_state(on_exhausted: Any) -> None:
+    old = mixture(on_exhausted=on_exhausted)
+    state = state_after(3, old)
+    before = {index for batch in batches(old)[:3] for index in batch if index < 50}
+    sources = {"a": 50, "d": 20}  # b and c are gone
+    new = mixture({"a": 1, "d": 1}, sources, on_exhausted=on_exhausted)
+    rest = [index for batch in load(state, new, 70) for index in batch.tolist()]
+    assert not before & set(rest[:20]), (
+        "a continues: what came before the state does not come again"
+    )
+    assert sources_of(rest[:20]).count("a") == 10
+    added = [index for index in rest if index >= 50]
+    assert sorted(added[:20]) == [*range(50, 70)], "d begins with its first epoch"
+    assert new.seen(3) == {"a": len(before), "d": 0}
+
+
+def test_a_state_of_the_end_of_an_epoch_begins_the_next_with_other_sources() -> None:
+    old = mixture(on_exhausted="stop")
+    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=old, seed=0)
+    assert len([*loader]) == 6
+    new = mixture({**WEIGHTS, "d": 5}, {**LENGTHS, "d": 9}, on_exhausted="stop")
+    resumed = load(loader.state_dict(), new, 97)
+    assert [*resumed]
+    assert new.epoch == 1
+
+
+def test_changes_in_a_state_are_dropped_with_a_warning_if_sources_differ() -> None:
+    old = mixture()
+    old.set_weights({"a": 1, "b": 0, "c": 0}, at_step=3)
+    state = state_after(1, old)
+    with pytest.warns(UserWarning, match="changes of weights in the state are dropped"):
+        load(state, mixture({"a": 1, "b": 1}, {"a": 50, "b": 31}), 81)
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"sources": {**LENGTHS, "b": 32}}, "length of 'b'"),
+        ({"by": "draw"}, "by"),
+        ({"on_exhausted": "stop"}, "on_exhausted"),
+        ({"size": 20}, "global_batch"),
+        ({"shuffle": False}, "shuffle"),
+    ],
+)
+def test_a_state_of_another_mixture_is_refused(other: dict[str, Any], field: str) -> None:
+    state = state_after(2, mixture())
+    mixed = mixture(**other)
+    with pytest.raises(StateError, match=f"^{field}: the state has"):
+        load(state, mixed)
+    assert mixed.seen() == dict.fromkeys(LENGTHS, 0), "nothing was loaded"
+
+
+@pytest.mark.parametrize("change", [{"given": {"a": "many"}}, {"step": None}, {"lengths": 3}])
+def test_an_edited_state_is_refused(change: dict[str, Any]) -> None:
+    state = state_after(2, mixture())
+    state["sampler_state"] |= change
+    with pytest.raises(StateError, match=next(iter(change))):
+        load(state, mixture())
+
+
+def test_steps_before_a_loaded_state_are_refused() -> None:
+    mixed = mixture()
+    loader = load(state_after(3, mixture()), mixed)
+    assert [*loader]
+    loader.set_epoch(0)
+    with pytest.raises(ValueError, match="step 0 of epoch 0 lies before the state that was loaded"):
+        next(iter(loader))
+
+
+def test_a_step_may_have_several_batches() -> None:
+    whole = [batch.tolist() for batch in fastload.DataLoader(Numbers(88), 10, sampler=mixture())]
+    mixed = mixture()
+    loader = fastload.DataLoader(Numbers(88), batch_size=5, sampler=mixed, seed=0)
+    first = [batch.tolist() for batch in islice(loader, 3)]
+    assert first[0] + first[1] == whole[0]
+    state = loader.state_dict()
+    resumed = load(state, mixture(), batch_size=5)
+    assert first[2] + next(iter(resumed)).tolist() == whole[1]
+    with pytest.raises(StateError, match="ends within global step 1"):
+        load(state, mixture({"a": 1, "b": 0, "c": 0}), batch_size=5)
+    with pytest.raises(ValueError, match="global_batch must be a multiple of batch size x ranks"):
+        fastload.DataLoader(Numbers(88), batch_size=4, sampler=mixture())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": {"a": 1, "b": 1}}, "weights must name each source once"),
+        ({"weights": {**WEIGHTS, "c": -1}}, "finite, 0 or more"),
+        ({"weights": {**WEIGHTS, "c": float("nan")}}, "finite, 0 or more"),
+        ({"weights": dict.fromkeys("abc", 0)}, "not all 0"),
+        ({"weights": [(1, WEIGHTS)]}, "begin with step 0"),
+        ({"sources": {"a": 50, "b": 31, "c": 0}}, "source 'c' must have 1 or more samples"),
+        ({"by": "luck"}, 'by must be "quota" or "draw"'),
+        ({"on_exhausted": "cry"}, "on_exhausted must be"),
+        ({"on_exhausted": "stop", "epoch_samples": 5}, "epoch_samples needs"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mixture(**arguments)
+
+
+def test_a_mixture_has_a_dataset_of_its_sources() -> None:
+    sources = {"web": Numbers(30), "code": Numbers(10)}
+    mixed = Mixture(sources, weights={"web": 1, "code": 3}, seed=1)
+    with pytest.raises(ValueError, match="does not know the global batch yet"):
+        len(mixed)
+    loader = fastload.DataLoader(mixed.dataset, batch_size=8, sampler=mixed)
+    assert len(loader) == 5
+    assert [len(part) for part in mixed.dataset.datasets] == [10, 30], "in the order of their names"
+    assert all((batch < 30).all() for batch in loader)
+    with pytest.raises(AttributeError, match="source 'a' is a length"):
+        print(mixture().dataset)
+
+
+def test_a_copied_mixture_has_its_own_state() -> None:
+    mixed = mixture()
+    other = copy.deepcopy(mixed)
+    other.set_weights({"a": 1, "b": 0, "c": 0}, at_step=0)
+    assert [*mixed.ordered(0)] != [*other.ordered(0)]
