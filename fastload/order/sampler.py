@@ -266,16 +266,20 @@ class RankSampler(Sampler[int]):
 
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
         """Yield the indices of an epoch from local position `start` on."""
+        self._warn_of_ranks()
         n = len(self)
+        for first in range(start, n, _CHUNK):
+            yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
+
+    def _warn_of_ranks(self) -> None:
+        """Warn if the environment names several ranks, and this sampler knows of none."""
         if self._given is None and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
             warnings.warn(
                 f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
-                "not initialised: this RankSampler gives every rank all samples. Call "
+                f"not initialised: this {type(self).__name__} gives every rank all samples. Call "
                 "torch.distributed.init_process_group() first, or give rank and world_size",
-                stacklevel=2,
+                stacklevel=3,
             )
-        for first in range(start, n, _CHUNK):
-            yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
 
 
 class PlacedBatch(list[int]):

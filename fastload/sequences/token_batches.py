@@ -1,0 +1,284 @@
+"""`TokenBatchSampler`: batches of samples of varying length, each within a budget."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload._kit.disk import locked_path
+from fastload._kit.fingerprint import digest_of
+from fastload._kit.hashing import mix64
+from fastload._kit.integers import integer
+from fastload.errors import StateError
+from fastload.order.sampler import PlacedBatch, RankSampler, permuted
+from fastload.order.state import edited
+from fastload.sequences.lengths import checked
+from fastload.sequences.token_plan import Plan, load_plan, make_plan, save_plan
+
+_BATCHES = 256  # in a pool, by default
+_AT_ONCE = 1024  # batches whose places are computed together
+_GROUPS = 0x6772_6F75_7073_0000  # added to an epoch's key to select the order of groups
+
+
+class TokenBatchSampler(RankSampler):
+    """One rank's part of a global list of batches, each of which costs at most `budget`.
+
+    Give it to a loader as `batch_sampler`. All ranks plan the same list, and take batches by strides: local batch `k`
+    of rank `r` is batch `k * world_size + r`. So they have equally many steps, and state, epochs and ranks are those of
+    `RankSampler`.
+
+    The samples are dealt to pools at random. Each pool is sorted by length, and a batch takes as many neighbours as
+    the budget allows. Then groups of batches are shuffled: those of one optimizer step are neighbours and cost about
+    the same. The list is a pure function of the lengths, the arguments, the seed and the epoch.
+
+    Args:
+        lengths: integers[samples], each 1 or more, of any unit: tokens, frames, pixels. See `lengths_of`.
+        budget: the most that a batch may cost, in the same unit.
+        padded: True: a batch costs its number of samples x its longest. False: the sum of its lengths.
+        max_samples: the most samples in a batch.
+        buckets: integers[samples]. Samples with different numbers never share a batch: aspect ratios, languages.
+        pool: samples in a pool, about: from 0.7 to 1.4 times as many. A larger pool pads less, a smaller one
+            makes batches more random. By default it has about 256 batches, or a quarter of the samples if these are
+            fewer, and at least 8 batches. Then a batch has about 1 % of padding, and each epoch has other batches.
+        batches_per_step: batches of all ranks together in one optimizer step, a multiple of `world_size`, which is the
+            default. To resume with another number of ranks, give the same number.
+        rank, world_size, seed: see `RankSampler`.
+        shuffle: False: no pool and no group is shuffled. Pools are neighbours in the dataset, each longest first.
+        ends: what to do if the last group is incomplete. "pad" fills it with the first batches of the plan, which come
+            twice. "drop" leaves it out.
+        cache: a folder for plans. Other ranks of this node and later runs map a plan from there. A plan of an earlier
+            epoch is deleted if one is written, and a damaged one is made again.
+
+    Cost: a plan of 100 million samples takes about 10 s and 2 GB. `len()` and `useful_share` make it, too.
+
+    Raises TypeError if lengths are not integers, and ValueError if one is over the budget or an argument out of range.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        *,
+        budget: int,
+        padded: bool = True,
+        max_samples: int | None = None,
+        buckets: Any = None,
+        pool: int | None = None,
+        batches_per_step: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        ends: Literal["pad", "drop"] = "pad",
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if ends not in ("pad", "drop"):
+            raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
+        self.lengths = checked(lengths)
+        self._latest: tuple[int | None, Plan] | None = None
+        self._step = _positive("batches_per_step", batches_per_step)
+        super().__init__(
+            self.lengths,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+            ends=ends,
+        )
+        self.budget = _positive("budget", budget) or 1
+        longest = int(self.lengths.max(initial=0))
+        if longest > self.budget:
+            raise ValueError(
+                f"lengths: sample {int(self.lengths.argmax())} has length {longest}, over the budget of {self.budget}. "
+                "Leave it out, shorten it, or raise the budget"
+            )
+        self.padded = bool(padded)
+        self.max_samples = _positive("max_samples", max_samples)
+        self.buckets = None if buckets is None else checked(buckets, "buckets", least=0)
+        if self.buckets is not None and len(self.buckets) != self._samples:
+            raise ValueError(
+                f"buckets: expected one for each of {self._samples} lengths, got {len(self.buckets)}"
+            )
+        self.pool = _positive("pool", pool) or self._default_pool()
+        self.cache = None if cache is None else os.path.abspath(cache)
+        _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        return (
+            f"TokenBatchSampler({given}, batches_per_step={self.batches_per_step}, rank={self.rank}, "
+            f"world_size={self.world_size}, shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, "
+            f"epoch={self.epoch})"
+        )
+
+    def _default_pool(self) -> int:
+        total = int(self.lengths.sum(dtype=np.uint64))
+        batch = self.budget * self._samples // max(1, total)
+        batch = max(1, min(batch, self.max_samples or batch))
+        return min(_BATCHES * batch, max(8 * batch, self._samples // 4))
+
+    @property
+    def length(self) -> int:
+        """The number of batches of all ranks in `epoch`, a multiple of `batches_per_step`."""
+        return self._length(self._plan(self.epoch))
+
+    @length.setter
+    def length(self, samples: int) -> None:
+        self._samples = samples  # as the base counts them
+
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches of all ranks in an optimizer step. Raise ValueError if the ranks do not divide it."""
+        step = self._step or self.world_size
+        if step % self.world_size:
+            raise ValueError(
+                f"batches_per_step must be a multiple of the number of ranks, got {step} for {self.world_size} ranks"
+            )
+        return step
+
+    @property
+    def useful_share(self) -> float:
+        """The sum of all lengths, as a share of what the batches of `epoch` cost with their padding: from 0 to 1."""
+        plan = self._plan(self.epoch)
+        return plan.useful / plan.padded if plan.padded else 1.0
+
+    def indices_of(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the indices of local batches `start` to `stop`, one batch after another: int64[samples]."""
+        plan = self._plan(epoch)
+        begins, ends, _ = self._places(plan, epoch, start, stop)
+        parts = [plan.order[a:b] for a, b in zip(begins, ends, strict=True)]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def ordered(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Yield the batches of an epoch from local batch `start` on, each a `PlacedBatch`."""
+        self._warn_of_ranks()
+        plan = self._plan(epoch)
+        stop = self._length(plan) // self.world_size
+        for first in range(start, stop, _AT_ONCE):
+            places = self._places(plan, epoch, first, min(first + _AT_ONCE, stop))
+            for begin, end, position in zip(*places, strict=True):
+                yield PlacedBatch(plan.order[begin:end].tolist(), position)
+
+    def plan_state(self, position: int) -> dict[str, Any]:
+        """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
+        return {**self._arguments, "batches_per_step": self.batches_per_step}
+
+    def load_plan(self, state: Any) -> None:
+        """Raise StateError if `state`, from `plan_state`, is that of another plan."""
+        if not isinstance(state, dict):
+            raise edited("plan", state, "what TokenBatchSampler saved")
+        for field, ours in self.plan_state(0).items():
+            if field not in state:
+                raise edited("plan", state, f"a field {field!r}")
+            if state[field] != ours:
+                raise StateError(
+                    f"{field}: the state has {state[field]!r}, this loader {ours!r}; give TokenBatchSampler the "
+                    f"state's {field}"
+                )
+
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        """What the samples of the batches depend on beside seed, shuffle and epoch. Arrays are here by a hash."""
+        return {
+            "samples": self._samples,
+            "lengths": _hash(self.lengths),
+            "budget": self.budget,
+            "padded": self.padded,
+            "max_samples": self.max_samples,
+            "buckets": None if self.buckets is None else _hash(self.buckets),
+            "pool": self.pool,
+        }
+
+    def _key(self, epoch: int) -> int | None:
+        return mix64(self.seed) ^ mix64(epoch ^ (1 << 63)) if self.shuffle else None
+
+    def _length(self, plan: Plan) -> int:
+        batches, step = len(plan.starts) - 1, self.batches_per_step
+        return (batches if self.ends == "drop" else batches + step - 1) // step * step
+
+    def _places(
+        self, plan: Plan, epoch: int, start: int, stop: int
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Return where local batches begin and end in the plan's order, and the positions of their first samples."""
+        step, key = self.batches_per_step, self._key(epoch)
+        places = np.arange(start, stop, dtype=np.int64) * self.world_size + self.rank
+        groups, members = np.divmod(places, step)
+        if key is not None:
+            groups = permuted(groups, self._length(plan) // step, mix64(key ^ _GROUPS))
+        # A batch that fills the last group has positions of its own: it draws other random numbers than the first time.
+        times, numbers = np.divmod(groups * step + members, max(1, len(plan.starts) - 1))
+        begins, ends = plan.starts[numbers].astype(np.int64), plan.starts[numbers + 1]
+        return begins.tolist(), ends.tolist(), (begins + times * self._samples).tolist()
+
+    def _plan(self, epoch: int) -> Plan:
+        """Return the plan of an epoch. The last one stays in memory."""
+        key = self._key(epoch)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = None  # free it before another is made
+            plan = self._made(key) if self.cache is None else self._cached(self.cache, epoch, key)
+            self._latest = key, plan
+        return self._latest[1]
+
+    def _made(self, key: int | None) -> Plan:
+        return make_plan(
+            self.lengths,
+            budget=self.budget,
+            padded=self.padded,
+            max_samples=min(self.max_samples or self._samples, self._samples),
+            buckets=self.buckets,
+            pool=self.pool,
+            key=key,
+        )
+
+    def _cached(self, folder: str, epoch: int, key: int | None) -> Plan:
+        """Return a plan from the cache. If it is not there, make it while the other ranks of this node wait."""
+        number = epoch if self.shuffle else 0
+        all_epochs = digest_of([repr((self._arguments, self.shuffle and self.seed)).encode()])
+        name = f"{all_epochs}-{number}"
+        path = os.path.join(folder, f"{name}.plan")
+        plan = load_plan(path, name)
+        if plan is not None:
+            return plan
+        try:
+            with locked_path(os.path.join(folder, f"{all_epochs}.lock"), needed=False):
+                plan = load_plan(path, name)
+                if plan is None:
+                    plan = self._made(key)
+                    save_plan(plan, path, name)
+                    _delete_before(folder, all_epochs, number)
+                    plan = load_plan(path, name) or plan  # mapped memory is that of all ranks
+        except OSError as error:
+            warnings.warn(
+                f"fastload: the plan of epoch {epoch} is not cached: {error}. Give TokenBatchSampler a cache= that "
+                "can be written, or none",
+                stacklevel=2,
+            )
+        return plan or self._made(key)
+
+
+def _delete_before(folder: str, all_epochs: str, number: int) -> None:
+    """Delete the plans of earlier epochs."""
+    for file in os.listdir(folder):
+        found = re.fullmatch(rf"{all_epochs}-(\d+)\.plan", file)
+        if found and int(found[1]) < number:
+            with suppress(FileNotFoundError):  # another node deletes it, too
+                os.unlink(os.path.join(folder, file))
+
+
+def _hash(values: NDArray[Any]) -> str:
+    chunks = range(0, len(values), 1 << 20)
+    return digest_of(values[k : k + (1 << 20)].astype("<i8").tobytes() for k in chunks)
+
+
+def _positive(name: str, value: int | None) -> int | None:
+    """Return an argument that is None or 1 or more. Raise TypeError or ValueError for others."""
+    if value is not None and integer(name, value) < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value}")
+    return None if value is None else integer(name, value)
