@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from fastload._kit.integers import integer
-from fastload.errors import needs
 
 
 def lengths_of(source: Any, dataset: Sized | int | None = None) -> NDArray[Any]:
@@ -70,15 +69,13 @@ def _called(function: Callable[[int], Any], samples: int) -> NDArray[np.int64]:
 
 def _column(where: Any, column: str) -> NDArray[Any]:
     """Return the lengths in a column of a set or of Parquet files."""
-    try:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.dataset as pads
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
-        raise needs("a column of lengths", "pyarrow", "arrow", error) from error
-    from fastload.datasets.parquet import ParquetDataset
+    from fastload.datasets.parquet import ParquetDataset  # it says how to get pyarrow
     from fastload.store.dataset import SetDataset
+
+    import pyarrow as pa  # isort: skip
+    import pyarrow.compute as pc
+    import pyarrow.dataset as pads
+    import pyarrow.parquet as pq
 
     if isinstance(where, SetDataset):
         return np.asarray(where.values(column))

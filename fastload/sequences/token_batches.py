@@ -6,8 +6,9 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -99,28 +100,26 @@ class TokenBatchSampler(RankSampler):
                 f"lengths: sample {int(self.lengths.argmax())} has length {longest}, over the budget of {self.budget}. "
                 "Leave it out, shorten it, or raise the budget"
             )
-        self.padded = bool(padded)
-        self.max_samples = _positive("max_samples", max_samples)
         self.buckets = None if buckets is None else checked(buckets, "buckets", least=0)
         if self.buckets is not None and len(self.buckets) != self._samples:
             raise ValueError(
                 f"buckets: expected one for each of {self._samples} lengths, got {len(self.buckets)}"
             )
+        self.padded = bool(padded)
+        self.max_samples = _positive("max_samples", max_samples)
         self.pool = _positive("pool", pool) or self._default_pool()
         self.cache = None if cache is None else os.path.abspath(cache)
         _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._arguments.items())
+        given = {**self.plan_state(0), "rank": self.rank, "world_size": self.world_size}
+        given |= {name: getattr(self, name) for name in ("shuffle", "seed", "ends", "epoch")}
         return (
-            f"TokenBatchSampler({given}, batches_per_step={self.batches_per_step}, rank={self.rank}, "
-            f"world_size={self.world_size}, shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, "
-            f"epoch={self.epoch})"
+            f"TokenBatchSampler({', '.join(f'{name}={value!r}' for name, value in given.items())})"
         )
 
     def _default_pool(self) -> int:
-        total = int(self.lengths.sum(dtype=np.uint64))
-        batch = self.budget * self._samples // max(1, total)
+        batch = self.budget * self._samples // max(1, int(self.lengths.sum(dtype=np.uint64)))
         batch = max(1, min(batch, self.max_samples or batch))
         return min(_BATCHES * batch, max(8 * batch, self._samples // 4))
 
@@ -151,10 +150,8 @@ class TokenBatchSampler(RankSampler):
 
     def indices_of(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the indices of local batches `start` to `stop`, one batch after another: int64[samples]."""
-        plan = self._plan(epoch)
-        begins, ends, _ = self._places(plan, epoch, start, stop)
-        parts = [plan.order[a:b] for a, b in zip(begins, ends, strict=True)]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+        batches = islice(self.ordered(epoch, start), stop - start)
+        return np.fromiter(chain.from_iterable(batches), np.int64)
 
     def ordered(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of an epoch from local batch `start` on, each a `PlacedBatch`."""
@@ -168,33 +165,29 @@ class TokenBatchSampler(RankSampler):
 
     def plan_state(self, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
-        return {**self._arguments, "batches_per_step": self.batches_per_step}
+        sizes = {"samples": self._samples, "batches_per_step": self.batches_per_step}
+        return {**sizes, **self._hashes, **self._options()}
 
     def load_plan(self, state: Any) -> None:
         """Raise StateError if `state`, from `plan_state`, is that of another plan."""
         if not isinstance(state, dict):
             raise edited("plan", state, "what TokenBatchSampler saved")
         for field, ours in self.plan_state(0).items():
-            if field not in state:
-                raise edited("plan", state, f"a field {field!r}")
-            if state[field] != ours:
+            if state.get(field) != ours:
                 raise StateError(
-                    f"{field}: the state has {state[field]!r}, this loader {ours!r}; give TokenBatchSampler the "
+                    f"{field}: the state has {state.get(field)!r}, this loader {ours!r}; give TokenBatchSampler the "
                     f"state's {field}"
                 )
 
     @cached_property
-    def _arguments(self) -> dict[str, Any]:
-        """What the samples of the batches depend on beside seed, shuffle and epoch. Arrays are here by a hash."""
+    def _hashes(self) -> dict[str, str | None]:
         return {
-            "samples": self._samples,
             "lengths": _hash(self.lengths),
-            "budget": self.budget,
-            "padded": self.padded,
-            "max_samples": self.max_samples,
             "buckets": None if self.buckets is None else _hash(self.buckets),
-            "pool": self.pool,
         }
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("budget", "padded", "max_samples", "pool")}
 
     def _key(self, epoch: int) -> int | None:
         return mix64(self.seed) ^ mix64(epoch ^ (1 << 63)) if self.shuffle else None
@@ -227,28 +220,19 @@ class TokenBatchSampler(RankSampler):
         return self._latest[1]
 
     def _made(self, key: int | None) -> Plan:
-        return make_plan(
-            self.lengths,
-            budget=self.budget,
-            padded=self.padded,
-            max_samples=min(self.max_samples or self._samples, self._samples),
-            buckets=self.buckets,
-            pool=self.pool,
-            key=key,
-        )
+        return make_plan(self.lengths, self.buckets, key, **self._options())
 
     def _cached(self, folder: str, epoch: int, key: int | None) -> Plan:
         """Return a plan from the cache. If it is not there, make it while the other ranks of this node wait."""
         number = epoch if self.shuffle else 0
-        all_epochs = digest_of([repr((self._arguments, self.shuffle and self.seed)).encode()])
+        depends = repr((self._hashes, self._options(), self.shuffle and self.seed))
+        all_epochs = digest_of([depends.encode()])
         name = f"{all_epochs}-{number}"
         path = os.path.join(folder, f"{name}.plan")
         plan = load_plan(path, name)
-        if plan is not None:
-            return plan
         try:
-            with locked_path(os.path.join(folder, f"{all_epochs}.lock"), needed=False):
-                plan = load_plan(path, name)
+            with nullcontext() if plan else locked_path(f"{path}.lock", needed=False):
+                plan = plan or load_plan(path, name)
                 if plan is None:
                     plan = self._made(key)
                     save_plan(plan, path, name)
@@ -266,7 +250,7 @@ class TokenBatchSampler(RankSampler):
 def _delete_before(folder: str, all_epochs: str, number: int) -> None:
     """Delete the plans of earlier epochs."""
     for file in os.listdir(folder):
-        found = re.fullmatch(rf"{all_epochs}-(\d+)\.plan", file)
+        found = re.fullmatch(rf"{all_epochs}-(\d+)\.plan(\.lock)?", file)
         if found and int(found[1]) < number:
             with suppress(FileNotFoundError):  # another node deletes it, too
                 os.unlink(os.path.join(folder, file))

@@ -20,9 +20,8 @@ from fastload._kit.hashing import mix64
 _CHUNK = (
     1 << 15
 )  # words computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
-_AT_ONCE = 19  # 2**19 samples are sorted at a time, unless a pool is larger
+_AT_ONCE = 20  # 2**20 samples are sorted at a time, unless a pool is larger
 _ROUNDS = 4  # of the bijection. With one or two, samples a fixed distance apart often share a pool
-_MAGIC = b"fastload plan 1\n"
 _Words = NDArray[np.uint64]
 
 
@@ -41,13 +40,13 @@ class Plan(NamedTuple):
 
 def make_plan(
     lengths: NDArray[Any],
+    buckets: NDArray[Any] | None,
+    key: int | None,
     *,
     budget: int,
     padded: bool,
-    max_samples: int,
-    buckets: NDArray[Any] | None,
+    max_samples: int | None,
     pool: int,
-    key: int | None,
 ) -> Plan:
     """Return the plan that `key` selects, or the one in the order of the dataset for None.
 
@@ -61,20 +60,20 @@ def make_plan(
     Raises ValueError if pool, bucket and length of a sample need more than 64 bits.
     """
     n = len(lengths)
-    layout = _Layout(lengths, buckets, pool, key)
-    order = np.empty(n, np.uint32 if n < 1 << 32 else np.int64)
-    starts, cost, done = [np.zeros(0, order.dtype)], 0, 0
+    layout = _Layout(lengths, buckets, key, pool)
+    order, starts = np.empty(n, _word(n)), [np.zeros(0, _word(n))]
+    cost = done = 0
     for begin in range(0, 1 << layout.bits if n else 0, layout.at_once):
         words = layout.sorted_words(begin)
-        found = _starts(layout, words, min(budget, layout.top * n), padded, max_samples)
+        found = _starts(layout, words, min(budget, layout.top * n), padded, max_samples or n)
         sizes = np.diff(found, append=len(words))
         cost += int((sizes * layout.lengths(words[found])).sum())
         starts.append((found + done).astype(order.dtype))
         layout.put_indices(words, order[done : done + len(words)])
         done += len(words)
     useful = int(lengths.sum(dtype=np.uint64))
-    all_starts = np.concatenate([*starts, np.array([n], order.dtype)])
-    return Plan(order, all_starts, useful, cost if padded else useful)
+    ends = np.array([n], order.dtype)
+    return Plan(order, np.concatenate([*starts, ends]), useful, cost if padded else useful)
 
 
 class _Layout:
@@ -85,43 +84,43 @@ class _Layout:
     """
 
     def __init__(
-        self, lengths: NDArray[Any], buckets: NDArray[Any] | None, pool: int, key: int | None
+        self, lengths: NDArray[Any], buckets: NDArray[Any] | None, key: int | None, pool: int
     ) -> None:
         n = len(lengths)
         self._given, self._buckets = lengths, buckets
         self.top, self.bottom = (int(lengths.max()), int(lengths.min())) if n else (1, 1)
+        groups = 0 if buckets is None else int(buckets.max(initial=0))
         self.bits = max(n - 1, 0).bit_length()
         # The number of pools is the power of two that is the closest to n / pool.
-        self._place = self.bits - min(
-            self.bits, ((n * n // (2 * pool * pool)).bit_length() + 1) // 2
-        )
-        self._bucket = self._place + (self.top - self.bottom + 1).bit_length()
-        self._pool = self._bucket + (
-            0 if buckets is None else int(buckets.max(initial=0)).bit_length()
-        )
-        needed = max(self._pool + self.bits - self._place, (n * self.top).bit_length() + 1)
+        pools = min(self.bits, ((n * n // (2 * pool * pool)).bit_length() + 1) // 2)
+        place = self.bits - pools
+        bucket = place + (self.top - self.bottom + 1).bit_length()
+        needed = max(bucket + groups.bit_length() + pools, (n * self.top).bit_length() + 1)
         if needed > 64:
             raise ValueError(
                 f"{n:,} samples, lengths from {self.bottom} to {self.top} and buckets need words of {needed} bits, and "
                 "the plan has words of 64. Give lengths and budget in a coarser unit, and count buckets from 0"
             )
-        self._bijection = _Bijection(self.bits, key)
-        self.at_once = 1 << max(self._place, _AT_ONCE)
+        self._index = _Bijection(self.bits, key)
+        self._place, self._bucket = np.uint64(place), np.uint64(bucket)
+        self._pool = np.uint64(bucket + groups.bit_length())
+        self.at_once = 1 << max(place, _AT_ONCE)
 
     def sorted_words(self, begin: int) -> _Words:
-        """Return the sorted words of the samples whose places are the `at_once` from `begin` on."""
+        """Return the sorted words of the samples in the pools at `begin` and the next: `at_once` places."""
         end = min(begin + self.at_once, 1 << self.bits)
         words, n = np.empty(end - begin, np.uint64), 0
         for a in range(begin, end, _CHUNK):
             x = np.arange(a, min(a + _CHUNK, end), dtype=np.uint64)
-            index = self._bijection(x.copy())
+            index = self._index(x)
             inside = index < len(self._given)
             x, index = x[inside], index[inside].astype(np.int64)
-            word = x >> np.uint64(self._place) << np.uint64(self._pool) | x & _ones(self._place)
-            below = self.top - self._given[index].astype(np.int64)
-            word |= below.astype(np.uint64) << np.uint64(self._place)
+            word = x >> self._place << self._pool | x & _ones(self._place)
+            word |= (self.top - self._given[index].astype(np.int64)).astype(
+                np.uint64
+            ) << self._place
             if self._buckets is not None:
-                word |= self._buckets[index].astype(np.uint64) << np.uint64(self._bucket)
+                word |= self._buckets[index].astype(np.uint64) << self._bucket
             words[n : n + len(word)] = word
             n += len(word)
         words[:n].sort()
@@ -129,26 +128,25 @@ class _Layout:
 
     def lengths(self, words: _Words) -> NDArray[np.int64]:
         """Return the lengths of samples."""
-        below = words >> np.uint64(self._place) & _ones(self._bucket - self._place)
+        below = words >> self._place & _ones(self._bucket - self._place)
         return self.top - below.astype(np.int64)
 
     def groups(self, words: _Words) -> _Words:
         """Return a number for the pool and the bucket of each sample."""
-        return words >> np.uint64(self._bucket)
+        return words >> self._bucket
 
     def first_of(self, words: _Words, length: NDArray[np.int64]) -> _Words:
         """Return the least word with the pool and the bucket of each of `words`, and a length of at most `length`."""
-        below = self.top - np.maximum(length, self.bottom - 1)
-        return self.groups(words) << np.uint64(self._bucket) | below.astype(np.uint64) << np.uint64(
-            self._place
-        )
+        below = (self.top - np.maximum(length, self.bottom - 1)).astype(np.uint64)
+        return self.groups(words) << self._bucket | below << self._place
 
     def put_indices(self, words: _Words, out: NDArray[Any]) -> None:
         """Write the indices of samples to `out`."""
         for a in range(0, len(words), _CHUNK):
             word = words[a : a + _CHUNK]
-            x = word >> np.uint64(self._pool) << np.uint64(self._place) | word & _ones(self._place)
-            out[a : a + _CHUNK] = self._bijection(x)
+            out[a : a + _CHUNK] = self._index(
+                word >> self._pool << self._place | word & _ones(self._place)
+            )
 
 
 class _Bijection:
@@ -158,22 +156,20 @@ class _Bijection:
     """
 
     def __init__(self, bits: int, key: int | None) -> None:
-        self._mask, self._half = _ones(bits), np.uint64((bits + 1) // 2)
-        self._rounds: list[tuple[np.uint64, np.uint64]] = []
-        if key is not None:
-            draws = [mix64(key + i) for i in range(2 * _ROUNDS)]
-            self._rounds = [
-                (np.uint64(a | 1), np.uint64(b))
-                for a, b in zip(draws[::2], draws[1::2], strict=True)
-            ]
+        self._bits = bits
+        rounds = range(0 if key is None else _ROUNDS)
+        self._rounds = [
+            (mix64(2 * i ^ (key or 0)), mix64(2 * i + 1 ^ (key or 0)) | 1) for i in rounds
+        ]
 
     def __call__(self, x: _Words) -> _Words:
-        """Return the images of `x`, which is overwritten."""
-        for odd, more in self._rounds:
-            x += more
-            x *= odd
-            x &= self._mask
-            x ^= x >> self._half
+        """Return the images of `x`."""
+        x = x.copy()
+        for more, odd in self._rounds:
+            x += np.uint64(more)
+            x *= np.uint64(odd)
+            x &= _ones(self._bits)
+            x ^= x >> np.uint64((self._bits + 1) // 2)
         return x
 
 
@@ -200,8 +196,8 @@ def _starts(
         if padded:
             number = -((at - until) // count)
         else:
-            number = (until - at) // count
-            mixed = number == 0  # the next batch has samples of several lengths
+            number = (until - at - 1) // count  # that cannot take one more of the same length
+            mixed = number == 0  # the next batch may end with shorter samples
             until = sums.searchsorted(sums[at[mixed]] + budget, side="right") - 1
             count[mixed] = np.minimum(until - at[mixed], max_samples)
             number[mixed] = 1
@@ -217,25 +213,23 @@ def _starts(
     return starts
 
 
-def _ones(bits: int) -> np.uint64:
-    return np.uint64((1 << bits) - 1)
+def _ones(bits: int | np.uint64) -> np.uint64:
+    return np.uint64((1 << int(bits)) - 1)
+
+
+def _word(samples: int) -> Any:
+    return np.uint32 if samples < 1 << 32 else np.int64
 
 
 def save_plan(plan: Plan, path: str, name: str) -> None:
     """Write a plan to a file that has all of it or does not exist. `name` says what it is the plan of."""
-    sizes = [len(plan.order), len(plan.starts), plan.order.itemsize, plan.useful, plan.padded]
-    parts: list[Any] = [
-        _MAGIC,
-        name.encode().ljust(64),
-        np.array(sizes, np.uint64),
-        plan.order,
-        plan.starts,
-    ]
+    numbers = np.array([len(plan.order), plan.useful, plan.padded], np.uint64)
+    digest = hashlib.blake2b(digest_size=16)
+    parts: list[Any] = [_head(name), numbers, plan.order, plan.starts]
     with replace_file(path, durable=False) as file:
-        digest = hashlib.blake2b(digest_size=16)
         for part in parts:
-            digest.update(memoryview(part))
-            file.write(memoryview(part))
+            digest.update(part)
+            file.write(part)
         file.write(digest.digest())
 
 
@@ -244,11 +238,14 @@ def load_plan(path: str, name: str) -> Plan | None:
     with suppress(OSError, ValueError):
         with open_file(path) as file:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        known = _MAGIC + name.encode().ljust(64)
-        begin = len(known) + 40
-        n, m, size, useful, padded = np.frombuffer(mapped[len(known) : begin], np.uint64).tolist()
-        body = np.frombuffer(mapped[begin:-16], np.uint32 if size == 4 else np.int64)
+        begin = len(_head(name))
         digest = hashlib.blake2b(mapped[:-16], digest_size=16).digest()
-        if mapped[: len(known)] == known and mapped[-16:] == digest and len(body) == n + m:
+        if mapped[:begin] == _head(name) and mapped[-16:] == digest:
+            n, useful, padded = np.frombuffer(mapped, np.uint64, 3, begin).tolist()
+            body = np.frombuffer(mapped[begin + 24 : -16], _word(n))
             return Plan(body[:n], body[n:], useful, padded)
     return None
+
+
+def _head(name: str) -> bytes:
+    return b"fastload plan 1\n" + name.encode().ljust(64)
