@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload._kit.disk import locked_path
 from fastload._kit.fingerprint import digest_of
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
@@ -22,7 +18,8 @@ from fastload.errors import StateError
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
 from fastload.order.state import edited
 from fastload.sequences.lengths import checked
-from fastload.sequences.token_plan import Plan, load_plan, make_plan, save_plan
+from fastload.sequences.plan_cache import cached_plan
+from fastload.sequences.token_plan import Plan, make_plan
 
 _BATCHES = 256  # in a pool, by default
 _AT_ONCE = 1024  # batches whose places are computed together
@@ -85,15 +82,9 @@ class TokenBatchSampler(RankSampler):
         self.lengths = checked(lengths)
         self._latest: tuple[int | None, Plan] | None = None
         self._step = _positive("batches_per_step", batches_per_step)
-        super().__init__(
-            self.lengths,
-            rank=rank,
-            world_size=world_size,
-            shuffle=shuffle,
-            seed=seed,
-            ends=ends,
-        )
-        self.budget = _positive("budget", budget) or 1
+        place: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        super().__init__(self.lengths, shuffle=shuffle, seed=seed, ends=ends, **place)
+        self.budget = _positive("budget", integer("budget", budget)) or 1
         longest = int(self.lengths.max(initial=0))
         if longest > self.budget:
             raise ValueError(
@@ -114,9 +105,8 @@ class TokenBatchSampler(RankSampler):
     def __repr__(self) -> str:
         given = {**self.plan_state(0), "rank": self.rank, "world_size": self.world_size}
         given |= {name: getattr(self, name) for name in ("shuffle", "seed", "ends", "epoch")}
-        return (
-            f"TokenBatchSampler({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-        )
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"TokenBatchSampler({said})"
 
     def _default_pool(self) -> int:
         batch = self.budget * self._samples // max(1, int(self.lengths.sum(dtype=np.uint64)))
@@ -181,10 +171,7 @@ class TokenBatchSampler(RankSampler):
 
     @cached_property
     def _hashes(self) -> dict[str, str | None]:
-        return {
-            "lengths": _hash(self.lengths),
-            "buckets": None if self.buckets is None else _hash(self.buckets),
-        }
+        return {"lengths": _hash(self.lengths), "buckets": _hash(self.buckets)}
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("budget", "padded", "max_samples", "pool")}
@@ -215,48 +202,21 @@ class TokenBatchSampler(RankSampler):
         key = self._key(epoch)
         if self._latest is None or self._latest[0] != key:
             self._latest = None  # free it before another is made
-            plan = self._made(key) if self.cache is None else self._cached(self.cache, epoch, key)
+            options = self._options()
+            make = partial(make_plan, self.lengths, self.buckets, key, **options)
+            if self.cache is None:
+                plan = make()
+            else:
+                depends = repr((self._hashes, options, self.shuffle and self.seed))
+                series, number = digest_of([depends.encode()]), epoch if self.shuffle else 0
+                plan = cached_plan(self.cache, series, number, make)
             self._latest = key, plan
         return self._latest[1]
 
-    def _made(self, key: int | None) -> Plan:
-        return make_plan(self.lengths, self.buckets, key, **self._options())
 
-    def _cached(self, folder: str, epoch: int, key: int | None) -> Plan:
-        """Return a plan from the cache. If it is not there, make it while the other ranks of this node wait."""
-        number = epoch if self.shuffle else 0
-        depends = repr((self._hashes, self._options(), self.shuffle and self.seed))
-        all_epochs = digest_of([depends.encode()])
-        name = f"{all_epochs}-{number}"
-        path = os.path.join(folder, f"{name}.plan")
-        plan = load_plan(path, name)
-        try:
-            with nullcontext() if plan else locked_path(f"{path}.lock", needed=False):
-                plan = plan or load_plan(path, name)
-                if plan is None:
-                    plan = self._made(key)
-                    save_plan(plan, path, name)
-                    _delete_before(folder, all_epochs, number)
-                    plan = load_plan(path, name) or plan  # mapped memory is that of all ranks
-        except OSError as error:
-            warnings.warn(
-                f"fastload: the plan of epoch {epoch} is not cached: {error}. Give TokenBatchSampler a cache= that "
-                "can be written, or none",
-                stacklevel=2,
-            )
-        return plan or self._made(key)
-
-
-def _delete_before(folder: str, all_epochs: str, number: int) -> None:
-    """Delete the plans of earlier epochs."""
-    for file in os.listdir(folder):
-        found = re.fullmatch(rf"{all_epochs}-(\d+)\.plan(\.lock)?", file)
-        if found and int(found[1]) < number:
-            with suppress(FileNotFoundError):  # another node deletes it, too
-                os.unlink(os.path.join(folder, file))
-
-
-def _hash(values: NDArray[Any]) -> str:
+def _hash(values: NDArray[Any] | None) -> str | None:
+    if values is None:
+        return None
     chunks = range(0, len(values), 1 << 20)
     return digest_of(values[k : k + (1 << 20)].astype("<i8").tobytes() for k in chunks)
 

@@ -6,15 +6,11 @@ plan is the same on every machine and with every version of NumPy.
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload._kit.disk import open_file, replace_file
 from fastload._kit.hashing import mix64
 
 _CHUNK = (
@@ -61,7 +57,7 @@ def make_plan(
     """
     n = len(lengths)
     layout = _Layout(lengths, buckets, key, pool)
-    order, starts = np.empty(n, _word(n)), [np.zeros(0, _word(n))]
+    order, starts = np.empty(n, index_dtype(n)), [np.zeros(0, index_dtype(n))]
     cost = done = 0
     for begin in range(0, 1 << layout.bits if n else 0, layout.at_once):
         words = layout.sorted_words(begin)
@@ -217,35 +213,6 @@ def _ones(bits: int | np.uint64) -> np.uint64:
     return np.uint64((1 << int(bits)) - 1)
 
 
-def _word(samples: int) -> Any:
+def index_dtype(samples: int) -> Any:
+    """Return the dtype of a plan's indices."""
     return np.uint32 if samples < 1 << 32 else np.int64
-
-
-def save_plan(plan: Plan, path: str, name: str) -> None:
-    """Write a plan to a file that has all of it or does not exist. `name` says what it is the plan of."""
-    numbers = np.array([len(plan.order), plan.useful, plan.padded], np.uint64)
-    digest = hashlib.blake2b(digest_size=16)
-    parts: list[Any] = [_head(name), numbers, plan.order, plan.starts]
-    with replace_file(path, durable=False) as file:
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
-
-
-def load_plan(path: str, name: str) -> Plan | None:
-    """Return the plan in a file, mapped, or None if there is none, if it is damaged, or of another name."""
-    with suppress(OSError, ValueError):
-        with open_file(path) as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        begin = len(_head(name))
-        digest = hashlib.blake2b(mapped[:-16], digest_size=16).digest()
-        if mapped[:begin] == _head(name) and mapped[-16:] == digest:
-            n, useful, padded = np.frombuffer(mapped, np.uint64, 3, begin).tolist()
-            body = np.frombuffer(mapped[begin + 24 : -16], _word(n))
-            return Plan(body[:n], body[n:], useful, padded)
-    return None
-
-
-def _head(name: str) -> bytes:
-    return b"fastload plan 1\n" + name.encode().ljust(64)

@@ -366,6 +366,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
         ({"lengths": [1.0]}, TypeError, "lengths: expected integers in one dimension, got float64"),
         ({"lengths": [[1]]}, TypeError, r"of shape \(1, 1\)"),
         ({"budget": 0}, ValueError, "budget must be 1 or more, got 0"),
+        ({"budget": None}, TypeError, "budget must be an integer, got None"),
         ({"budget": 1.5}, TypeError, "budget must be an integer, got 1.5"),
         ({"max_samples": 0}, ValueError, "max_samples must be 1 or more"),
         ({"pool": -1}, ValueError, "pool must be 1 or more"),
