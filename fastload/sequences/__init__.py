@@ -1,20 +1,32 @@
 """Orders and datasets for training on sequences.
 
-`Mixture` mixes datasets by weight. Each order is a pure function of its arguments, the epoch and the step. So every rank
-computes the same plan, and a loader resumes it exactly.
+`Mixture` mixes datasets by weight. `TokenBatchSampler` makes batches by a budget of tokens, frames or pixels, from what
+`lengths_of` finds. `Packed` packs samples into rows, and `TokenWindows` cuts a long stream into windows. Each is a pure
+function of its arguments, the epoch and the step. So every rank computes the same plan, and a loader resumes it exactly.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fastload.sequences.lengths import lengths_of
     from fastload.sequences.mixture import Mixture
+    from fastload.sequences.packed import Packed
+    from fastload.sequences.token_batches import TokenBatchSampler
+    from fastload.sequences.windows import TokenWindows
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "Packed", "TokenBatchSampler", "TokenWindows", "lengths_of"]
+
+_HOMES = {
+    "Mixture": "mixture",
+    "Packed": "packed",
+    "TokenBatchSampler": "token_batches",
+    "TokenWindows": "windows",
+    "lengths_of": "lengths",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Mixture":
-        from fastload.sequences.mixture import Mixture
-
-        return Mixture
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fastload.sequences.{_HOMES[name]}"), name)

@@ -106,6 +106,16 @@ class SetDataset(Dataset[Any]):
         """
         return [self._part(number).tensors[name] for number in self._numbers]
 
+    def values(self, name: str) -> Any:
+        """Return a column for all rows of this dataset, in their order: a tensor, or a list of Python values.
+
+        Raise KeyError for an unknown column.
+        """
+        known = [column for column, _ in self.schema]
+        SampleColumns(name, None, known=known, where=f"{self.path}: the set")
+        rows = np.arange(self._length) if self._rows is None else self._rows
+        return self._gathered(name, rows, self._parts_of(rows))
+
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
