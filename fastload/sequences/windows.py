@@ -208,9 +208,8 @@ class _OpenFile:
         """Return the bytes of the file from `begin` on."""
         found = b""
         try:
-            while (
-                len(found) < size
-            ):  # a call returns at most 2 GiB, and on some file systems less than is there
+            # A call returns at most 2 GiB, and on some file systems less than is there.
+            while len(found) < size:
                 more = os.pread(self._fd, size - len(found), begin + len(found))
                 if not more:
                     raise self._changed()
