@@ -113,6 +113,10 @@ class ParquetError(FastloadError, ValueError):
     """A Parquet file is not what the dataset expects. The message names file, row group and expectation."""
 
 
+class SequenceError(FastloadError, ValueError):
+    """A file of tokens, or a sample, is not as long as expected. The message names it, and both lengths."""
+
+
 class PackedDataError(FastloadError, ValueError):
     """A packed set cannot be read: it is damaged, truncated, incomplete, or of another version.
 

@@ -48,6 +48,7 @@ AREAS = {
     "Packed sets": """tests/datasets/test_packed tests/promises/test_{packed_damage,packed_packing,damaged_files}
         tests/test_windowed_shuffle tests/datasets/test_staging benchmarks/packing""",
     "Other datasets": "tests/datasets/test_{image_files,mnist,synthetic,parquet}",
+    "Sequences of tokens": "tests/sequences/*",
     "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks} benchmarks/features",
     "Sets of columns": """tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
         tests/promises/test_damaged_files benchmarks/store""",

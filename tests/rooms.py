@@ -39,7 +39,7 @@ PLUG_INS = {
     "integrations": "errors order loader accelerated",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
-    "sequences": "errors _kit order (datasets store)",
+    "sequences": "errors _kit order rows (datasets store)",
     "store": "errors _kit rows order reading loader datasets distributed elastic",
     "stream": "errors _kit telemetry random isolation verdicts reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",

@@ -1,0 +1,227 @@
+"""`Packed`: samples of tokens, packed into rows of equal length."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from fastload._kit.integers import as_indices, integer
+from fastload.errors import SequenceError
+from fastload.rows import Run
+from fastload.sequences.packing import MOST_ITEMS, best_fit
+
+
+class Packed(Dataset[dict[str, Tensor]]):
+    """Rows of `length` tokens, into which the samples of a dataset are packed: best-fit decreasing.
+
+    A sample is an integer array, tensor or list of one dimension, or a dict with one at `key`. Other keys are ignored,
+    and samples without tokens are in no row. A row is a dict of tensors:
+
+    - `tokens`, int64[length]: the samples one after another, then `pad`.
+    - `segments`, int32[length]: 1 for the tokens of the row's first sample, 2 for the second, ..., 0 for padding.
+    - `positions`, int64[length]: the place of each token in its sample, from 0 on. 0 for padding.
+    - `cu_seqlens`, int32[max_segments + 2]: 0, then the end of each sample, then `length` to the end. So FlashAttention
+      sees the padding as one more sequence, followed by empty ones. All rows have the same shapes.
+
+    The rows are a pure function of the lengths and the arguments: the same in all epochs, on all ranks and machines. A
+    sampler shuffles the rows. `dataset` is read for each row, by `__getitems__` if it has that.
+
+    Args:
+        dataset: a map-style dataset.
+        length: tokens of a row.
+        lengths: the number of tokens of each sample: an array, or a callable that takes an index. None: the
+            constructor reads every sample once, and shows a progress bar.
+        key: the key of the tokens, if a sample is a dict.
+        long: what to do with samples longer than `length`. "split" makes pieces of `length` tokens, and of the rest,
+            each of which is a segment of its own. Each piece reads the whole sample. "truncate" leaves out what is
+            beyond `length`. "error" raises ValueError.
+        strategy: "best", the only one.
+        pad: the token of the padding.
+        seed: decides which samples of equal length share a row, and the numbers of the rows.
+
+    Memory: 8 bytes for each sample and row, and 8 more if a sample is split or has no tokens. While the constructor
+    plans, up to 24. Threads share the plan, and each worker has a copy of `dataset` if it would have one otherwise.
+
+    Attributes:
+        dataset, length, key, pad: the arguments.
+        max_segments: the largest number of segments of a row.
+        useful_share: the share of tokens that are no padding, 0 to 1.
+        set_id: hash of the lengths, the arguments and the `set_id` of `dataset`. A loader's state contains it.
+
+    Reading raises what `dataset` raises, with a note that names the row. It raises SequenceError if a sample has
+    another length than planned, and TypeError if it is not one of tokens. The constructor raises ValueError for
+    arguments out of range, and if no sample has tokens.
+    """
+
+    fastload_per_worker = ("dataset",)
+
+    def __init__(
+        self,
+        dataset: Any,
+        length: int = 4096,
+        *,
+        lengths: ArrayLike | Callable[[int], int] | None = None,
+        key: Any = None,
+        long: Literal["split", "truncate", "error"] = "split",
+        strategy: Literal["best"] = "best",
+        pad: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if not 1 <= integer("length", length) < 1 << 31:
+            raise ValueError(f"length must be from 1 to 2**31 - 1, got {length}")
+        if long not in ("split", "truncate", "error") or strategy != "best":
+            raise ValueError(
+                f'expected long="split", "truncate" or "error", and strategy="best", got {long=} and {strategy=}'
+            )
+        self.dataset, self.length, self.key = dataset, int(length), key
+        self.pad = integer("pad", pad)
+        self._planned = self._checked(self._measured() if lengths is None else lengths)
+        sizes = self._planned
+        # The number of each sample's first piece, int64[samples + 1], if not every sample is one piece.
+        self._firsts: NDArray[np.int64] | None = None
+        if not len(sizes) or sizes.min() < 1 or sizes.max() > self.length:
+            sizes = self._cut(long)
+        if not 0 < len(sizes) <= MOST_ITEMS:
+            raise ValueError(
+                f"expected 1 to {MOST_ITEMS:,} samples or pieces with tokens, found {len(sizes):,}"
+            )
+        self._pieces, self._begins = best_fit(sizes, self.length, integer("seed", seed))
+        self.max_segments = int(np.diff(self._begins).max())
+        self.useful_share = int(sizes.sum(dtype=np.int64)) / (len(self) * self.length)
+        hashed = blake2b(self._planned.data, digest_size=8)
+        inner = getattr(dataset, "set_id", None)
+        hashed.update(repr((inner, self.length, key, long, pad, int(seed))).encode())
+        self.set_id = hashed.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def __repr__(self) -> str:
+        return f"Packed({len(self)} rows of {self.length} tokens, {self.useful_share:.1%} of them useful)"
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        row = operator.index(row)
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}")
+        sample = self.empty_sample()
+        try:
+            self._fill(row, *(leaf.numpy() for leaf in sample.values()))
+        except Exception as error:
+            error.add_note(f"in row {row} of {self!r}")
+            raise
+        return sample
+
+    def empty_sample(self) -> dict[str, Tensor]:
+        """Return an empty row; see `fastload.rows`."""
+        return {
+            "tokens": torch.empty(self.length, dtype=torch.int64),
+            "segments": torch.empty(self.length, dtype=torch.int32),
+            "positions": torch.empty(self.length, dtype=torch.int64),
+            "cu_seqlens": torch.empty(self.max_segments + 2, dtype=torch.int32),
+        }
+
+    def fill_rows(self, run: Run) -> Sequence[int]:
+        """Write the rows of a run into the batch; see `fastload.rows`."""
+        rows = as_indices(run.indices, len(self))
+        if rows is None:
+            return range(len(run))
+        leaves = [run.rows[name].numpy() for name in self.empty_sample()]
+        missing = []
+        for k, row in enumerate(rows.tolist()):
+            try:
+                self._fill(row, *(leaf[k] for leaf in leaves))
+            except Exception:  # `__getitem__` raises it again, in its place
+                missing.append(k)
+        return missing
+
+    def _fill(
+        self,
+        row: int,
+        tokens: NDArray[np.int64],
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        cu_seqlens: NDArray[np.int32],
+    ) -> None:
+        """Write a row."""
+        pieces = self._pieces[self._begins[row] : self._begins[row + 1]].astype(np.int64)
+        samples, starts = pieces, np.zeros_like(pieces)
+        if self._firsts is not None:
+            samples = np.searchsorted(self._firsts, pieces, side="right") - 1
+            starts = (pieces - self._firsts[samples]) * self.length
+        planned = self._planned[samples]
+        sizes = np.minimum(planned - starts, self.length)
+        ends = np.cumsum(sizes)
+        used, count = int(ends[-1]), len(pieces)
+        segments[:used] = np.repeat(np.arange(1, count + 1), sizes)
+        positions[:used] = np.arange(used) - np.repeat(ends - sizes, sizes)
+        cu_seqlens[0], cu_seqlens[1 : count + 1], cu_seqlens[count + 1 :] = 0, ends, self.length
+        tokens[used:], segments[used:], positions[used:] = self.pad, 0, 0
+        read = zip(samples.tolist(), self._read(samples.tolist()), planned.tolist(), strict=True)
+        places = zip(starts.tolist(), ends.tolist(), sizes.tolist(), strict=True)
+        for (index, sample, expected), (start, end, size) in zip(read, places, strict=True):
+            ids = self._ids(index, sample)
+            if len(ids) != expected:
+                raise SequenceError(
+                    f"sample {index}: planned were {expected} tokens, found {len(ids)}. Give the lengths that the "
+                    "samples have now, or find out why they change"
+                )
+            tokens[end - size : end] = ids[start : start + size]
+
+    def _read(self, indices: list[int]) -> Sequence[Any]:
+        if hasattr(self.dataset, "__getitems__"):
+            samples: Sequence[Any] = self.dataset.__getitems__(indices)
+            return samples
+        return [self.dataset[index] for index in indices]
+
+    def _ids(self, index: int, sample: Any) -> NDArray[Any]:
+        """Return the tokens of a sample."""
+        ids = np.asarray(sample if self.key is None else sample[self.key])
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            where = "" if self.key is None else f", key {self.key!r}"
+            raise TypeError(
+                f"sample {index}{where}: expected integers in one dimension, found {ids.dtype}{[*ids.shape]}"
+            )
+        return ids
+
+    def _measured(self) -> NDArray[np.int64]:
+        """Return the lengths of all samples, which it reads."""
+        bar = tqdm(
+            range(len(self.dataset)), desc="lengths", unit="sample", leave=False, disable=None
+        )
+        found = (len(self._ids(index, self._read([index])[0])) for index in bar)
+        return np.fromiter(found, np.int64, len(self.dataset))
+
+    def _checked(self, lengths: ArrayLike | Callable[[int], int]) -> NDArray[Any]:
+        """Return a copy of the lengths, in 4 bytes each if they fit."""
+        n = len(self.dataset)
+        found = np.asarray([*map(lengths, range(n))] if callable(lengths) else lengths)
+        if found.shape != (n,) or (n and (found.dtype.kind not in "iu" or found.min() < 0)):
+            raise ValueError(
+                f"lengths must be {n} integers of 0 or more, one for each sample, got {found!r:.200}"
+            )
+        return found.astype(np.int32 if not n or found.max() < 1 << 31 else np.int64)
+
+    def _cut(self, long: str) -> NDArray[Any]:
+        """Cut the samples into pieces. Return the length of each piece."""
+        planned, length = self._planned, self.length
+        if long == "error" and len(planned) and planned.max() > length:
+            index = int(np.argmax(planned > length))
+            raise ValueError(
+                f'sample {index} has {planned[index]} tokens, but rows have {length}. Pass long="split" or "truncate"'
+            )
+        counts = -(-planned // length) if long == "split" else np.minimum(planned, 1)
+        self._firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        there = counts > 0
+        sizes = np.full(int(self._firsts[-1]), length, np.int32)
+        rest = planned[there] - (counts[there] - 1) * length  # of the last piece
+        sizes[self._firsts[1:][there] - 1] = np.minimum(rest, length)
+        return sizes
