@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import fastload
 from benchmarks._measure import NotMeasuredError
@@ -136,7 +135,9 @@ class _Interleaved:
         import datasets
 
         parts = [
-            datasets.Dataset.from_dict({"tokens": data[name]}).to_iterable_dataset().shuffle(seed=0, buffer_size=1000)
+            datasets.Dataset.from_dict({"tokens": data[name]})
+            .to_iterable_dataset()
+            .shuffle(seed=0, buffer_size=1000)
             for name in WEIGHTS
         ]
         mixed = datasets.interleave_datasets(
@@ -210,5 +211,9 @@ def rows(results: Results) -> list[Row]:
         found += [row(results, name, key, name=f"{key}: {name}", unit=unit) for name in PEERS]
         for name in PEERS:
             ours = f"{key}: fastload beside {name}"
-            found.append(row(results, "fastload", key, name=ours, unit=unit, against=(name, key), aim=aim))
-    return found + [row(results, f"{name} packs", "padding", name=f"padding: {name}", unit="%") for name in ("fastload", "grain")]
+            found.append(
+                row(results, "fastload", key, name=ours, unit=unit, against=(name, key), aim=aim)
+            )
+    for name in ("fastload", "grain"):
+        found.append(row(results, f"{name} packs", "padding", name=f"padding: {name}", unit="%"))
+    return found

@@ -22,7 +22,7 @@ from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.order.batches import draws_nothing, fits_any_world, position_after
+from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import (
@@ -332,6 +332,7 @@ class DataLoader(TorchDataLoader[T]):
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
+            found = in_world(self._index_sampler, found, ours.world_size)
             _check_sampled(self._index_sampler, found, ours.world_size)
         with self._epochs.restoring():
             self._epochs.load(found)

@@ -28,7 +28,7 @@ AREAS = {
     "In place of torch's DataLoader": """tests/promises/test_{arguments,parity_default_collate,coexistence}
         tests/test_{workers,torch_private} tests/promises/test_{lightning*,accelerate*,trainer*,torch_threads}
         tests/promises/test_{frameworks,framework_examples}""",
-    "Sequences": "tests/sequences/test_{token_batches,lengths,*}",
+    "Sequences": "tests/sequences/test_{orders,mixture,token_batches,lengths,*} benchmarks/sequences",
     "Random numbers": """tests/promises/test_randomness tests/isolation/test_{random_is_the_sample_s,*_random}
         tests/isolation/test_{generators,places_of_generators} tests/compat/test_randomness benchmarks/randomness""",
     "Each worker has its own state": """tests/isolation/test_{state_is_copied,what_is_copied,random_graphs,*}
@@ -48,7 +48,6 @@ AREAS = {
     "Packed sets": """tests/datasets/test_packed tests/promises/test_{packed_damage,packed_packing,damaged_files}
         tests/test_windowed_shuffle tests/datasets/test_staging benchmarks/packing""",
     "Other datasets": "tests/datasets/test_{image_files,mnist,synthetic,parquet}",
-    "Sequences of tokens": "tests/sequences/*",
     "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks} benchmarks/features",
     "Sets of columns": """tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
         tests/promises/test_damaged_files benchmarks/store""",

@@ -285,6 +285,22 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
     return int(min(batches * step, length))
 
 
+def in_world(sampler: Any, state: SampledState, world_size: int) -> SampledState:
+    """Return a state as a loader of another world would have saved it. Raise StateError if none can have.
+
+    Only a sampler that plans whole batches deals them anew. With all others a rank has equally many in every world.
+    """
+    if not getattr(sampler, "planned", False) or state.world_size == world_size:
+        return state
+    batches, rest = divmod(state.position, world_size)
+    if rest:
+        raise StateError(
+            f"position: the state ends after {state.position} batches of all ranks, which {world_size} ranks do not "
+            "share evenly. Save the state after an optimizer step, or use its number of ranks"
+        )
+    return replace(state, batches=batches, world_size=world_size)
+
+
 def plan_state(sampler: Any, epoch: int, position: int) -> Any:
     """Return what a planned order must have in a state after a global position, or None."""
     single = single_sampler(sampler)

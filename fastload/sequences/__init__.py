@@ -2,7 +2,7 @@
 
 `Mixture` mixes datasets by weight. `TokenBatchSampler` makes batches by a budget of tokens, frames or pixels, from what
 `lengths_of` finds. `Packed` packs samples into rows, and `TokenWindows` cuts a long stream into windows. Each is a pure
-function of its arguments, the epoch and the step. So every rank computes the same plan, and a loader resumes it exactly.
+function of its arguments, the epoch and the step. So every rank has the same plan, and a loader resumes it exactly.
 """
 
 from importlib import import_module
