@@ -54,7 +54,7 @@ Plug-ins, which none of these imports:
     train, bench            the commands; both use measure     flow          commands as a graph
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
-    cli                     the command `fastload`
+    cli                     the command `fastload`             sequences     windows of tokens, and packing
 
 `tests/rooms.py` has what each may import.
 """
