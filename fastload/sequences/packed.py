@@ -49,7 +49,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         seed: decides which samples of equal length share a row, and the numbers of the rows.
 
     Memory: 8 bytes for each sample and for each row, and 8 more for each sample if one is split or has no tokens. While
-    the constructor plans, at most 16 more for each sample and 48 for each row. Threads share the plan, and have copies
+    the constructor plans, at most 20 more for each sample and 48 for each row. Threads share the plan, and have copies
     of `dataset` as the loader makes them. Each process has a plan of its own.
 
     Attributes:
