@@ -54,7 +54,7 @@ Plug-ins, which none of these imports:
     train, bench            the commands; both use measure     flow          commands as a graph
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
-    sequences               batches by a budget of tokens      cli           the command `fastload`
+    sequences               mixtures, budgets, packing         cli           the command `fastload`
 
 `tests/rooms.py` has what each may import.
 """

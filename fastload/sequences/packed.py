@@ -23,8 +23,8 @@ from fastload.sequences.packing import MOST_ITEMS, best_fit
 class Packed(Dataset[dict[str, Tensor]]):
     """Rows of `length` tokens, into which the samples of a dataset are packed: best-fit decreasing.
 
-    A sample is an integer array, tensor or list of one dimension, or a dict with one at `key`. Other keys are ignored,
-    and samples without tokens are in no row. A row is a dict of tensors:
+    A sample is an integer array, tensor or list of one dimension, or a dict with one at `key`. Other keys are ignored.
+    Samples without tokens are in no row. A row is a dict of tensors:
 
     - `tokens`, int64[length]: the samples one after another, then `pad`.
     - `segments`, int32[length]: 1 for the tokens of the row's first sample, 2 for the second, ..., 0 for padding.
@@ -48,8 +48,9 @@ class Packed(Dataset[dict[str, Tensor]]):
         pad: the token of the padding.
         seed: decides which samples of equal length share a row, and the numbers of the rows.
 
-    Memory: 8 bytes for each sample and row, and 8 more if a sample is split or has no tokens. While the constructor
-    plans, up to 24. Threads share the plan, and each worker has a copy of `dataset` if it would have one otherwise.
+    Memory: 8 bytes for each sample and for each row, and 8 more for each sample if one is split or has no tokens. While
+    the constructor plans, at most 20 more for each sample and 48 for each row. Threads share the plan, and have copies
+    of `dataset` as the loader makes them. Each process has a plan of its own.
 
     Attributes:
         dataset, length, key, pad: the arguments.

@@ -35,7 +35,7 @@ def best_fit(lengths: NDArray[Any], capacity: int, seed: int = 0) -> Plan:
         lengths: integers of any dtype, each from 1 to `capacity`, at most `MOST_ITEMS`. `capacity` is below 2**31.
         seed: decides which of the items of equal length share a row, and the order of the rows.
 
-    It takes 24 bytes of memory for each item, beside `lengths`.
+    Beside `lengths` it takes at most 16 bytes of memory for each item, and 48 for each row.
     """
     items, counts = _longest_first(lengths, capacity, mix64(seed))
     steps = [*_steps(zip(range(capacity, -1, -1), counts.tolist(), strict=True), capacity)]

@@ -158,7 +158,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             return
         first = np.zeros((len(rows["tokens"]), self.length), np.bool_)  # of its document
         np.equal(rows["tokens"].numpy()[:, :-1], self.end, out=first[:, 1:])
-        np.cumsum(first, axis=1, dtype=np.int32, out=rows["segments"].numpy())
+        np.cumsum(first, axis=1, out=rows["segments"].numpy())
         places = np.arange(self.length)
         begins = np.maximum.accumulate(np.where(first, places, 0), axis=1)
         np.subtract(places, begins, out=rows["positions"].numpy())
