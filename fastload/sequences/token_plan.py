@@ -176,12 +176,18 @@ def _starts(
 
     All pools are cut at once. In each, a step finds the batches that come next and have equal numbers of samples.
     """
-    sums = np.zeros(0, np.int64)
-    if not padded:
-        sums = np.append(0, np.cumsum(layout.lengths(words)))
-    groups = layout.groups(words)
-    at = np.flatnonzero(np.diff(groups, prepend=~groups[:1]))
-    end = np.append(at, len(words))[1:]
+    n = len(words)
+    sums = np.zeros(1 if padded else n + 1, np.int64)
+    begins = [np.zeros(min(1, n), np.int64)]
+    for a in range(0, n, _CHUNK):
+        groups = layout.groups(words[a : a + _CHUNK + 1])
+        begins.append(np.flatnonzero(groups[1:] != groups[:-1]) + a + 1)
+        if not padded:
+            lengths = layout.lengths(words[a : a + _CHUNK])
+            np.cumsum(lengths, out=sums[a + 1 : a + 1 + len(lengths)])
+            sums[a + 1 : a + 1 + len(lengths)] += sums[a]
+    at = np.concatenate(begins)
+    end = np.append(at, n)[1:]
     runs = [(at[:0], at[:0], at[:0])]
     while len(at):
         longest = layout.lengths(words[at])
