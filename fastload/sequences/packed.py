@@ -47,6 +47,8 @@ class Packed(Dataset[dict[str, Tensor]]):
         strategy: "best", the only one.
         pad: the token of the padding.
         seed: decides which samples of equal length share a row, and the numbers of the rows.
+        max_segments: entries of `cu_seqlens`, less 2. By default, as many as the fullest row needs. Give the sources of
+            a `Mixture` the same number, so that their rows fit into one batch.
 
     Memory: 8 bytes for each sample and for each row, and 8 more for each sample if one is split or has no tokens. While
     the constructor plans, at most 20 more for each sample and 48 for each row. Threads share the plan, and have copies
@@ -54,7 +56,7 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     Attributes:
         dataset, length, key, pad: the arguments.
-        max_segments: the largest number of segments of a row.
+        max_segments: segments for which `cu_seqlens` has room.
         useful_share: the share of tokens that are no padding, 0 to 1.
         set_id: hash of the lengths, the arguments and the `set_id` of `dataset`. A loader's state contains it.
 
@@ -76,6 +78,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         strategy: Literal["best"] = "best",
         pad: int = 0,
         seed: int = 0,
+        max_segments: int | None = None,
     ) -> None:
         if not 1 <= integer("length", length) < 1 << 31:
             raise ValueError(f"length must be from 1 to 2**31 - 1, got {length}")
@@ -96,7 +99,14 @@ class Packed(Dataset[dict[str, Tensor]]):
                 f"expected 1 to {MOST_ITEMS:,} samples or pieces with tokens, found {len(sizes):,}"
             )
         self._pieces, self._begins = best_fit(sizes, self.length, integer("seed", seed))
-        self.max_segments = int(np.diff(self._begins).max())
+        needed = int(np.diff(self._begins).max())
+        self.max_segments = (
+            needed if max_segments is None else integer("max_segments", max_segments)
+        )
+        if self.max_segments < needed:
+            raise ValueError(
+                f"max_segments must be {needed} or more, for the fullest row, got {max_segments}"
+            )
         self.useful_share = int(sizes.sum(dtype=np.int64)) / (len(self) * self.length)
         hashed = blake2b(self._planned.data, digest_size=8)
         inner = getattr(dataset, "set_id", None)

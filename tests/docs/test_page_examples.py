@@ -8,6 +8,7 @@ are in NO_RUN, with the reason.
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,11 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
 
         store.put({"images": torch.zeros(10, 28, 28), "labels": torch.arange(10)}, "mnist")
         return {}
-    if "Mixture(" in code:
-        return {
-            name: torch.utils.data.TensorDataset(torch.arange(size))
-            for name, size in (("code", 3000), ("web", 8000))
-        }
+    if "fastload.sequences" in code:
+        texts = [torch.arange(50 + index % 600) for index in range(3000)]
+        pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+        sources = texts if "Packed(" in code else [text[:50] for text in texts]
+        return {"texts": texts, "code": sources, "web": sources, "pad": pad}
     if "trainer.fit" in code:
         return _lightning()
     if "accelerator" in code:
