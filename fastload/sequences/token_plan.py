@@ -91,7 +91,7 @@ class _Layout:
         pools = min(self.bits, ((n * n // (2 * pool * pool)).bit_length() + 1) // 2)
         place = self.bits - pools
         bucket = place + (self.top - self.bottom + 1).bit_length()
-        needed = max(bucket + groups.bit_length() + pools, (n * self.top).bit_length() + 1)
+        needed = max(bucket + groups.bit_length() + pools, (n * self.top).bit_length() + 2)
         if needed > 64:
             raise ValueError(
                 f"{n:,} samples, lengths from {self.bottom} to {self.top} and buckets need words of {needed} bits, and "
