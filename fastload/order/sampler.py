@@ -285,7 +285,7 @@ class RankSampler(Sampler[int]):
         if self._given is None and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
             warnings.warn(
                 f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
-                "not initialised: this RankSampler gives every rank all samples. Call "
+                f"not initialised: this {type(self).__name__} gives every rank all samples. Call "
                 "torch.distributed.init_process_group() first, or give rank and world_size",
                 stacklevel=3,
             )

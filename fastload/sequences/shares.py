@@ -188,11 +188,13 @@ class Shares:
         while steps > 0:
             left = self._sizes - (point.given - point.given_then)
             if self._epoch_steps is not None:
-                steps = min(steps, self._epoch_steps - (point.step - point.began))
+                most = self._epoch_steps - (point.step - point.began)
                 left = np.full_like(left, np.iinfo(np.int64).max)
             elif not self._drop and (left <= 0).any():
                 break
-            block = self._block(point.step, steps, left > 0)
+            else:  # the steps that the epoch can still have: a source gives less than a batch beyond its last sample
+                most = int(left[left > 0].sum()) // self._batch + len(left) + 1
+            block = self._block(point.step, min(steps, most), left > 0)
             ends = ((np.cumsum(block, axis=0) >= left) & (left > 0)).any(axis=1)
             block = block[: int(ends.argmax()) + 1] if ends.any() else block
             if not len(block):
