@@ -12,7 +12,7 @@ from tqdm import tqdm
 from fastload._kit.integers import integer
 
 
-def lengths_of(source: Any, dataset: Sized | int | None = None) -> NDArray[Any]:
+def lengths_of(source: Any, dataset: Sized | int | None = None, *, least: int = 1) -> NDArray[Any]:
     """Return the length of each sample: integers[samples].
 
     Args:
@@ -25,9 +25,10 @@ def lengths_of(source: Any, dataset: Sized | int | None = None) -> NDArray[Any]:
             - a function of the index, such as `lambda i: len(texts[i])`. It needs `dataset`.
 
         dataset: the samples, or their number. Then there must be as many lengths.
+        least: the least length that is allowed.
 
-    Raises TypeError if the lengths are not integers. Raises ValueError if one is less than 1, if a column has nulls, or
-    if `dataset` has another number of samples. Raises KeyError for an unknown column.
+    Raises TypeError if the lengths are not integers. Raises ValueError if one is less than `least`, if a column has
+    nulls, or if `dataset` has another number of samples. Raises KeyError for an unknown column.
     """
     samples = None
     if dataset is not None:
@@ -40,7 +41,7 @@ def lengths_of(source: Any, dataset: Sized | int | None = None) -> NDArray[Any]:
         found = _called(source, samples)
     else:
         found = source
-    lengths = checked(found)
+    lengths = checked(found, least=least)
     if samples not in (None, len(lengths)):
         raise ValueError(f"expected a length for each of {samples} samples, got {len(lengths)}")
     return lengths

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
 from fastload.rows import Run
+from fastload.sequences.lengths import lengths_of
 from fastload.sequences.packing import MOST_ITEMS, best_fit
 
 
@@ -38,8 +38,8 @@ class Packed(Dataset[dict[str, Tensor]]):
     Args:
         dataset: a map-style dataset.
         length: tokens of a row.
-        lengths: the number of tokens of each sample: an array, or a callable that takes an index. None: the
-            constructor reads every sample once, and shows a progress bar.
+        lengths: the number of tokens of each sample, as `lengths_of` takes them. None: the constructor reads every
+            sample once, and shows a progress bar.
         key: the key of the tokens, if a sample is a dict.
         long: what to do with samples longer than `length`. "split" makes pieces of `length` tokens, and of the rest,
             each of which is a segment of its own. Each piece reads the whole sample. "truncate" leaves out what is
@@ -72,7 +72,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         dataset: Any,
         length: int = 4096,
         *,
-        lengths: ArrayLike | Callable[[int], int] | None = None,
+        lengths: Any = None,
         key: Any = None,
         long: Literal["split", "truncate", "error"] = "split",
         strategy: Literal["best"] = "best",
@@ -88,7 +88,9 @@ class Packed(Dataset[dict[str, Tensor]]):
             )
         self.dataset, self.length, self.key = dataset, int(length), key
         self.pad = integer("pad", pad)
-        self._planned = self._checked(self._measured() if lengths is None else lengths)
+        planned = lengths_of(self._length if lengths is None else lengths, dataset, least=0)
+        small = planned.max(initial=0) < 1 << 31
+        self._planned = planned.astype(np.int32 if small else np.int64)
         sizes = self._planned
         # The number of each sample's first piece, int64[samples + 1], if not every sample is one piece.
         self._firsts: NDArray[np.int64] | None = None
@@ -203,23 +205,9 @@ class Packed(Dataset[dict[str, Tensor]]):
             )
         return ids
 
-    def _measured(self) -> NDArray[np.int64]:
-        """Return the lengths of all samples, which it reads."""
-        bar = tqdm(
-            range(len(self.dataset)), desc="lengths", unit="sample", leave=False, disable=None
-        )
-        found = (len(self._ids(index, self._read([index])[0])) for index in bar)
-        return np.fromiter(found, np.int64, len(self.dataset))
-
-    def _checked(self, lengths: ArrayLike | Callable[[int], int]) -> NDArray[Any]:
-        """Return a copy of the lengths, in 4 bytes each if they fit."""
-        n = len(self.dataset)
-        found = np.asarray([*map(lengths, range(n))] if callable(lengths) else lengths)
-        if found.shape != (n,) or (n and (found.dtype.kind not in "iu" or found.min() < 0)):
-            raise ValueError(
-                f"lengths must be {n} integers of 0 or more, one for each sample, got {found!r:.200}"
-            )
-        return found.astype(np.int32 if not n or found.max() < 1 << 31 else np.int64)
+    def _length(self, index: int) -> int:
+        """Return the number of tokens of a sample, which it reads."""
+        return len(self._ids(index, self._read([index])[0]))
 
     def _cut(self, long: str) -> NDArray[Any]:
         """Cut the samples into pieces. Return the length of each piece."""

@@ -47,8 +47,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         files: a file, or several in order. Names that end in `.npy` are NumPy files of one dimension. All others have
             the bytes of the tokens, and nothing else.
         length: tokens of a window.
-        dtype: the dtype of the tokens in files that are not NumPy's, such as "uint16": one for all, a sequence with one
-            for each file, or a mapping of files to dtypes.
+        dtype: the dtype of the tokens in files that are not NumPy's, such as "uint16": one for all, or a sequence with
+            one for each file.
         end: the token that ends each document.
 
     At most 16 files are open at once, or a quarter of the process's limit of open files if that is more.
@@ -272,12 +272,6 @@ def _integers(path: str, dtype: Any) -> np.dtype[Any]:
 
 def _dtypes(files: Sequence[Path], given: Any) -> Sequence[Any]:
     """Return the dtype of each file, or None."""
-    if isinstance(given, Mapping):
-        named = {os.path.abspath(path): dtype for path, dtype in given.items()}
-        found = [named.pop(os.path.abspath(path), None) for path in files]
-        if named:
-            raise ValueError(f"dtype names {[*named]}, which are not among the files")
-        return found
     if isinstance(given, list | tuple):
         if len(given) != len(files):
             raise ValueError(f"expected {len(files)} dtypes, one for each file, got {len(given)}")
