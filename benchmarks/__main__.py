@@ -31,15 +31,10 @@ NAMES = (
     "randomness",
     "isolation",
     "beside",
-    "decode",
     "packing",
-    "features",
     "store",
     "stream",
-    "parameters",
-    "elastic",
     "processes",
-    "scale",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that run only if they are named, because they need further packages."""
