@@ -33,7 +33,6 @@ NAMES = (
     "beside",
     "packing",
     "store",
-    "stream",
     "processes",
 )
 ASKED_FOR = ("peers",)

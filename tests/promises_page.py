@@ -50,7 +50,7 @@ AREAS = {
     "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks}",
     "Sets of columns": """tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
         tests/promises/test_damaged_files benchmarks/store""",
-    "Streams": "tests/stream/test_{predict,faults,*} benchmarks/stream",
+    "Streams": "tests/stream/test_{predict,faults,*}",
     "Ranks and clusters": "tests/distributed/test_{detect,real_ranks,rendezvous,*} tests/submit/test_{submit,*}",
     "Training": "tests/train/test_{train,resume,errors_on_ranks,stats_file} tests/measure/test_{run_stats,averages}",
     "Profiler and TensorBoard": "tests/train/* tests/test_tensorboard tests/browser/test_tensorboard",

@@ -103,9 +103,7 @@ def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("it", "condition"),
-    [(it, "") for it in CONTENDERS if it.recipe not in OURS]
-    + [(it, f"; {peers.SLOW}") for it in CONTENDERS if it.slow]
-    + [(FUSED, f"; {peers.COLD}")],
+    [(it, "") for it in CONTENDERS if it.recipe not in OURS] + [(FUSED, f"; {peers.COLD}")],
     ids=lambda it: it if isinstance(it, str) else it.title,
 )
 def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> None:
