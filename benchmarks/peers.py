@@ -23,18 +23,17 @@ from typing import Any, Literal
 import torch
 
 from benchmarks._measure import NotMeasuredError
-from benchmarks._report import Aim, Bar, Figures, Results, Row, best, row, spread
+from benchmarks._report import Aim, Figures, Results, Row, best, row
 from benchmarks._run import Case
 from benchmarks.recipes import SIZE, Task, files, packed, tree
 from benchmarks.recipes._judge import check, run_pass
 from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.measure.processes import tree_memory
 
-CONDITIONS = (
-    "2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "
-    "second and later epochs, files in the page cache"
+TITLE = (
+    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; second and later epochs, files "
+    "in the page cache unless the row says otherwise"
 )
-TITLE = f"peers: {CONDITIONS} unless the row says otherwise"
 REPEATS = 5
 
 PACKAGES = (
@@ -258,21 +257,6 @@ def rows(results: Results) -> list[Row]:
         *_others(results, "peak_mib", "MiB at most"),
         *_cold(results),
     ]
-
-
-def bars(results: Results) -> list[Bar]:
-    """The rates that there are, from a warm cache, fastest first in each group; of torch, the best of each decoder."""
-    found = []
-    for group, named in GROUPS.items():
-        members = [it for it in CONTENDERS if it.group == group]
-        for variant in dict.fromkeys(it.variant for it in TORCH):
-            settings = [it.title for it in TORCH if it.variant == variant]
-            chosen = best(results, settings, "rate")
-            members = [it for it in members if it.title not in settings or it.title == chosen]
-        rates = [(it, spread(results, it.title, "rate")) for it in members]
-        own = [Bar(named, it.name, it.kind, rate) for it, rate in rates if rate is not None]
-        found += sorted(own, key=lambda bar: -bar.rate.median)
-    return found
 
 
 def _rates(results: Results) -> list[Row]:
