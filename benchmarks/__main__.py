@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,20 +29,12 @@ NAMES = (
     "randomness",
     "isolation",
     "beside",
-    "decode",
     "packing",
-    "features",
     "store",
-    "stream",
-    "parameters",
-    "elastic",
     "processes",
-    "scale",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that run only if they are named, because they need further packages."""
-DRAWN = "peers"
-"""The benchmark that `--plot` draws."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -83,18 +73,11 @@ class Section:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for all figures, as JSON.",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a plot of the rates of peers: .png, .pdf or .svg.",
-)
 def main(
     names: Sequence[str],
     repeats: int | None,
     smoke: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
@@ -109,17 +92,9 @@ def main(
     Examples:
         python -m benchmarks images latency
         python -m benchmarks --smoke
-        python -m benchmarks peers --plot peers.png
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # SystemExit ends the case first
     names = tuple(dict.fromkeys(names)) or NAMES
-    if plot_path is not None:
-        if DRAWN not in names:
-            raise click.UsageError(f"--plot draws only the benchmark {DRAWN}. Name it as well")
-        if plot_path.suffix not in (".png", ".pdf", ".svg"):
-            raise click.UsageError(f"--plot must end in .png, .pdf or .svg, got {plot_path.name}")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise click.UsageError("--plot needs matplotlib. Run pip install 'fastload[bench]'")
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
     click.echo(caption(origin))
     if warning := busy(origin):
@@ -143,11 +118,6 @@ def main(
     if json_path is not None:
         write_json(json_path, document(origin, sections, smoke=smoke))
         click.echo(f"Figures: {json_path}")
-    if plot_path is not None and DRAWN in sections:
-        if draw(plot_path, origin, sections[DRAWN], smoke=smoke):
-            click.echo(f"Plot: {plot_path}")
-        else:
-            click.echo("No plot was drawn, because no rates were measured.", err=True)
     failed = sum(
         outcome.failed for section in sections.values() for outcome in section.all_outcomes
     )
@@ -219,35 +189,6 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
         if outcome.error and not outcome.failed
     }
     return lines + sorted(left_out)
-
-
-def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -> bool:
-    """Draw the rates of peers with their provenance, and return True. Without rates, return False and write no file."""
-    from benchmarks._plot import save_plot
-    from benchmarks.peers import CONDITIONS, bars
-
-    drawn = bars(figures(section.outcomes))
-    if not drawn:
-        return False
-    runs = max(map(len, section.outcomes.values()))
-    points = "One run of each" if runs == 1 else f"Medians and ranges of {runs} interleaved runs"
-    commit = f"; commit {origin['git_commit'][:10]}" if origin["git_commit"] else ""
-    versions = (f"{name} {version}" for name, version in section.versions.items() if version)
-    lines = [
-        CONDITIONS,
-        f"{points}, in new processes.",
-        caption(origin) + commit,
-        ", ".join(versions),
-    ]
-    folded = [text for line in lines for text in textwrap.wrap(line, 160)]
-    save_plot(
-        path,
-        drawn,
-        title="Images per second",
-        caption="\n".join(folded),
-        warning="A smoke run with tiny sizes: its figures mean nothing." if smoke else "",
-    )
-    return True
 
 
 def document(

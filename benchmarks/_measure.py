@@ -88,13 +88,6 @@ def rate(epochs: Sequence[Epoch]) -> float:
     return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    began = perf_counter()
-    call()
-    return perf_counter() - began
-
-
 def in_turns(
     ways: Mapping[str, Callable[[], object]],
     turns: int,
@@ -108,6 +101,8 @@ def in_turns(
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, way in list(ways.items())[:: -1 if turn % 2 else 1]:
-            found[name].append(seconds(way))
+            began = perf_counter()
+            way()
+            found[name].append(perf_counter() - began)
             after()
     return {name: median(times[1:]) for name, times in found.items()}

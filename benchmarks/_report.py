@@ -49,17 +49,6 @@ class Row:
     met: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a plot shows of one case."""
-
-    group: str
-    name: str
-    kind: Literal["ours", "peer", "bound"]
-    rate: Spread
-    """Per second, over the repeats that succeeded."""
-
-
 def row(
     results: Results,
     case: str,

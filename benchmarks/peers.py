@@ -1,6 +1,6 @@
 """Promises:
-- fastload is measured beside other loaders, each by its own recipe: rates, first batch, CPU, memory, cold cache, slow
-  opens (simulated). `scripts/bench --peers` runs it.
+- fastload is measured beside other loaders, each by its own recipe: rates, first batch, CPU, memory, cold cache.
+  `scripts/bench --peers` runs it.
 - Every run of `peers` checks what was delivered, and a loader that did less has no figure. See also
   `tests/test_peers.py`.
 
@@ -9,40 +9,31 @@ The images, crops, flips and batches are the same for each, by the recipe of its
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import importlib.util
-import io
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 
 from benchmarks._measure import NotMeasuredError
-from benchmarks._report import Aim, Bar, Figures, Results, Row, best, row, spread
+from benchmarks._report import Aim, Figures, Results, Row, best, row
 from benchmarks._run import Case
 from benchmarks.recipes import SIZE, Task, files, packed, tree
 from benchmarks.recipes._judge import check, run_pass
-from fastload.bench.figures import BenchError
 from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.measure.processes import tree_memory
 
-CONDITIONS = (
-    "2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "
-    "second and later epochs, files in the page cache"
+TITLE = (
+    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; second and later epochs, files "
+    "in the page cache unless the row says otherwise"
 )
-TITLE = f"peers: {CONDITIONS} unless the row says otherwise"
 REPEATS = 5
 
 PACKAGES = (
@@ -61,7 +52,6 @@ COUNT, SMOKE_COUNT = 2048, 64
 BATCH = 64
 PASSES = 3
 FIRST_BATCH_S = 0.1
-SLOW_OPEN_MS = 2.0
 
 Group = Literal["files", "encoded", "jpeg", "raw"]
 GROUPS: dict[Group, str] = {
@@ -90,8 +80,6 @@ class Contender:
     kind: Literal["ours", "peer", "bound"] = "peer"
     cold: bool = False
     """Measured with a cold cache as well."""
-    slow: bool = False
-    """Measured with slow opens as well."""
 
     @property
     def title(self) -> str:
@@ -107,12 +95,10 @@ HOW = {
 }
 
 
-def _ours(group: Group, how: str, *, cold: bool = False, slow: bool = False) -> Contender:
+def _ours(group: Group, how: str, *, cold: bool = False) -> Contender:
     recipe, variant = ("fused", "") if group == "files" else ("packed_set", group)
     name = f"fastload, a plan, {HOW[how]}, 2 threads"
-    return Contender(
-        group, name, recipe, variant, how, needs="fastload", kind="ours", cold=cold, slow=slow
-    )
+    return Contender(group, name, recipe, variant, how, needs="fastload", kind="ours", cold=cold)
 
 
 DECODERS = {"torchvision": "torchvision decoder + v2", "pillow": "Pillow + v1"}
@@ -120,7 +106,7 @@ DECODERS = {"torchvision": "torchvision decoder + v2", "pillow": "Pillow + v1"}
 
 def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
     """Return a user's unmodified dataset, under either loader."""
-    ours, extremes = loader == "fastload", (loader, decoder, workers) == ("torch", "torchvision", 2)
+    ours = loader == "fastload"
     readers = f"{workers} {'threads' if ours else 'processes'}" if workers else "serial"
     return Contender(
         "files",
@@ -129,18 +115,14 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
         f"{loader}-{decoder}",
         workers=workers,
         kind="ours" if ours else "peer",
-        cold=extremes,
-        slow=extremes,
+        cold=(loader, decoder, workers) == ("torch", "torchvision", 2),
     )
 
 
 FUSED = _ours("files", "planes", cold=True)
-FUSED_WHOLE = _ours("files", "planes whole", slow=True)  # the kernels open files in C
 BARE_NAME = "bare loop, simplejpeg + torch resize, 2 threads"
 BARE = Contender("files", BARE_NAME, "bare", needs="simplejpeg", kind="bound")
-PACKED = {
-    group: _ours(group, "planes", cold=True, slow=group == "encoded") for group in PACKED_GROUPS
-}
+PACKED = {group: _ours(group, "planes", cold=True) for group in PACKED_GROUPS}
 RAW_TORCH = _ours("raw", "last torch")
 FFCV: dict[Group, Contender] = {
     group: Contender(
@@ -154,19 +136,10 @@ FFCV: dict[Group, Contender] = {
     for group in PACKED_GROUPS
 }
 TORCH = [_loose("torch", decoder, workers) for decoder in DECODERS for workers in (0, 2, 4)]
-WEBDATASET = Contender(
-    "encoded",
-    "WebDataset, 2 processes",
-    "webdataset",
-    "encoded",
-    needs="webdataset",
-    cold=True,
-    slow=True,
-)
 CONTENDERS = [
     FUSED,
     _ours("files", "last"),
-    FUSED_WHOLE,
+    _ours("files", "planes whole"),
     *(_loose("fastload", decoder) for decoder in DECODERS),
     BARE,
     *TORCH,
@@ -175,7 +148,9 @@ CONTENDERS = [
     Contender("files", "SPDL, FFmpeg, 2 threads", "spdl", needs="spdl"),
     Contender("files", "DALI on the CPU, 2 threads", "dali", needs="nvidia.dali"),
     PACKED["encoded"],
-    WEBDATASET,
+    Contender(
+        "encoded", "WebDataset, 2 processes", "webdataset", "encoded", needs="webdataset", cold=True
+    ),
     Contender("encoded", "MosaicML Streaming, 2 processes", "mds", "encoded", needs="streaming"),
     Contender("encoded", "LitData, 2 processes", "litdata", "encoded", needs="litdata"),
     FFCV["encoded"],
@@ -190,7 +165,6 @@ CONTENDERS = [
 ]
 
 COLD = "cold cache"
-SLOW = f"{SLOW_OPEN_MS:g} ms added per open (simulated)"
 
 
 def cases(*, smoke: bool) -> list[Case]:
@@ -202,15 +176,12 @@ def cases(*, smoke: bool) -> list[Case]:
             "how": it.how,
             "workers": it.workers,
             "cache": "warm",
-            "open_ms": 0.0,
             "count": SMOKE_COUNT if smoke else COUNT,
             "batch": 4 if smoke else BATCH,
         }
         found.append(Case(it.title, options, watch_memory=True))
         if it.cold:
             found.append(Case(f"{it.title}; {COLD}", options | {"cache": "cold"}))
-        if it.slow:
-            found.append(Case(f"{it.title}; {SLOW}", options | {"open_ms": SLOW_OPEN_MS}))
     return found
 
 
@@ -235,7 +206,6 @@ def measure(
     how: str,
     workers: int,
     cache: Literal["warm", "cold"],
-    open_ms: float,
     count: int,
     batch: int,
 ) -> Figures:
@@ -249,14 +219,11 @@ def measure(
     if cache == "cold" and cached is None:
         raise NotMeasuredError("this system does not tell which files are cached")
     torch.manual_seed(0)
-    with slow_opens(open_ms / 1000, below=source) as opens:
-        began = perf_counter()
-        task = Task(source, variant, count, batch, workers, how)
-        with contextmanager(module.opened)(task) as batches:
-            passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
-            memory = tree_memory(os.getpid())
-        if open_ms:
-            check_opens(opens(), expected=count * len(passes) if source == root else 1)
+    began = perf_counter()
+    task = Task(source, variant, count, batch, workers, how)
+    with contextmanager(module.opened)(task) as batches:
+        passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
+        memory = tree_memory(os.getpid())
     bare = recipe == "bare"
     shape = [count, 3, 8, 8] if bare else [batch, 3, SIZE, SIZE]
     check(passes, files(root), shape=shape, flips=not bare)
@@ -282,68 +249,14 @@ def _module(recipe: str) -> Any:
         raise NotMeasuredError(str(error)) from error
 
 
-@contextmanager
-def slow_opens(seconds: float, *, below: Path) -> Iterator[Callable[[], int]]:
-    """Make each open of a file below a directory longer, here and in processes forked from here; yield their count.
-
-    It sleeps in Python's ways to open a file and in torchvision's; a loader that opens files in another way is not met,
-    which the count shows.
-    """
-    if not seconds:
-        yield lambda: 0
-        return
-    import torchvision.io.image as torchvision_image
-
-    prefix = os.path.join(below, "")
-    with tempfile.TemporaryFile("ab", buffering=0) as opened, ExitStack() as patches:
-
-        def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(path: Any, *args: Any, **kwargs: Any) -> Any:
-                named = isinstance(path, str | bytes | os.PathLike)
-                if named and os.fsdecode(path).startswith(prefix):
-                    opened.write(b".")  # at the file's end, whichever process it is
-                    time.sleep(seconds)
-                return function(path, *args, **kwargs)
-
-            return call
-
-        ways = [(builtins, "open"), (io, "open"), (os, "open"), (torchvision_image, "read_file")]
-        for module, name in ways:
-            function = slowed(getattr(module, name))
-            patches.enter_context(mock.patch.object(module, name, function))
-        yield lambda: os.fstat(opened.fileno()).st_size
-
-
-def check_opens(opened: int, *, expected: int) -> None:
-    """Raise BenchError if under `expected` opens were slowed: a loader with its own way to open would seem fast."""
-    if opened < expected:
-        raise BenchError(f"{opened} opens were slowed; expected at least {expected}")
-
-
 def rows(results: Results) -> list[Row]:
     return [
         *_rates(results),
         *_others(results, "first_batch_s", "s to the first batch"),
         *_others(results, "cpu_ms", "CPU ms/img"),
         *_others(results, "peak_mib", "MiB at most"),
-        *_special(results, COLD),
-        *_special(results, SLOW),
+        *_cold(results),
     ]
-
-
-def bars(results: Results) -> list[Bar]:
-    """The rates that there are, from a warm cache, fastest first in each group; of torch, the best of each decoder."""
-    found = []
-    for group, named in GROUPS.items():
-        members = [it for it in CONTENDERS if it.group == group]
-        for variant in dict.fromkeys(it.variant for it in TORCH):
-            settings = [it.title for it in TORCH if it.variant == variant]
-            chosen = best(results, settings, "rate")
-            members = [it for it in members if it.title not in settings or it.title == chosen]
-        rates = [(it, spread(results, it.title, "rate")) for it in members]
-        own = [Bar(named, it.name, it.kind, rate) for it, rate in rates if rate is not None]
-        found += sorted(own, key=lambda bar: -bar.rate.median)
-    return found
 
 
 def _rates(results: Results) -> list[Row]:
@@ -389,24 +302,23 @@ def _others(results: Results, key: str, unit: str) -> list[Row]:
     ]
 
 
-def _special(results: Results, condition: str) -> list[Row]:
-    """Rates under a condition, held against the fused path's under the same one."""
-    chosen = [it for it in CONTENDERS if (it.cold if condition == COLD else it.slow)]
-    fused = FUSED if condition == COLD else FUSED_WHOLE
-    base = f"{fused.title}; {condition}"
+def _cold(results: Results) -> list[Row]:
+    """Figures from a cold cache. Rates are held against the fused path's."""
+    base = f"{FUSED.title}; {COLD}"
     found = []
-    for it in chosen:
-        case = f"{it.title}; {condition}"
-        of = partial(row, results, case, name=f"{_named(it)}; {condition}")
+    for it in CONTENDERS:
+        if not it.cold:
+            continue
+        case = f"{it.title}; {COLD}"
+        of = partial(row, results, case, name=f"{_named(it)}; {COLD}")
         if case == base:
             found.append(of("rate", unit="img/s"))
         else:
             found.append(
                 of("rate", unit="img/s", against=(base, "rate"), reference="fused plan on files")
             )
-        if condition == COLD:
-            found.append(of("first_batch_s", unit="s to the first batch"))
-            found.append(of("cached", unit="of it cached at start"))
+        found.append(of("first_batch_s", unit="s to the first batch"))
+        found.append(of("cached", unit="of it cached at start"))
     return found
 
 

@@ -44,22 +44,22 @@ AREAS = {
     "Reports and checks": "tests/telemetry/* tests/promises/test_telemetry_scenarios tests/test_check",
     "Datasets that fill rows": "tests/promises/test_filled_{rows,rows_broken,images}",
     "Images": """tests/image/test_{plans,pixels,decode,region_decoder} tests/promises/test_plans_in_the_loader
-        tests/image/test_{kernels_installation,*} benchmarks/decode""",
+        tests/image/test_{kernels_installation,*}""",
     "Packed sets": """tests/datasets/test_packed tests/promises/test_{packed_damage,packed_packing,damaged_files}
         tests/test_windowed_shuffle tests/datasets/test_staging benchmarks/packing""",
     "Other datasets": "tests/datasets/test_{image_files,mnist,synthetic,parquet}",
-    "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks} benchmarks/features",
+    "Features and predictions": "tests/store/test_{features,predictions,predictions_on_ranks}",
     "Sets of columns": """tests/store/test_{put_and_get,whole_columns,replaced_sets,worlds,placement,prepare,*}
         tests/promises/test_damaged_files benchmarks/store""",
-    "Streams": "tests/stream/test_{predict,faults,*} benchmarks/stream",
+    "Streams": "tests/stream/test_{predict,faults,*}",
     "Ranks and clusters": "tests/distributed/test_{detect,real_ranks,rendezvous,*} tests/submit/test_{submit,*}",
     "Training": "tests/train/test_{train,resume,errors_on_ranks,stats_file} tests/measure/test_{run_stats,averages}",
     "Profiler and TensorBoard": "tests/train/* tests/test_tensorboard tests/browser/test_tensorboard",
     "fastload bench": "tests/bench/test_{bench,*} tests/browser/test_report tests/measure/*",
     "Programs of other projects": "tests/flow/test_twister2* tests/datasets/test_{alcf,elasticdl_examples}",
     "Pipelines": "tests/flow/test_{graph,runner,*}",
-    "Leases": "tests/elastic/test_{protocol,leases,*} benchmarks/elastic",
-    "Parameters on servers": "tests/parameters/test_{pushes,partition,tables,restarts,*} benchmarks/parameters",
+    "Leases": "tests/elastic/test_{protocol,leases,*}",
+    "Parameters on servers": "tests/parameters/test_{pushes,partition,tables,restarts,*}",
     "Speed": "benchmarks/{latency,collate,images,tensor_dataset,*} tests/test_{benchmarks,peers}",
     "The project": "tests/test_{import,layering,sizes,cli,*} tests/docs/* tests/browser/*",
 }

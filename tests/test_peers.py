@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import click.testing
 import pytest
@@ -29,15 +27,13 @@ from torchvision.transforms import v2
 from benchmarks import __main__ as command
 from benchmarks import peers
 from benchmarks._measure import NotMeasuredError, open_loader
-from benchmarks._report import Bar, Figures, row
+from benchmarks._report import Figures, row
 from benchmarks._run import Case, Outcome, execute
 from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender
 from benchmarks.recipes import Endless, files, packed, tree
 from benchmarks.recipes._decoding import crop, decode_file
 from benchmarks.recipes._judge import Pass, check, run_pass
 from fastload.bench.figures import BenchError
-from fastload.measure.provenance import provenance
-from fastload.measure.tables import Spread
 
 # torchvision 0.29 says with each image that TorchCodec will take the place of its decoder.
 pytestmark = [
@@ -103,9 +99,7 @@ def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("it", "condition"),
-    [(it, "") for it in CONTENDERS if it.recipe not in OURS]
-    + [(it, f"; {peers.SLOW}") for it in CONTENDERS if it.slow]
-    + [(FUSED, f"; {peers.COLD}")],
+    [(it, "") for it in CONTENDERS if it.recipe not in OURS] + [(FUSED, f"; {peers.COLD}")],
     ids=lambda it: it if isinstance(it, str) else it.title,
 )
 def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> None:
@@ -296,48 +290,3 @@ def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
     assert versions.keys() == set(peers.PACKAGES)
     assert versions["pillow"] == version("pillow")
     assert f"peers: pillow {version('pillow')}, " in done.output
-
-
-@pytest.fixture(scope="module")
-def _fonts_opened(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Draw once: matplotlib keeps the files of its fonts open, which is no leak of ours."""
-    pytest.importorskip("matplotlib")
-    from benchmarks._plot import save_plot
-
-    bars = [Bar("files", "one", "ours", Spread(1.0, 1.0, 1.0))]
-    save_plot(tmp_path_factory.mktemp("fonts") / "plot.png", bars, title="t", caption="made up")
-
-
-@pytest.mark.usefixtures("_fonts_opened")
-def test_the_plot_has_a_bar_for_each_rate_and_its_provenance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib import rcParams
-
-    monkeypatch.setitem(rcParams, "svg.fonttype", "none")  # text as text
-    cases = peers.cases(smoke=True)
-    measured = {name: [Outcome(runs[0])] * 3 for name, runs in results({}).items()}
-    section = command.Section(peers.TITLE, cases, measured, [], {"grain": "9.9", "ffcv": None})
-    origin = provenance(["python -m benchmarks"]) | {"git_commit": "0123456789abcdef"}
-    path = tmp_path / "plots" / "peers.svg"
-    assert command.draw(path, origin, section, smoke=True)
-    # Without tags: the caption is wrapped, in other places on each machine.
-    drawn = " ".join(re.sub("<[^>]*>", " ", path.read_text()).split())
-    for bar in peers.bars(results({})):
-        assert escape(bar.name) in drawn
-    machine = origin["machine"]["cpu"]
-    for told in (machine, "commit 0123456789", "grain 9.9", "of 3 interleaved runs", "smoke run"):
-        assert escape(told) in drawn
-    assert "ffcv" not in drawn
-    rates = {FUSED.title: 900.0}
-    rates |= {it.title: rate for it, rate in zip(peers.TORCH, (700.0, 800.0, 600.0), strict=False)}
-    bars = [b for b in peers.bars(results(rates)) if b.group == peers.GROUPS["files"]]
-    assert bars == sorted(bars, key=lambda bar: -bar.rate.median), "the fastest first"
-    names = [bar.name for bar in bars]
-    assert peers.TORCH[1].name in names
-    assert not {peers.TORCH[0].name, peers.TORCH[2].name} & set(names), "its best setting alone"
-    empty = {name: [Outcome(None)] for name in measured}
-    assert not command.draw(
-        tmp_path / "none.png", origin, replace(section, outcomes=empty), smoke=True
-    )
-    assert not (tmp_path / "none.png").exists()

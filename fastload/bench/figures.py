@@ -107,7 +107,7 @@ class Outcome:
     cached_share: float | None
     """Share (0 to 1) of the run's bytes that were in the page cache when it started, or None if unknown."""
     others_share: float | None
-    """Share (0 to 1) of the machine's cores that other processes used during the run. The more, the less reliable."""
+    """Share (0 to 1) of this process's cores that other processes used during the run. The more, the less reliable."""
     messages: str
     """Standard error of the run: warnings and tracebacks."""
 

@@ -197,7 +197,7 @@ def noise(rows: Sequence[Row]) -> str | None:
     worst = max((row.others_share.median for row in rows if row.others_share), default=0.0)
     if worst <= QUIET_SHARE:
         return None
-    return f"other processes used up to {worst:.0%} of the machine's cores: do not rely on these figures"
+    return f"other processes used up to {worst:.0%} of the cores: do not rely on these figures"
 
 
 def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
 from fastload.bench.plan import Run, sample_order, traced
 from fastload.datasets import ImageFileList
 from fastload.measure.fresh import run_fresh
 from fastload.measure.page_cache import cached_share, prepare_cache
-from fastload.measure.processes import machine_cpu_seconds
+from fastload.telemetry import cores_busy_s
 
 
 def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
@@ -76,21 +77,18 @@ def trace(run: Run, *, files: Sequence[str]) -> dict[str, Any]:
 
 
 class _Others:
-    """Measures how much of the machine's cores other processes use, from now on. This one's children do not count."""
+    """Measures how much of this process's cores others use, from now on. This one's children do not count."""
 
     def __init__(self) -> None:
         self._began = self._now()
 
     def share(self) -> float | None:
-        """Return the share (0 to 1) of all cores' time since the start, or None if it is unknown."""
-        at, busy_s, ours_s = (
-            now - then for now, then in zip(self._now(), self._began, strict=True)
-        )
-        if math.isnan(busy_s):
+        """Return the share (0 to 1) of the cores' time since the start, or None if it is unknown."""
+        at, others_s = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        if math.isnan(others_s):
             return None
-        return min(1.0, max(0.0, busy_s - ours_s) / (at * (os.cpu_count() or 1)))
+        return min(1.0, max(0.0, others_s) / (at * usable_cores()))
 
     @staticmethod
-    def _now() -> tuple[float, float, float]:
-        busy_s = machine_cpu_seconds()
-        return time.perf_counter(), math.nan if busy_s is None else busy_s, sum(os.times()[:4])
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), cores_busy_s() - sum(os.times()[:4])

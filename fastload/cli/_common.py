@@ -182,23 +182,6 @@ def made_at(path: str) -> Any:
         raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
 
 
-def device_named(name: str) -> Any:
-    """Return the device of that name. For "auto", return the accelerator if there is one, else the CPU.
-
-    Raise UsageError if this machine does not have the device.
-    """
-    import torch
-
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from error
-    return device
-
-
 def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
     """Return a certificate chain and its private key, or None if neither is given."""
     if chain and key:

@@ -10,7 +10,6 @@ import click
 
 from fastload.cli._common import (
     bad_values_are_usage_errors,
-    device_named,
     device_option,
     list_options,
     named_as_option,
@@ -153,8 +152,10 @@ def _features(
     import torch
 
     from fastload import store
+    from fastload.distributed import detect_rank
+    from fastload.train.devices import choose_device
 
-    on = device_named(device)
+    on = choose_device(device, detect_rank().rank)
     dataset = _dataset(images, file_list, base_dir, size)
     network = store.backbone(model, weights=weights, layout=layout, seed=seed)
     loader: dict[str, Any] = {"batch_size": batch_size}

@@ -16,7 +16,6 @@ from fastload._kit.annotations import signature
 from fastload.cli._common import (
     Number,
     OnRanks,
-    device_named,
     device_option,
     found_at,
     made_at,
@@ -158,7 +157,7 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
             _predict_set(model, dataset, device, shared, **given)
         else:
             given = {name: options[name] for name in _OF_STREAMS}
-            _predict_stream(_model(model), device_named(device), shared, **given)
+            _predict_stream(_model(model), device, shared, **given)
 
 
 def _check_form(context: click.Context, dataset: str) -> None:
@@ -222,19 +221,17 @@ def _predict_set(
 
     from fastload import distributed, store
     from fastload.store.model_run import shown
+    from fastload.train.devices import choose_device
 
     began = time.perf_counter()
     samples = _dataset(dataset, name, given["root"], given["parts"])
     answering = _model(model)
     rank = distributed.detect_rank().rank
-    on = device_named(device)
+    on = choose_device(device, rank)
     if rank.world_size > 1:
         distributed.init("gloo")
         if on.type == "cpu":
             torch.set_num_threads(distributed.cores())
-        elif on.index is None:
-            count = torch.accelerator.device_count()
-            on = torch.device(on.type, distributed.device_of(rank, count))
     try:
         with (
             named_as_option(FileExistsError, "pass replace=True", "pass --replace"),
@@ -292,7 +289,7 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
 
 def _predict_stream(
     model: Any,
-    device: Any,
+    device: str,
     loader: dict[str, Any],
     *,
     source: str,
@@ -303,9 +300,12 @@ def _predict_stream(
     max_wait_ms: float,
 ) -> None:
     from fastload import stream
+    from fastload.distributed import detect_rank
     from fastload.distributed.guard import asked_to_end
+    from fastload.train.devices import choose_device
 
     began = time.perf_counter()
+    on = choose_device(device, detect_rank().rank)
     decoder = found_at(decode) if decode else stream.json_to_tensors
     with ExitStack() as stack:
         reading = stack.enter_context(closing(_opened(stream.open_source, source, key=key)))
@@ -316,7 +316,7 @@ def _predict_stream(
                 model,
                 reading,
                 decode=decoder,
-                device=device,
+                device=on,
                 max_wait_ms=max_wait_ms,
                 on_failed=aside,
                 **loader,

@@ -189,11 +189,6 @@ class _Barrier:
     def arguments(self) -> list[str]:
         return [str(descriptor) for descriptor in self.passed]
 
-    @property
-    def is_down(self) -> bool:
-        """True if the ranks may start."""
-        return self._missing == 0
-
     def arrive(self) -> None:
         """Count the ranks that have written. After the last one, let all start."""
         self._missing -= len(os.read(self.ready, _READ_BYTES))

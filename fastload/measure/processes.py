@@ -49,20 +49,6 @@ def cpu_seconds() -> float | None:
     return total
 
 
-def machine_cpu_seconds() -> float | None:
-    """Return the CPU seconds that all cores have spent on anything since the machine started, or None if unknown.
-
-    They include time that a hypervisor gave to other machines, because this one cannot use it.
-    """
-    try:
-        with open(_PROC / "stat") as file:
-            ticks = [int(field) for field in file.readline().split()[1:9]]
-    except OSError:  # There is no /proc.
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Proportional set size, in bytes: if n processes share a page, each of them counts 1/n of it."""

@@ -3,6 +3,7 @@
     recipe.py      what to train, as pure values
     data.py        the dataset and the loader
     models.py      the models: fastload's own small one, or one of torchvision's
+    devices.py     the device of a rank
     learner.py     the model on its device, its optimiser, one step
     control.py     how a signal stops all ranks after the same step
     loop.py        `train` connects these; `fit` is the loop, which `measure.loop_timer` times

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastload.distributed import Rank, device_of
+from fastload.distributed import Rank
 from fastload.image import normalize_on
 from fastload.measure.loop_timer import GradientTraffic
+from fastload.train.devices import choose_device
 from fastload.train.models import TINY, build_model
 from fastload.train.recipe import Precision, Recipe, TrainError
 
@@ -88,43 +89,6 @@ def across_ranks(
         return model, None
     wrapped = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
     return wrapped, GradientTraffic(wrapped, device)
-
-
-def choose_device(name: str, rank: Rank) -> torch.device:
-    """Return the device of a rank. For "auto", return an accelerator of its own if there is one, else the CPU.
-
-    Raise `TrainError` if the device does not exist, and `RankError` if a node has fewer accelerators than ranks.
-    """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        if found is None:
-            return torch.device("cpu")
-        name = found.type
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise TrainError(
-            f"--device {name} is not a device of torch. Use auto, cpu or cuda"
-        ) from error
-    if device.type == "cpu":
-        if ":" in name:
-            raise TrainError(f"--device {name}: the CPU has no index. Use --device cpu")
-        return device
-    if found is None or found.type != device.type:
-        here = f"only {found.type}" if found else "no accelerator"
-        raise TrainError(
-            f"--device {name} is not available: torch finds {here}. Use --device auto or cpu"
-        )
-    count = torch.accelerator.device_count()
-    if ":" not in name:
-        device = torch.device(device.type, device_of(rank, count))
-    elif device.index >= count:
-        raise TrainError(
-            f"--device {name} does not exist: torch finds {count} {device.type} "
-            f"{'device' if count == 1 else 'devices'} here, numbered from 0. Give one of these"
-        )
-    torch.accelerator.set_device_index(device.index)
-    return device
 
 
 def _set_precision(precision: Precision) -> None:

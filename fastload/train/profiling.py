@@ -12,43 +12,24 @@ from typing import Any, Self
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fastload._kit.integers import integer
 from fastload.telemetry import profiler_config
 
 WAIT, WARMUP, ACTIVE = 5, 1, 10
 """The tutorial's schedule, in steps."""
-
-
-def check_schedule(*, steps: int, wait: int, warmup: int, active: int) -> None:
-    """Raise ValueError if `steps` is too small for a profile by `StepProfiler`, with the numbers that would fit."""
-    for name, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1)):
-        if integer(name, value) < least:
-            raise ValueError(f"{name} must be {least} or more, got {value}")
-    needed = wait + warmup + active
-    if integer("steps", steps) < needed:
-        raise ValueError(
-            f"{steps} steps are too few for this profile. It needs {needed}: {wait} to skip, {warmup} to warm up and "
-            f"{active} to record. {_what_would_do(steps, wait, warmup, needed)}"
-        )
-
-
-def _what_would_do(steps: int, wait: int, warmup: int, needed: int) -> str:
-    if steps > wait + warmup:
-        return f"Give {needed} or more, or record {steps - wait - warmup}"
-    if steps > 1:
-        return f"Give {needed} or more, or skip 0, warm up 1 and record {steps - 1}"
-    return f"Give {needed} or more"
+_BEFORE = WAIT + WARMUP
+STEPS = _BEFORE + ACTIVE
+"""Number of steps that a profile needs."""
 
 
 class StepProfiler:
-    """Profiles this process for `active` of its `steps` training steps: the CPU, and a GPU if there is one.
+    """Profiles this process for some of its training steps: the CPU, and a GPU if there is one.
 
-        with StepProfiler(run_dir, steps=100) as profiler:
+        with StepProfiler(run_dir) as profiler:
             for batch in loader:
                 ...
                 profiler.step()
 
-    `wait` steps are skipped, `warmup` steps are observed and discarded, then `active` steps are recorded. The stages of
+    WAIT steps are skipped, WARMUP steps are observed and discarded, then ACTIVE steps are recorded. The stages of
     the loader are spans `fastload.*`, with a row for each worker thread. The loop's wait for a batch is the span
     `fastload::wait`, which TensorBoard calls DataLoader.
 
@@ -57,58 +38,33 @@ class StepProfiler:
     a second or more.
 
     The last skipped step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`, because a
-    profiler that sees worker threads sees no allocations. If `wait` is less than 2, this file is not written.
-
-    Args:
-        steps: number of steps of the loop.
-        stacks: record the Python stack of every operation too. The trace becomes many times larger.
-
-    Raises ValueError if `steps` is too small, with the numbers that would fit.
+    profiler that sees worker threads sees no allocations.
 
     Attributes:
         path: path of the trace, after it has been saved.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        *,
-        steps: int,
-        wait: int = WAIT,
-        warmup: int = WARMUP,
-        active: int = ACTIVE,
-        stacks: bool = False,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        check_schedule(steps=steps, wait=wait, warmup=warmup, active=active)
+    def __init__(self, run_dir: Path, *, say: Callable[[str], None] = print) -> None:
         self.path: Path | None = None
         self._run_dir = run_dir
-        self._wait = wait
-        self._first = wait + warmup  # number of steps before the recorded ones
-        self._last = self._first + active
         self._say = say
         self._steps = 0
-        self._profiles: list[Any] = []
-        if wait >= 2:
-            memory: Any = profile(
-                activities=_activities(),
-                schedule=schedule(wait=wait - 2, warmup=1, active=1, repeat=1),
-                on_trace_ready=self._save_memory,
-                record_shapes=True,
-                profile_memory=True,
-                with_stack=stacks,
-            )
-            memory.record_steps = False  # the other profiler marks the steps in both traces
-            self._profiles.append(memory)  # first, because it ends before the other one begins
+        memory: Any = profile(
+            activities=_activities(),
+            schedule=schedule(wait=WAIT - 2, warmup=1, active=1, repeat=1),
+            on_trace_ready=self._save_memory,
+            record_shapes=True,
+            profile_memory=True,
+        )
+        memory.record_steps = False  # the other profiler marks the steps in both traces
         recorded: Any = profile(
             activities=_activities(),
-            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
             on_trace_ready=self._save,
             record_shapes=True,
-            with_stack=stacks,
             experimental_config=profiler_config(),
         )
-        self._profiles.append(recorded)
+        self._profiles = [memory, recorded]  # in the order in which they end
 
     def __enter__(self) -> Self:
         for each in self._profiles:
@@ -127,21 +83,21 @@ class StepProfiler:
         if self.path is None:
             self._say(
                 f"No profile was recorded: the loop ended after {self._steps} steps, and recording starts with "
-                f"step {self._first + 1}."
+                f"step {_BEFORE + 1}."
             )
 
     def _save_memory(self, finished: Any) -> None:
-        if self._steps < self._wait:
+        if self._steps < WAIT:
             return  # the loop ended during the step
         path = self._export(finished, "_memory")
         self._say(f"Memory of step {self._steps}: {path} ({path.stat().st_size / 1e6:.2f} MB)")
 
     def _save(self, finished: Any) -> None:
         self.path = self._export(finished)
-        last = min(self._steps, self._last)
-        short = "" if last == self._last else f" (the loop ended before step {self._last})"
+        last = min(self._steps, STEPS)
+        short = "" if last == STEPS else f" (the loop ended before step {STEPS})"
         self._say(
-            f"Profile of steps {self._first + 1} to {last}{short}: {self.path} "
+            f"Profile of steps {_BEFORE + 1} to {last}{short}: {self.path} "
             f"({self.path.stat().st_size / 1e6:.2f} MB)"
         )
 

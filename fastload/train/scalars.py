@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fastload.measure.run_stats import less
 from fastload.telemetry import Stats
 
 
@@ -27,19 +28,12 @@ def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
 
     A snapshot of another epoch counts as None. The result is empty if no time has passed.
     """
-    if before is not None and before.epoch != now.epoch:
-        before = None
-    elapsed_s = now.elapsed_s - (before.elapsed_s if before else 0.0)
-    if elapsed_s <= 0.0:
+    since = less(now, before) if before is not None and before.epoch == now.epoch else now
+    if since.elapsed_s <= 0.0:
         return {}
-    samples = now.samples - (before.samples if before else 0)
-    wait_s = now.consumer_wait_s - (before.consumer_wait_s if before else 0.0)
-    figures = {
-        "loader/samples_per_s": samples / elapsed_s,
-        "loader/wait_share": min(1.0, max(0.0, wait_s / elapsed_s)),
+    return {
+        "loader/samples_per_s": since.samples / since.elapsed_s,
+        "loader/wait_share": min(1.0, since.consumer_wait_s / since.elapsed_s),
         "loader/queue_occupancy": now.occupancy,
+        **{f"stage_s/{name}": stage.seconds for name, stage in since.stages.items()},
     }
-    for name, stage in now.stages.items():
-        known = before.stages.get(name) if before else None
-        figures[f"stage_s/{name}"] = max(0.0, stage.seconds - (known.seconds if known else 0.0))
-    return figures

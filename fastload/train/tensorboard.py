@@ -12,7 +12,7 @@ import torch
 
 from fastload.distributed import Control
 from fastload.telemetry import Stats
-from fastload.train.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
+from fastload.train.profiling import ACTIVE, STEPS, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
 from fastload.train.scalars import add_scalars, loader_scalars
 
@@ -53,7 +53,7 @@ class Recording:
         say(f"Folder of this run: {folder}")
         if control.rank.rank == 0:
             if recipe.profile:
-                self._profile = StepProfiler(folder, steps=steps, say=say)
+                self._profile = StepProfiler(folder, say=say)
             if recipe.scalars:
                 from torch.utils.tensorboard import SummaryWriter  # takes seconds
 
@@ -87,11 +87,10 @@ class Recording:
 
 def _check_steps(first: int, steps: int) -> None:
     """Raise `TrainError` if the steps after step `first` are too few for a profile."""
-    needed = WAIT + WARMUP + ACTIVE
-    if steps < needed:
+    if steps < STEPS:
         raise TrainError(
-            f"--profile needs {needed} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
-            f"has {steps}. Give --nsteps {first + needed} or more, or remove --profile"
+            f"--profile needs {STEPS} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
+            f"has {steps}. Give --nsteps {first + STEPS} or more, or remove --profile"
         )
 
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -206,8 +205,8 @@ def test_what_others_take_of_the_machine_is_measured_and_what_our_children_take_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     busy_s = iter([100.0, 103.0])
-    monkeypatch.setattr("fastload.bench.run.machine_cpu_seconds", lambda: next(busy_s))
-    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    monkeypatch.setattr("fastload.bench.run.cores_busy_s", lambda: next(busy_s))
+    monkeypatch.setattr("fastload.bench.run.usable_cores", lambda: 1000)
     others = _Others()
     began = time.perf_counter()
     burn = "import time\nwhile time.process_time() < 0.3: pass"
@@ -374,7 +373,7 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     for column in ("img/s", "x serial", "1st batch s", "CPU", "MiB", "waited", "unique", "cache"):
         assert column in header
     one_thread = "one thread, that of the loop"
-    busy = "other processes used up to 30% of the machine's cores"
+    busy = "other processes used up to 30% of the cores"
     assert one_thread in table
     assert busy not in table
     noisy = [outcome("thread", 2, 100.0), replace(outcomes[1], others_share=0.3)]

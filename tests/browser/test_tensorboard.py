@@ -55,7 +55,7 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with (
         loader,
         SummaryWriter(str(logdir / RUN)) as scalars,
-        StepProfiler(logdir / RUN, steps=STEPS, say=lambda line: None) as profiler,
+        StepProfiler(logdir / RUN, say=lambda line: None) as profiler,
     ):
         for step, batch in zip(range(1, STEPS + 1), loader, strict=False):
             torch.mm(batch[0], batch[1]).relu().sum()

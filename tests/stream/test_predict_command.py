@@ -337,7 +337,7 @@ def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
         ),
         (["project:double", "--source", "kafka://host:9"], "expected kafka://SERVERS/TOPIC"),
         (["project:double", "--source", "kafka://host:9/in"], "has no consumer group"),
-        (["project:double", "--device", "nowhere"], "--device nowhere: "),
+        (["project:double", "--device", "nowhere"], "--device nowhere is not a device"),
         (["project:double", "project:Sum", "--name", "x"], "project:Sum: expected a dataset with"),
         (["project:double", "project:make", "--name", "?"], "project:make: expected a dataset"),
         (["project:double", "--max-wait-ms", "nan"], "is not a finite number"),

@@ -36,12 +36,13 @@ pytest.importorskip("PIL")
 import fastload
 from fastload.cli import main
 from fastload.distributed import Control, Rank, device_of
-from fastload.errors import RankError
+from fastload.errors import RankError, UsageError
 from fastload.telemetry.snapshot import percent, waited_share
 from fastload.testing import SlowDataset
 from fastload.train.checkpoint import NAME, Checkpoint
 from fastload.train.control import Stopping
-from fastload.train.learner import Learner, choose_device, open_learner
+from fastload.train.devices import choose_device
+from fastload.train.learner import Learner, open_learner
 from fastload.train.loop import Trained, begin, fit, train
 from fastload.train.models import ModelError, TinyConvNet, build_model
 from fastload.train.recipe import Recipe, TrainError
@@ -487,7 +488,7 @@ def test_where_no_row_can_be_written_nothing_is_trained(
 
 def test_devices_that_are_not_there_are_named(images: Path, tmp_path: Path) -> None:
     for name in ("nonsense", "mps", "cpu:7"):
-        with pytest.raises(TrainError, match=f"--device {name}"):
+        with pytest.raises(UsageError, match=f"--device {name}"):
             open_learner(recipe(images, tmp_path, device=name), ALONE, classes=3)
     with pytest.raises(TrainError, match="--file-list-path or --packed"):
         recipe(images, tmp_path, packed=tmp_path)
@@ -513,7 +514,7 @@ def test_ranks_have_a_device_each_by_one_rule(
             device_of(second, 1)
         assert str(refused.value) == str(refused_too.value)
     with pytest.raises(
-        TrainError, match="--device cuda:1 does not exist: torch finds 1 cuda device"
+        UsageError, match="--device cuda:1 does not exist: torch finds 1 cuda device"
     ):
         choose_device("cuda:1", ALONE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
