@@ -55,6 +55,9 @@ WATCHES = {PACKAGE / "elastic" / "watch.py"}
 STREAM = {PACKAGE / "stream" / "batches.py"}
 """May have threads and a lock: a stream has no epoch, so its reader and its workers are not those of a loader."""
 
+ORDERS = {PACKAGE / "sequences" / "mixture.py"}
+"""May have a lock: a loader draws from a mixture in one thread, and its weights change in another."""
+
 PROBES = {PACKAGE / "random" / name for name in ("numpy_random.py", "python_random.py")}
 """May have a thread for a moment: it tests whether a thread draws from its own generator, and runs no user's code."""
 
@@ -308,6 +311,7 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
         | PARAMETERS
         | STREAM
         | PROCESSES
+        | ORDERS
         and room_of(p) != "random"
     ],
     ids=by_name,

@@ -5,7 +5,6 @@
 function of its arguments, the epoch and the step. So every rank has the same plan, and a loader resumes it exactly.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,16 +16,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Mixture", "Packed", "TokenBatchSampler", "TokenWindows", "lengths_of"]
 
-_HOMES = {
-    "Mixture": "mixture",
-    "Packed": "packed",
-    "TokenBatchSampler": "token_batches",
-    "TokenWindows": "windows",
-    "lengths_of": "lengths",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fastload.sequences.{_HOMES[name]}"), name)
+    if name == "Mixture":
+        from fastload.sequences.mixture import Mixture
+
+        return Mixture
+    if name == "TokenBatchSampler":
+        from fastload.sequences.token_batches import TokenBatchSampler
+
+        return TokenBatchSampler
+    if name == "Packed":
+        from fastload.sequences.packed import Packed
+
+        return Packed
+    if name == "TokenWindows":
+        from fastload.sequences.windows import TokenWindows
+
+        return TokenWindows
+    if name == "lengths_of":
+        from fastload.sequences.lengths import lengths_of
+
+        return lengths_of
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

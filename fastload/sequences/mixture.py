@@ -127,8 +127,8 @@ class Mixture(RankSampler):
         self._keys = [mix64(self.seed + _SOURCES) ^ hash64(name) for name in self.lengths]
         self._global_batch = None if global_batch is None else integer("global_batch", global_batch)
         self._batch_size: int | None = None
-        self._lock = threading.Lock()
-        """Owns what follows: a loader draws in one thread, and users call in another."""
+        self._lock = threading.RLock()
+        """Owns what follows: a loader draws in one thread, users call in another. A schedule runs under it, and may ask."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
         self._known: Shares | None = (
@@ -147,7 +147,7 @@ class Mixture(RankSampler):
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+        vars(self).update(state, _lock=threading.RLock())
 
     @property
     def dataset(self) -> ConcatDataset[Any]:
@@ -217,7 +217,7 @@ class Mixture(RankSampler):
         """Return how many samples each source gives before a global step, `next_step` by default, on all ranks."""
         with self._lock:
             step = self._next_step if step is None else integer("step", step)
-            return self._by_name(self._shares().at(step).given)
+            return _by_name(self.lengths, self._shares().at(step).given)
 
     def epochs(self, step: int | None = None) -> dict[str, float]:
         """Return how many epochs of its own each source gives before a global step. See `seen`."""
@@ -320,9 +320,9 @@ class Mixture(RankSampler):
             step=point.step,
             part=part,
             epoch_began=point.began,
-            given=self._by_name(point.given),
-            given_then=self._by_name(point.given_then),
-            numbers=self._by_name(numbers),
+            given=_by_name(self.lengths, point.given),
+            given_then=_by_name(self.lengths, point.given_then),
+            numbers=_by_name(self.lengths, numbers),
             lengths=dict(self.lengths),
             changes=changes,
             global_batch=self.global_batch,
@@ -333,7 +333,7 @@ class Mixture(RankSampler):
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
         """See `RankSampler`. Raise StateError if a source has another length, or the mixture other arguments."""
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
-        self._check(found)
+        _check(found, self)
         schedule = self._schedule.without_changes()
         if found["lengths"] == self.lengths:
             for step, weights in found["changes"]:
@@ -350,7 +350,10 @@ class Mixture(RankSampler):
         )
         point = Point(epoch, found["epoch_began"], then, found["step"], given)
         shares = self._new_shares(schedule, point.next_epoch() if ended else point)
-        if found["part"] and self._by_name(shares.numbers(point, 1)[0]) != found["numbers"]:
+        if (
+            found["part"]
+            and _by_name(self.lengths, shares.numbers(point, 1)[0]) != found["numbers"]
+        ):
             raise StateError(
                 f"step: the state ends within global step {found['step']}, and this Mixture has other weights or "
                 "sources for the rest of it. Save the state after a whole global step to change them"
@@ -359,25 +362,29 @@ class Mixture(RankSampler):
             self._schedule, self._known = schedule, shares
             self._next_step = found["step"] + bool(found["part"])
 
-    def _check(self, state: MixtureState) -> None:
-        ours = {"global_batch": self.global_batch, "by": self.by, "on_exhausted": self.on_exhausted}
-        theirs: dict[str, Any] = {field: state[field] for field in ours}  # type: ignore[literal-required]
-        for name in state["lengths"].keys() & self.lengths:
-            ours[f"length of {name!r}"] = self.lengths[name]
-            theirs[f"length of {name!r}"] = state["lengths"][name]
-        for field, value in ours.items():
-            if theirs[field] != value:
-                raise StateError(
-                    f"{field}: the state has {theirs[field]!r}, this Mixture {value!r}; give Mixture the state's. A "
-                    "source with other samples needs another name"
-                )
-
-    def _by_name(self, counts: NDArray[np.int64]) -> dict[str, int]:
-        return dict(zip(self.lengths, counts.tolist(), strict=True))
-
 
 def _length(name: str, source: Dataset[Any] | int) -> int:
     length = source if isinstance(source, int) else len(source)  # type: ignore[arg-type]
     if length < 1:
         raise ValueError(f"source {name!r} must have 1 or more samples, got {length}")
     return length
+
+
+def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(lengths, counts.tolist(), strict=True))
+
+
+def _check(state: MixtureState, mixture: Mixture) -> None:
+    """Raise StateError if a mixture with other arguments, or another source of the same name, saved `state`."""
+    fields = "global_batch", "by", "on_exhausted"
+    theirs = {field: state[field] for field in fields}  # type: ignore[literal-required]
+    ours = {field: getattr(mixture, field) for field in fields}
+    for name in state["lengths"].keys() & mixture.lengths:
+        theirs[f"length of {name!r}"] = state["lengths"][name]
+        ours[f"length of {name!r}"] = mixture.lengths[name]
+    for field, value in ours.items():
+        if theirs[field] != value:
+            raise StateError(
+                f"{field}: the state has {theirs[field]!r}, this Mixture {value!r}; give Mixture the state's. A source "
+                "with other samples needs another name"
+            )

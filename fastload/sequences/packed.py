@@ -90,7 +90,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         self.pad = integer("pad", pad)
         planned = lengths_of(self._length if lengths is None else lengths, dataset, least=0)
         small = planned.max(initial=0) < 1 << 31
-        self._planned = planned.astype(np.int32 if small else np.int64)
+        self._planned: NDArray[Any] = planned.astype(np.int32 if small else np.int64)
         sizes = self._planned
         # The number of each sample's first piece, int64[samples + 1], if not every sample is one piece.
         self._firsts: NDArray[np.int64] | None = None
