@@ -12,7 +12,6 @@ from http.client import HTTPException
 from typing import Any, ClassVar
 from urllib.error import URLError
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -95,8 +94,8 @@ class MNIST(Dataset[tuple[Any, Any]]):
                 "MNIST, delete that folder or name another",
                 stacklevel=2,
             )
-        self.data = torch.from_numpy(_read(images, 3))
-        self.targets = torch.from_numpy(_read(labels, 1)).long()
+        self.data = torch.from_numpy(read_idx(images, dimensions=3))
+        self.targets = torch.from_numpy(read_idx(labels, dimensions=1)).long()
         if len(self.data) != len(self.targets):
             raise IdxError(
                 f"{images} has {len(self.data)} images, but {labels} has {len(self.targets)} labels"
@@ -197,15 +196,6 @@ def _missing(root: str, train: bool) -> str:
         f"{root}: MNIST was not found. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
         f"{root}. Give download=True, or write a synthetic set: fastload mnist --synthetic {root}"
     )
-
-
-def _read(path: str, dimensions: int) -> np.ndarray[Any, Any]:
-    array = read_idx(path)
-    if array.dtype != np.uint8 or array.ndim != dimensions:
-        raise IdxError(
-            f"{path}: expected uint8 values in {dimensions} dimensions, found {array.dtype}{[*array.shape]}"
-        )
-    return array
 
 
 def _download(root: str, train: bool) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,8 @@ _ASPECTS = (4 / 3, 4 / 3, 3 / 2, 5 / 4, 1.0, 16 / 9)
 _CONTRAST = 34.0
 
 _STRIP = 1 / 12  # the strip's share of the height
-_ROWS, _COLUMNS = 2, 20  # blocks in the strip, one for each bit
-_BITS = _ROWS * _COLUMNS  # one black, one white, 30 of the number, 8 of its checksum
+# Blocks in the strip: one is black, one white, 30 are the bits of the number, and 8 those of its checksum.
+_ROWS, _COLUMNS = 2, 20
 
 
 def generate_images(
@@ -55,7 +54,7 @@ def generate_images(
 
     The layout is ImageNet's: `train/n00000011/n00000011_42.JPEG` is image number 42, of class `42 % classes` (ids count
     from n00000001). Line k (from 0) of `filelist.txt` is the relative path of number k. Sides are 300 to 640 pixels,
-    files 80 to 110 KB on average. `read_number` reads the number back from the pixels.
+    files 80 to 110 KB on average.
 
     An image is a function of (seed, classes, number) and the versions of NumPy and Pillow, not of `count` or `workers`.
     Each file exists completely or not at all, and the list is written last. After a killed run, the same call writes
@@ -88,35 +87,6 @@ def generate_images(
         listed = "".join(f"{name}\n" for name in names).encode()
         write_file(file_list, listed, partial=scratch / file_list.name, durable=False)
     return file_list
-
-
-def read_number(image: Any) -> int:
-    """Return the number of a synthetic image, read from its pixels.
-
-    `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
-    image, perhaps resized to 256 x 256 or normalised, but neither cropped nor flipped. Raises ValueError if it shows no
-    number.
-    """
-    pixels = np.asarray(image)
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
-        pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.ndim not in (2, 3):
-        raise ValueError(f"expected one image, got an array of shape {pixels.shape}")
-    height, width = pixels.shape[:2]
-    # Only the inner half of a block is read: compression and resizing blur the border.
-    blocks = [pixels[_block(height, width, position, inset=0.25)] for position in range(_BITS)]
-    if not all(block.size for block in blocks):
-        raise ValueError(f"an image of {width}x{height} pixels is too small to hold a number")
-    means = np.array([block.mean() for block in blocks])
-    black, white = means[:2]
-    bits = means > (black + white) / 2
-    clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
-    number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
-    if not (clear.all() and np.array_equal(bits, _code(number))):
-        raise ValueError(
-            "the image holds no number. It was cropped or flipped, or was not made by fastload"
-        )
-    return number
 
 
 def _make(
@@ -214,12 +184,12 @@ def _code(number: int) -> NDArray[np.bool_]:
     return np.array([False, True] + [bool(word >> position & 1) for position in range(38)])
 
 
-def _block(height: int, width: int, position: int, *, inset: float = 0.0) -> tuple[slice, slice]:
-    """Return the block of bit `position` in an image, cut by `inset` of its size on each side."""
+def _block(height: int, width: int, position: int) -> tuple[slice, slice]:
+    """Return the block of bit `position` in an image."""
     row, column = divmod(position, _COLUMNS)
     top, row_height = height * (1 - _STRIP), height * _STRIP / _ROWS
-    rows = (round(top + row_height * (row + part)) for part in (inset, 1 - inset))
-    columns = (round(width / _COLUMNS * (column + part)) for part in (inset, 1 - inset))
+    rows = (round(top + row_height * (row + end)) for end in (0, 1))
+    columns = (round(width / _COLUMNS * (column + end)) for end in (0, 1))
     return slice(*rows), slice(*columns)
 
 

@@ -81,26 +81,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- IDX files ----
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "i4", "f4", "f8"])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_every_dtype_comes_back_in_the_machine_s_byte_order(
-    tmp_path: Path, dtype: str, zipped: bool
-) -> None:
-    array = np.arange(-60, 60).astype(dtype).reshape(2, 3, 4, 5)
-    content = idx(array)
-    assert content[:4] == bytes([0, 0, content[2], 4])
-    assert content[-array.itemsize :] == array.astype(f">{dtype}").tobytes()[-array.itemsize :]
+def test_an_array_comes_back(tmp_path: Path, zipped: bool) -> None:
+    array = np.arange(120, dtype=np.uint8).reshape(2, 3, 4, 5)
     path = tmp_path / "any name"
-    path.write_bytes(gzip.compress(content) if zipped else content)
-    found = read_idx(path)
-    assert found.dtype == array.dtype
-    assert found.dtype.isnative
+    path.write_bytes(gzip.compress(idx(array)) if zipped else idx(array))
+    found = read_idx(path, 4)
     assert found.flags.writeable
     assert np.array_equal(found, array)
 
 
-def test_a_dtype_that_idx_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="no dtype int64. Expected one of uint8"):
+def test_only_bytes_are_written() -> None:
+    with pytest.raises(ValueError, match="expected uint8 values, got int64"):
         idx(np.zeros(3, np.int64))
 
 
@@ -109,7 +101,7 @@ def test_no_values_and_no_dimensions_are_arrays_too(
     tmp_path: Path, array: np.ndarray[Any, Any]
 ) -> None:
     (tmp_path / "a").write_bytes(idx(array))
-    assert np.array_equal(read_idx(tmp_path / "a"), array)
+    assert np.array_equal(read_idx(tmp_path / "a", array.ndim), array)
 
 
 @pytest.mark.parametrize(
@@ -117,19 +109,15 @@ def test_no_values_and_no_dimensions_are_arrays_too(
     [
         (b"", "ends within its header"),
         (b"\0\0\x08", "ends within its header"),
-        (b"\0\0\x08\x03\0\0\0\x02", "ends within its header"),
-        (
-            b"<html>",
-            "not an IDX file: it begins with 3c 68 74 6d. Expected 00 00, a type from 08, 09",
-        ),
-        (b"\0\0\x0a\x01\0\0\0\0", "not an IDX file: it begins with 00 00 0a 01"),
-        (b"\0\0\x08\x21" + 33 * b"\0\0\0\x01", "at most 32 dimensions"),
+        (b"\0\0\x08\x01\0\0\0", "ends within its header"),
+        (b"<html>", "in 1 dimensions: it begins with 3c 68 74 6d. Expected 00 00 08 01"),
+        (b"\0\0\x0a\x01\0\0\0\0", "it begins with 00 00 0a 01"),
+        (b"\0\0\x08\x03" + 12 * b"\0", "it begins with 00 00 08 03"),
         (b"\0\0\x08\x01\0\0\0\x05abcd", r"expected 5 bytes .* uint8\[5\], and found only 4"),
-        (b"\0\0\x0d\x01\0\0\0\x01abcde", r"expected 4 bytes .* float32\[1\], and found more"),
-        (b"\0\0\x08\x04" + 16 * b"\xff", "and found only 0"),
-        (b"\0\0\x08\x04" + 12 * b"\xff" + 4 * b"\0", "which no array can have"),
+        (b"\0\0\x08\x01\0\0\0\x04abcde", r"expected 4 bytes .* uint8\[4\], and found more"),
+        (b"\0\0\x08\x01\xff\xff\xff\xff", "and found only 0"),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 @pytest.mark.parametrize("zipped", [False, True])
 def test_what_is_no_idx_file_is_named_with_what_was_expected(
@@ -138,19 +126,19 @@ def test_what_is_no_idx_file_is_named_with_what_was_expected(
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(gzip.compress(content) if zipped else content)
     with pytest.raises(IdxError, match=told) as caught:
-        read_idx(path)
+        read_idx(path, 1)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_file_that_is_cut_off_anywhere_is_an_error(tmp_path: Path, zipped: bool) -> None:
-    content = idx(np.arange(12, dtype=np.int32).reshape(3, 4))
+    content = idx(np.arange(12, dtype=np.uint8).reshape(3, 4))
     content = gzip.compress(content) if zipped else content
     path = tmp_path / "a"
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(IdxError, match=f"^{path}: "):
-            read_idx(path)
+            read_idx(path, 2)
 
 
 def test_a_flipped_bit_in_a_gzip_stream_is_an_error(tmp_path: Path) -> None:
@@ -160,7 +148,7 @@ def test_a_flipped_bit_in_a_gzip_stream_is_an_error(tmp_path: Path) -> None:
     content[200] ^= 1
     (tmp_path / "a.gz").write_bytes(content)
     with pytest.raises(IdxError, match="gzip stream is damaged"):
-        read_idx(tmp_path / "a.gz")
+        read_idx(tmp_path / "a.gz", 1)
 
 
 # ---- the dataset ----
@@ -315,15 +303,13 @@ def test_files_that_are_not_what_their_names_say_are_named(tmp_path: Path) -> No
     labels.write_bytes(idx(np.zeros(4, np.uint8)))
     with pytest.raises(IdxError, match=f"{images} has 5 images, but {labels} has 4 labels"):
         MNIST(tmp_path)
-    labels.write_bytes(idx(np.zeros(5, np.int32)))
-    with pytest.raises(
-        IdxError, match=rf"{labels}: expected uint8 .* 1 dimensions, found int32\[5\]"
-    ):
-        MNIST(tmp_path)
     shutil.copy(labels, images)
-    with pytest.raises(
-        IdxError, match=rf"{images}: expected uint8 .* 3 dimensions, found int32\[5\]"
-    ):
+    with pytest.raises(IdxError, match=f"{images}: this is not .* 3 dimensions: .* 00 00 08 01"):
+        MNIST(tmp_path)
+    labels.write_bytes(bytes([0, 0, 0x0C, 1, 0, 0, 0, 0]))  # int32, as QMNIST's labels
+    numbered(tmp_path / "other", 5)
+    shutil.copy(tmp_path / "other" / "MNIST" / "raw" / NAMES[0], images)
+    with pytest.raises(IdxError, match=f"{labels}: this is not .* 1 dimensions: .* 00 00 0c 01"):
         MNIST(tmp_path)
 
 

@@ -191,14 +191,12 @@ def test_a_shard_s_length_counts_the_further_columns_too(
     ),
     shard_bytes=st.integers(1, 1000),
     batch_records=st.integers(1, 9),
-    ranks=st.integers(1, 3).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),
 )
 def test_whatever_the_sizes_of_records_batches_and_shards(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[tuple[bytes, int]],
     shard_bytes: int,
     batch_records: int,
-    ranks: tuple[int, int],
 ) -> None:
     path = tmp_path_factory.mktemp("sets") / "s"
     with pytest.MonkeyPatch.context() as patch:
@@ -207,17 +205,9 @@ def test_whatever_the_sizes_of_records_batches_and_shards(
             for payload, label in records:
                 writer.add(payload, label=label)
                 assert writer.records <= len(records)
-    rank, world_size = ranks
-    if len(records) < world_size:
-        with pytest.raises(
-            ValueError, match=f"{len(records)} records are too few for {world_size} ranks"
-        ):
-            PackedDataset(path, rank=rank, world_size=world_size)
-        return
-    dataset = PackedDataset(path, decode=False, rank=rank, world_size=world_size)
-    assert [dataset[k] for k in range(len(dataset))] == records[rank::world_size]
-    assert dataset.targets.tolist() == [label for _, label in records[rank::world_size]]
-    assert dataset.partitioned_by_rank == (world_size > 1)
+    dataset = PackedDataset(path, decode=False)
+    assert [dataset[k] for k in range(len(dataset))] == records
+    assert dataset.targets.tolist() == [label for _, label in records]
     index = manifest.read_index(str(path))
     assert manifest.parse_index(str(path), manifest.dump_index(index)) == index
 
@@ -225,8 +215,6 @@ def test_whatever_the_sizes_of_records_batches_and_shards(
 def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:
     with pytest.raises(ValueError, match="verify must be"):
         PackedDataset(packed, verify="sometimes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="0 <= rank < world_size"):
-        PackedDataset(packed, rank=2, world_size=2)
     dataset = PackedDataset(packed)
     for index in (-1, 20, 10**20):
         with pytest.raises(IndexError, match=r"sample -?\d+ of .* expected 0 to 19"):
@@ -261,10 +249,10 @@ def test_an_image_that_cannot_be_decoded_is_named_by_shard_record_and_source(
 
 
 def test_it_pickles_copies_and_says_what_it_is(packed: Path) -> None:
-    dataset = PackedDataset(packed, transform=np.asarray, rank=1, world_size=2)
+    dataset = PackedDataset(packed, transform=np.asarray)
     first = dataset[0][0]
     mode = dataset.mode
-    expected = f"PackedDataset('{packed}': 10 records, 3 classes, {mode}, rank 1 of 2)"
+    expected = f"PackedDataset('{packed}': 20 records, 3 classes, {mode})"
     for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), copy.copy(dataset)):
         assert repr(twin) == repr(dataset) == expected
         assert (twin[0][0] == first).all()

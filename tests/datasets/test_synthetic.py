@@ -24,10 +24,47 @@ from PIL import Image
 from torchvision import transforms
 
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
-from fastload.datasets.synthetic import generate_images, read_number
+from fastload.datasets.synthetic import generate_images
 from tests.children import run_python
 
 COUNT = 64
+
+
+def inner(*sides: slice) -> tuple[slice, ...]:
+    """Return the inner half of a block: compression and resizing blur the border."""
+    quarters = [(side.stop - side.start) / 4 for side in sides]
+    return tuple(
+        slice(round(side.start + quarter), round(side.stop - quarter))
+        for side, quarter in zip(sides, quarters, strict=True)
+    )
+
+
+def read_number(image: Any) -> int:
+    """Return the number of a synthetic image, read from its pixels.
+
+    `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
+    image, perhaps resized to 256 x 256 or normalised, but neither cropped nor flipped. Raises ValueError if it shows no
+    number.
+    """
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"expected one image, got an array of shape {pixels.shape}")
+    height, width = pixels.shape[:2]
+    blocks = [pixels[inner(*synthetic._block(height, width, bit))] for bit in range(40)]
+    if not all(block.size for block in blocks):
+        raise ValueError(f"an image of {width}x{height} pixels is too small to hold a number")
+    means = np.array([block.mean() for block in blocks])
+    black, white = means[:2]
+    bits = means > (black + white) / 2
+    clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
+    number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
+    if not (clear.all() and np.array_equal(bits, synthetic._code(number))):
+        raise ValueError(
+            "the image holds no number. It was cropped or flipped, or was not made by fastload"
+        )
+    return number
 
 
 @pytest.fixture(scope="module", autouse=True)

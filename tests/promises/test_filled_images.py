@@ -155,12 +155,6 @@ class TestFolder(FilledRows):
         return lambda: ImageFolder(stored / "png", transform=PLANS["resize, float32"])
 
 
-class TestRankOfPackedSet(FilledRows):
-    @pytest.fixture
-    def source(self, stored: Path) -> Source:
-        return lambda: of_kind("packed jpeg", stored, transform=CROP, rank=1, world_size=2)
-
-
 class TestNumberedImages(FilledRows):
     @pytest.fixture
     def source(self, stored: Path) -> Source:

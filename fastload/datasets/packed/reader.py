@@ -45,7 +45,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         read_ahead_bytes: if a record is not in memory yet, ask the kernel to read the whole aligned piece of this many
             bytes around it. This helps slow storage with an order that soon returns to the same piece:
             `RankSampler(window=, run=)`, with a piece of about a run. 0 reads only the record.
-        rank, world_size: take only every `world_size`-th record, from number `rank` on.
+
+    For a part for each rank, give the loader a `fastload.RankSampler`.
 
     Memory: 29 bytes for each record of every shard that was read from, 37 in mode "raw". Each thread has a buffer for
     the largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
@@ -60,7 +61,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         classes, class_to_idx: class names in the order of their numbers, and the number of each. Empty if the set has
             no classes.
         targets: the labels, int64[len(self)]. The first use reads the columns of all shards.
-        rank, world_size, partitioned_by_rank: see `ImageFiles`.
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -75,13 +75,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         columns: Sequence[str] = (),
         verify: Verify = "first",
         read_ahead_bytes: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         if verify not in ("first", "always", "never"):
             raise ValueError(f'verify must be "first", "always" or "never", got {verify!r}')
-        if not 0 <= rank < world_size:
-            raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
         if read_ahead_bytes < 0:
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
         # The working directory may change before a shard is opened.
@@ -94,16 +90,10 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(
                 f"{self.path} has no extra columns {unknown}. Its extra columns are {known}"
             )
-        if index.rows < world_size:
-            raise ValueError(
-                f"{self.path}: {index.rows} records are too few for {world_size} ranks"
-            )
         self.columns = tuple(columns)
         self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes
         self.decode = decode
-        self.rank, self.world_size = rank, world_size
-        self.partitioned_by_rank = world_size > 1
         self.transform = transform
         self.target_transform = target_transform
         self.mode, self.schema, self.made = index.mode, index.schema, dict(index.made)
@@ -133,20 +123,18 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._forget()
 
     def __len__(self) -> int:
-        return -(-(self._index.rows - self.rank) // self.world_size)
+        return self._index.rows
 
     def __repr__(self) -> str:
-        part = f", rank {self.rank} of {self.world_size}" if self.partitioned_by_rank else ""
         size = f"{len(self)} records, {len(self.classes)} classes"
-        return f"PackedDataset({self.path!r}: {size}, {self.mode}{part})"
+        return f"PackedDataset({self.path!r}: {size}, {self.mode})"
 
     @property
     def targets(self) -> NDArray[np.int64]:
         """The labels, int64[len(self)]."""
         if (found := self._targets) is None:  # read once: another thread may call `close`
             tables = (self._shards.table(k) for k in range(len(self._index.shards)))
-            labels = np.concatenate([table.labels for table in tables])
-            self._targets = found = labels[self.rank :: self.world_size]
+            self._targets = found = np.concatenate([table.labels for table in tables])
         return found
 
     def locate(self, index: int) -> str:
@@ -208,7 +196,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         """Write the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
-        records, payloads = self._records(run.indices), self._payloads()
+        records, payloads = as_indices(run.indices, len(self)), self._payloads()
         shards = payloads.shards
         if records is None or not self._can_fill(plan):
             return range(len(run))
@@ -270,19 +258,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
         return render.encoded(encoded, place)
 
-    def _records(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
-        """Return the numbers of records in the whole set, int64, or None if an index is out of range."""
-        found = as_indices(indices, len(self))
-        return None if found is None else found * self.world_size + self.rank
-
     def _place(self, index: int) -> tuple[int, int]:
         """Return the shard, and the record in it, of sample `index`."""
         index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {self!r}: expected 0 to {len(self) - 1}")
-        record = index * self.world_size + self.rank
-        number = bisect_right(self._ends, record)
-        return number, record - (self._ends[number - 1] if number else 0)
+        number = bisect_right(self._ends, index)
+        return number, index - (self._ends[number - 1] if number else 0)
 
     def _sample(self, number: int, row: int, table: Table) -> Any:
         plan: Any = self.transform if self.decode and _is_plan(self.transform) else None
