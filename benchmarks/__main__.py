@@ -27,13 +27,12 @@ NAMES = (
     "collate",
     "thread_cost",
     "randomness",
-    "isolation",
     "beside",
     "packing",
     "store",
     "processes",
 )
-ASKED_FOR = ("peers",)
+ASKED_FOR = ("peers", "sequences")
 """Benchmarks that run only if they are named, because they need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143

@@ -32,7 +32,7 @@ AREAS = {
     "Random numbers": """tests/promises/test_randomness tests/isolation/test_{random_is_the_sample_s,*_random}
         tests/isolation/test_{generators,places_of_generators} tests/compat/test_randomness benchmarks/randomness""",
     "Each worker has its own state": """tests/isolation/test_{state_is_copied,what_is_copied,random_graphs,*}
-        tests/compat/* benchmarks/isolation""",
+        tests/compat/*""",
     "Threads or processes": "tests/verdicts/test_{library_cases,*}",
     "Threads at once": "tests/test_races tests/stress/*",
     "Errors": "tests/promises/test_{errors_in_place,hostile_code,stalls_and_bounds,faults} tests/test_errors",

@@ -513,26 +513,20 @@ def test_check_leaves_everything_as_it_was() -> None:
 
 
 def test_the_gil_s_share_is_high_in_pure_python_and_low_if_samples_wait() -> None:
-    found: list[tuple[float, float, float | None, float | None]] = []
     for _ in range(3):  # other processes on this machine may take the cores
         python = check(HoldsTheGil(), samples=64, workers=4)
         waits = check(Honest(seconds=0.004), samples=64, workers=4)
-        slow, fast = python.threads_ratio, waits.threads_ratio
-        found.append((python.gil_share, waits.gil_share, slow, fast))
-        shares = python.gil_share > 0.6 and waits.gil_share < 0.2
-        shares = shares and python.cpu_share > waits.cpu_share
-        if shares and (slow is None or fast is None or fast > 1.5 > slow):
+        shares = [(one.gil_share, one.cpu_share) for one in (python, waits)]
+        if shares[0][0] > 0.6 and shares[1][0] < 0.2 and shares[0][1] > shares[1][1]:
             break
     else:
-        raise AssertionError(found)
+        raise AssertionError(shares)
     assert 'worker_method="process"' in words(python)
     assert 'worker_method="process"' not in words(waits)
     assert "few workers" in words(python)
-    if slow is None or fast is None:
-        pytest.skip("other processes take the cores, and check says so")
 
 
-def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the_dataset() -> None:
+def test_beside_busy_processes_the_shares_are_those_of_the_dataset() -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     others = [subprocess.Popen(burn) for _ in range(4)]
     try:
@@ -548,9 +542,6 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
         for other in others:
             other.kill()
             other.wait()
-    assert python.threads_ratio is None
-    assert "other processes take the cores" in str(python)
-    assert "x serial" not in str(python)
     assert 'worker_method="process"' in words(python)
     assert python.ok
 

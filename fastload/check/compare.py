@@ -16,7 +16,6 @@ from torch.utils.data import IterableDataset, default_collate
 from fastload.check.equality import differing, same
 from fastload.check.reading import (
     SERIALLY,
-    OtherProcesses,
     Raised,
     Reading,
     noticing_seeds,
@@ -34,11 +33,6 @@ from fastload.random.global_draws import global_states, restore_global_states
 from fastload.verdicts import Finding as Unknown
 from fastload.verdicts import verdict
 
-CROWDED = 0.15
-"""Share of the cores that other processes may use, and of its time that a serial reading may be without a core. Above
-it, a comparison of two short readings measures the other processes."""
-
-
 MOST_UNKNOWN = 5
 """The most findings of code for which threads are not known to be right. All may have one cause."""
 
@@ -49,7 +43,6 @@ class _Seen:
 
     expected: list[Any]
     serial: Reading
-    workers: Reading
     findings: list[Finding]
     compared: bool = True
 
@@ -93,7 +86,6 @@ def check(
     Raises TypeError if `dataset` is not a dataset.
     """
     require_dataset(dataset)
-    others = OtherProcesses()
 
     def begin() -> None:
         say(f"in {workers} {kind}")
@@ -124,8 +116,15 @@ def check(
             gil_share = share_under_gil(dataset, indices, count, seed)
     seen.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
     seen.findings += _shared_state(caught)
-    crowded = max(seen.serial.lacked_share, others.share()) > CROWDED
-    seen.findings += _of_time(gil_share, seen.serial, crowded=crowded)
+    if gil_share > 0.5 and seen.serial.cpu_share > 0.5:
+        seen.findings.append(
+            Finding(
+                "note",
+                f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
+                'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
+                "With threads, few workers are as fast as many.",
+            )
+        )
     return Report(
         dataset=type(dataset).__name__,
         samples=count,
@@ -133,30 +132,12 @@ def check(
         serial_ms=seen.serial.ms,
         cpu_share=seen.serial.cpu_share,
         gil_share=gil_share,
-        threads_ratio=None if crowded or kind != "threads" else seen.serial.ms / seen.workers.ms,
         failed=failed,
         findings=seen.findings,
         kind=kind,
         isolation=summary(isolation.plan),
         compared=seen.compared,
     )
-
-
-def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Finding]:
-    """Yield findings on the speed of threads, from the times of the readings."""
-    if gil_share > 0.5 and serial.cpu_share > 0.5:
-        yield Finding(
-            "note",
-            f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
-            'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
-            "With threads, few workers are as fast as many.",
-        )
-    if crowded:
-        yield Finding(
-            "note",
-            "other processes take the cores: the speed of threads cannot be measured",
-            "Check again on a quiet machine.",
-        )
 
 
 def _unknown(finding: Unknown) -> Finding:
@@ -173,7 +154,6 @@ def _refused(dataset: Any, workers: int, error: Exception) -> Report:
     return Report(
         dataset=type(dataset).__name__,
         workers=workers,
-        threads_ratio=None,
         findings=[finding],
         **nothing,  # type: ignore[arg-type]
     )
@@ -221,7 +201,7 @@ def _check_map(
     findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
     again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
     begin()
-    got, by_workers = read(dataset, indices, workers, seed)
+    got, _ = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
         findings.append(
             Finding(
@@ -236,7 +216,7 @@ def _check_map(
         _find_races(indices, expected, workers, readings, findings, compared=compared)
         if compared:
             _find_fills(serially, indices, expected, seed, findings)
-    return _Seen(expected, serial, by_workers, findings, compared)
+    return _Seen(expected, serial, findings, compared)
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
@@ -371,7 +351,7 @@ def _check_iterable(
     drawn = _drawn(before, global_states())
     findings += [_of_draws(w, seeded=w in seeded, matters=True) for w in drawn]
     begin()
-    threaded, by_workers = read(dataset, None, workers, seed, limit=samples)
+    threaded, _ = read(dataset, None, workers, seed, limit=samples)
     raised = [sample for sample in threaded if type(sample) is Raised]
     if raised and not any(type(sample) is Raised for sample in expected):
         findings.append(
@@ -390,7 +370,7 @@ def _check_iterable(
                 "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers.",
             )
         )
-    return _Seen(expected, serial, by_workers, findings, compared=not drawn)
+    return _Seen(expected, serial, findings, compared=not drawn)
 
 
 def _is_own_iterator(dataset: Any) -> bool:

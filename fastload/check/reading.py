@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from time import perf_counter, process_time
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -18,14 +18,13 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from fastload._kit.cores import usable_cores
 from fastload._kit.user_errors import shown
 from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
 from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
-from fastload.telemetry import cores_busy_s, delayed_s
+from fastload.telemetry import delayed_s
 from fastload.telemetry.snapshot import seconds_in
 
 LONGEST_S = 5.0
@@ -33,9 +32,6 @@ LONGEST_S = 5.0
 
 SHORTEST_S, MOST_READINGS = 0.05, 8
 """A shorter reading has only a few waits of the switch interval (5 ms), so one wait would decide. It is repeated."""
-
-TICKS_S = 0.02
-"""Error of the kernel's times of other processes, which are in ticks of 10 ms: one tick at either end."""
 
 SERIALLY = "serially"
 
@@ -78,8 +74,6 @@ class Reading:
     """Milliseconds per sample, measured in the loop."""
     cpu_share: float
     """Share (0 to 1) of the time in samples in which threads computed. Time without a core is left out."""
-    lacked_share: float
-    """Share (0 to 1) of the time in which the loop's own thread had no core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,6 @@ def read(
     return got, Reading(
         ms=seconds * 1000 / max(1, len(got)),
         cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
-        lacked_share=lacked_share,
     )
 
 
@@ -202,19 +195,6 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
         if all_s > SHORTEST_S:
             return late_s / all_s
     return 0.0  # the samples are so quick that the GIL does not matter
-
-
-class OtherProcesses:
-    """A measurement of the CPU time of other processes, which starts now."""
-
-    def __init__(self) -> None:
-        self._cores, self._began_s = usable_cores(), perf_counter()
-        self._before_s = cores_busy_s() - process_time()
-
-    def share(self) -> float:
-        """Return the share (0 to 1) of CPU time that other processes have used since the start."""
-        busy_s = cores_busy_s() - process_time() - self._before_s - self._cores * TICKS_S
-        return busy_s / (self._cores * (perf_counter() - self._began_s))
 
 
 @contextmanager

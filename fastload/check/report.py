@@ -39,9 +39,6 @@ class Report:
     gil_share: float
     """Estimated share (0 to 1) of the reading time in which a reader holds the GIL, so that another thread must wait
     for it."""
-    threads_ratio: float | None
-    """Samples per second in threads, divided by samples per second in a serial loop. None if it could not be measured:
-    other processes used the cores, or nothing was read in threads."""
     kind: str = "threads"
     """The kind of workers: "threads" or "processes"."""
     failed: int = 0
@@ -61,12 +58,7 @@ class Report:
         head = (
             f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
             f"{self.cpu_share:.0%} of the time computing and {self.gil_share:.0%} under the GIL (estimated); "
-            f"{self.workers} {self.kind}: "
-            + (
-                "not measured"
-                if self.threads_ratio is None
-                else f"{self.threads_ratio:.2f} x serial"
-            )
+            f"{self.workers} {self.kind}"
         )
         verdict = (
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."

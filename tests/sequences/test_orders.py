@@ -1,6 +1,6 @@
 """Promises:
-- Mixtures, batches by a budget, packed rows and windows give the same global batches, drawn numbers included, for 1,
-  2, 3 and 8 ranks, with 0, 2 or 8 workers of both kinds.
+- Mixtures, batches by a budget, packed rows and windows have the same global batches and drawn numbers for 1, 2, 3 and
+  8 ranks, with 0, 2 or 8 workers.
 - After a stop at any batch, any number of ranks resumes them with the same global batch. All that follows is equal.
 """
 
