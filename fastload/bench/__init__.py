@@ -3,7 +3,6 @@
     plan.py        what to run, as pure values: a workload, and the runs over it, in one or several ranks
     run.py         executes runs one after another: page cache, ranks, load of other processes
     loop.py        one rank of a run, in a new process: N steps over one loader
-    timeline.py    a short run in a new process, under torch's profiler: what each thread does
     figures.py     the figures of a run, as pure values, and those of several ranks together
     roofline.py    the highest rate that a configuration could reach
     report.py      outcomes to rows, rows to a table, all of it to JSON

@@ -27,14 +27,6 @@ from fastload.measure.samples import Numbered
 from fastload.telemetry.diagnosis import bound
 
 
-def use_one_thread() -> None:
-    """Let torch use one thread within an operation on this thread, as it does in each worker of any loader.
-
-    Otherwise serial loading, which runs on the thread of the loop, would be the only loader with several.
-    """
-    torch.set_num_threads(1)
-
-
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
     """Return a transform from PIL image to float32[3, H, W], composed of torchvision's transforms (v1)."""
     if name == "resize":
@@ -146,7 +138,8 @@ def measure(
 
 
 def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
-    use_one_thread()
+    # As in each worker of any loader. Otherwise serial loading alone, on the loop's thread, would have several.
+    torch.set_num_threads(1)
     say = partial(print, flush=True)
     return asdict(measure(Run.from_json(content), say, rank=rank, barrier=barrier))
 

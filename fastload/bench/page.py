@@ -40,8 +40,7 @@ def render(document: Json, rows: Sequence[Row]) -> str:
         *(_text(line, "banner") for line in _banners(document)),
     ]
     if rows:
-        body += [*_rates(document, rows), *_stages(document, rows), *_timeline(document)]
-        body.append(_figures_table(document))
+        body += [*_rates(document, rows), *_stages(document, rows), _figures_table(document)]
     body += [_runs_table(document), *_provenance(document)]
     content = "\n".join(body)
     style = files(__package__).joinpath("page.css").read_text("utf-8")
@@ -149,38 +148,6 @@ def _typical(document: Json, row: Row) -> Json | None:
         if run["name"] == row.name and run["figures"] and run["figures"]["loader_stats"]
     ]
     return min(mine, key=lambda figures: abs(figures["rate"] - row.rate.median), default=None)
-
-
-def _timeline(document: Json) -> Iterator[str]:
-    yield "<h2>Timeline of the threads</h2>"
-    timeline = document["timeline"]
-    if timeline is None:
-        why = "a benchmark records it at its end, and only for fastload's loader."
-        yield _text(f"{UNKNOWN}: {why}")
-        return
-    names = [_lane_name(lane, timeline["seconds"]) for lane in timeline["lanes"]]
-    if shares := [one["ready_share"] for one in timeline["queue"]]:
-        names.append(f"queue: {percent(sum(shares) / len(shares))} ready")
-    yield _image(plot.timeline(timeline, names), "; ".join(names))
-    yield _text(
-        f"{timeline['run']}: the last {timeline['steps']} steps of a short run in one rank, recorded by torch's "
-        "profiler. The profiler slows that run down, so no figure counts it. The queue's height is the share of the "
-        "batches in flight that are ready."
-        + " Later spans are left out, because there are too many."
-        * timeline["cut"],
-        "note",
-    )
-
-
-def _lane_name(lane: Json, seconds: float) -> str:
-    """Return the name of a thread, and the share of the time in which it works, or the loop waits."""
-    loop = lane["thread"] == "loop"
-    covered = reached = 0.0
-    for span in lane["spans"]:  # sorted by start; overlaps count once
-        if (span["stage"] == "wait") if loop else (span["stage"] not in ("wait", "step")):
-            covered += max(0.0, span["to_s"] - max(reached, span["from_s"]))
-            reached = max(reached, span["to_s"])
-    return f"{lane['thread']}: {percent(covered / seconds)} {'in next()' if loop else 'busy'}"
 
 
 def _provenance(document: Json) -> Iterator[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from fastload.measure import WARMUP_STEPS
 from fastload.measure.page_cache import CacheState
 from fastload.order.sampler import RankSampler
 
@@ -32,8 +31,6 @@ LOADER_NAMES: dict[LoaderKind, str] = {
     "serial": "serial, one thread",
 }
 """Names in the legends of plots and pages, in this order."""
-TRACED_STEPS = 4
-"""Steps that a timeline shows: the last ones of a run, after its warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +121,6 @@ def plan_runs(
         for repeat in range(repeats)
         for together, loader, count in (once if repeat % 2 == 0 else reversed(once))
     ]
-
-
-def traced(run: Run) -> Run:
-    """Return the short run for a timeline: like `run`, but in one rank."""
-    steps = WARMUP_STEPS + TRACED_STEPS
-    return replace(run, ranks=1, repeat=0, workload=replace(run.workload, steps=steps))
 
 
 def rank_order(run: Run, length: int, rank: int) -> list[int]:

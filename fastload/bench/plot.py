@@ -1,15 +1,15 @@
-"""Charts of a benchmark: rates and first batches, stages, the timeline. The only file that needs matplotlib."""
+"""Charts of a benchmark: rates and first batches, and stages. The only file that needs matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from fastload.bench.plan import LOADER_NAMES, TRANSFORMS, LoaderKind, Workload
@@ -55,15 +55,12 @@ _STAGES = {
     "transform": ("transform", "#7fb2ee"),
     "sample": ("rest of the sample", "#b9cde2"),
     "collate": ("collate", "#8655b5"),
-    "pin": ("pin", "#c9b3e0"),
     "sampler": ("sampler", "#9c6b12"),
     "idle": ("no room in the queue", "#e4e7eb"),
     "rest": ("between samples", "#cfd6dd"),
-    "wait": ("the loop in next()", "#e3a33b"),
     "step": ("the loop's step", "#57a773"),
 }
-"""Name and colour of each stage. A stage that the dataset named has a colour of all such stages."""
-_NAMED = "#3d8b4f"
+"""Name and colour of each stage, in the order in which a sample passes them."""
 
 
 @rc_context(_LOOKS)
@@ -109,40 +106,17 @@ def stages(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw a bar for each run, by name, divided by the shares (0 to 1) of its stages."""
     figure = Figure((10.0, 1.3 + 0.32 * len(shares)))
     axes = figure.subplots()
-    for row, parts in enumerate(shares.values()):
-        at = 0.0
-        for stage, share in parts.items():
-            axes.barh(row, share, left=at, color=_colour(stage), height=0.7)
-            at += share
+    ends = np.zeros(len(shares))
+    for stage, (name, colour) in _STAGES.items():
+        widths = np.array([parts.get(stage, 0.0) for parts in shares.values()])
+        if widths.any():
+            axes.barh([*shares], widths, left=ends, color=colour, height=0.7, label=name)
+            ends += widths
     axes.set_xlim(0, 1)
+    axes.set_ylim(len(shares) - 0.5, -0.5)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    _lanes(figure, axes, list(shares), {stage for parts in shares.values() for stage in parts})
-    return figure
-
-
-@rc_context(_LOOKS)
-def timeline(recorded: Mapping[str, Any], names: Sequence[str]) -> Figure:
-    """Draw a lane for each thread of a timeline (of `run.trace`), and one for the queue if it has states of it.
-
-    `names` has a name for each lane. Inner spans lie over outer ones.
-    """
-    lanes, asked, end = recorded["lanes"], recorded["queue"], recorded["seconds"]
-    figure = Figure((10.0, 1.3 + 0.32 * len(names)))
-    axes = figure.subplots()
-    for row, lane in enumerate(lanes):
-        extents = [(span["from_s"], span["to_s"] - span["from_s"]) for span in lane["spans"]]
-        colours = [_colour(span["stage"]) for span in lane["spans"]]
-        axes.broken_barh(extents, (row - 0.35, 0.7), color=colours)
-    if asked:
-        bottom = len(lanes) + 0.35  # the axis points down
-        times = [*(one["at_s"] for one in asked), end]
-        heights = [bottom - 0.7 * one["ready_share"] for one in asked]
-        axes.fill_between(
-            times, bottom, [*heights, heights[-1]], step="post", color=_STAGES["collate"][1]
-        )
-    axes.set_xlim(0, end)
-    axes.set_xlabel("seconds")
-    _lanes(figure, axes, names, {span["stage"] for lane in lanes for span in lane["spans"]})
+    axes.spines["bottom"].set_visible(False)
+    figure.legend(loc="outside upper left", ncols=7)
     return figure
 
 
@@ -162,28 +136,8 @@ def stage_shares(stats: Mapping[str, Any], *, workers: int) -> dict[str, float]:
         parts["sampler"] = seconds.get("sampler", 0.0)
     left = max(1, workers) * stats["elapsed_s"] - sum(parts.values())
     parts["rest" if workers else "step"] = max(0.0, left)
-    order, whole = list(_STAGES), sum(parts.values())
-    return {
-        name: parts[name] / whole
-        for name in sorted(parts, key=lambda n: order.index(n) if n in order else 2.5)
-        if whole and parts[name] > 0
-    }
-
-
-def _colour(stage: str) -> str:
-    return _STAGES[stage][1] if stage in _STAGES else _NAMED
-
-
-def _lanes(figure: Figure, axes: Axes, names: Sequence[str], seen: Collection[str]) -> None:
-    """Name the lanes, the first one at the top, and the colours of the stages that were seen."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.spines["bottom"].set_visible(False)
-    known = {name: colour for stage, (name, colour) in _STAGES.items() if stage in seen}
-    if others := sorted(set(seen) - set(_STAGES)):
-        known[", ".join(others[:4]) + (" ..." if len(others) > 4 else "")] = _NAMED
-    patches = [Patch(color=colour, label=name) for name, colour in known.items()]
-    figure.legend(handles=patches, loc="outside upper left", ncols=7)
+    whole = sum(parts.values())
+    return {name: parts[name] / whole for name in _STAGES if parts.get(name, 0.0) > 0}
 
 
 def _panel(

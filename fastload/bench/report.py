@@ -241,11 +241,10 @@ def document(
     origin: dict[str, Any],
     *,
     planned: int,
-    timeline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return everything as JSON values: provenance, workload, rows and their bound, and each run's raw figures.
 
-    "partial" is true if it has fewer than the `planned` runs. `timeline` is the result of `run.trace`.
+    "partial" is true if it has fewer than the `planned` runs.
     """
     machine = origin.get("machine", {})
     bound = roofline(outcomes, cores=machine.get("cores_usable") or machine.get("cores"))
@@ -261,7 +260,6 @@ def document(
         "verdict": verdict(rows),
         "noise": noise(rows),
         "roofline": bound and asdict(bound),
-        "timeline": timeline,
         "runs": [_raw(outcome) for outcome in outcomes],
     }
 

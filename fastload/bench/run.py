@@ -6,11 +6,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
-from fastload.bench.plan import Run, sample_order, traced
+from fastload.bench.plan import Run, sample_order
 from fastload.datasets import ImageFileList
 from fastload.measure.fresh import run_fresh
 from fastload.measure.page_cache import cached_share, prepare_cache
@@ -62,18 +61,6 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
         others_share=others.share(),
         messages=ended.messages,
     )
-
-
-def trace(run: Run, *, files: Sequence[str]) -> dict[str, Any]:
-    """Return the timeline of a short run like `run` (see `timeline.Timeline`) as JSON values.
-
-    Raise BenchError if the run fails. Call this in the main thread only. An exception kills the process first.
-    """
-    prepare_cache(files, run.workload.cache)
-    ended = run_fresh("fastload.bench.timeline", traced(run).to_json())
-    if ended.error:
-        raise BenchError(f"the timeline of {run.name} cannot be recorded: {ended.error}")
-    return ended.results[0]
 
 
 class _Others:

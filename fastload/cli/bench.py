@@ -130,8 +130,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a report that opens offline. An additional short run records the timeline. "
-    "Needs pip install 'fastload[bench]'.  [default: no file]",
+    help="File for a report that opens offline. Needs pip install 'fastload[bench]'.  [default: no file]",
 )
 @click.option(
     "--plot",
@@ -194,13 +193,10 @@ def bench(
         click.echo(f"image kernels: {_kernels()}")
 
     outcomes: list[Outcome] = []
-    timeline: dict[str, Any] | None = None
     stopped: KeyboardInterrupt | None = None
     with sigterm_raises():
         try:
             _race(runs, files, outcomes, quiet=quiet)
-            if html_path is not None:
-                timeline = _timeline(outcomes, files)
         except KeyboardInterrupt as stop:
             stopped = stop
     rows = report.summarise(outcomes)
@@ -211,7 +207,7 @@ def bench(
         click.echo("\n" + report.table(rows, workload))
         if best := report.verdict(rows):
             click.echo("\n" + best)
-    content = report.document(outcomes, rows, origin, planned=len(runs), timeline=timeline)
+    content = report.document(outcomes, rows, origin, planned=len(runs))
     if json_path is not None:
         report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
@@ -276,26 +272,6 @@ def _race(
                 bar.write(line, file=sys.stdout)
                 sys.stdout.flush()
             bar.update(number * work.steps - bar.n)
-
-
-def _timeline(outcomes: Sequence[Outcome], files: Sequence[str]) -> dict[str, Any] | None:
-    """Return the timeline of fastload's best run, else of the serial one. Return None if neither can be recorded."""
-    from fastload.bench import report
-    from fastload.bench.figures import BenchError
-    from fastload.bench.run import trace
-
-    rows = report.summarise(outcomes)
-    fewest = min((row.ranks for row in rows), default=1)
-    best = report.best(rows, "thread", ranks=fewest) or report.best(rows, "serial", ranks=fewest)
-    if best is None:
-        return None
-    click.echo(f"\nTimeline of {best.name}, in a short run with torch's profiler on")
-    run = next(outcome.run for outcome in outcomes if outcome.run.name == best.name)
-    try:
-        return trace(run, files=files)
-    except BenchError as error:
-        click.echo(f"Error: {error}", err=True)
-        return None
 
 
 def _left(began: float, done: int, planned: int) -> str:

@@ -77,34 +77,12 @@ def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome
     )
 
 
-TIMELINE = {
-    "run": "2 threads",
-    "steps": 4,
-    "seconds": 0.2,
-    "cut": False,
-    "lanes": [
-        {"thread": "loop", "spans": [{"stage": "wait", "from_s": 0.0, "to_s": 0.05}]},
-        {
-            "thread": "worker 0",
-            "spans": [
-                {"stage": "sample", "from_s": 0.0, "to_s": 0.1},
-                {"stage": "decode", "from_s": 0.02, "to_s": 0.06},
-                {"stage": "sample", "from_s": 0.15, "to_s": 0.2},
-            ],
-        },
-    ],
-    "queue": [{"at_s": 0.0, "ready_share": 0.5}, {"at_s": 0.1, "ready_share": 1.0}],
-}
-
-
-def document(
-    outcomes: list[Outcome], *, planned: int | None = None, timeline: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def document(outcomes: list[Outcome], *, planned: int | None = None) -> dict[str, Any]:
     """What the JSON file holds."""
     origin = provenance(["fastload", "bench", "--file-list", HOSTILE])
     rows = report.summarise(outcomes)
     planned = len(outcomes) if planned is None else planned
-    content = report.document(outcomes, rows, origin, planned=planned, timeline=timeline)
+    content = report.document(outcomes, rows, origin, planned=planned)
     read: dict[str, Any] = json.loads(json.dumps(content))
     return read
 

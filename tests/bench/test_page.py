@@ -3,8 +3,7 @@
 - `report.html` shows the figures of the JSON, and n/a for a figure that is missing. See also
   `tests/browser/test_report.py`.
 - No text of the user becomes markup in `report.html`.
-- Partial and noisy runs are marked in `report.html`, and its timeline has real spans. See also
-  `tests/bench/test_sweep.py`.
+- Partial and noisy runs are marked in `report.html`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fastload.bench import plot, report
 from fastload.bench.figures import Outcome
 from fastload.bench.page import render
 from fastload.bench.roofline import Ceiling
-from tests.bench.documents import HOSTILE, RACE, TIMELINE, document, failure, outcome
+from tests.bench.documents import HOSTILE, RACE, document, failure, outcome
 
 VOID = {"meta", "img"}
 
@@ -82,7 +81,7 @@ def page_of(outcomes: list[Outcome], **options: Any) -> Page:
 
 @pytest.fixture(scope="module")
 def raced() -> Page:
-    return page_of(RACE, timeline=TIMELINE)
+    return page_of(RACE)
 
 
 def text_of(page: Page) -> str:
@@ -105,7 +104,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(raced: Page) -> None:
 
 def test_the_charts_are_images_within_the_page_and_say_in_words_what_they_show(raced: Page) -> None:
     images = raced.all("img")
-    assert len(images) == 4, "rates of 1 rank and of 2, stages, timeline"
+    assert len(images) == 3, "rates of 1 rank and of 2, stages"
     for image in images:
         kind, _, content = image["src"].partition(",")
         assert kind == "data:image/png;base64"
@@ -113,9 +112,6 @@ def test_the_charts_are_images_within_the_page_and_say_in_words_what_they_show(r
     said = [image["alt"] for image in images]
     assert "2 threads 206.0" in said[0]
     assert "2 threads: read" in said[2]
-    assert said[3] == "loop: 25 % in next(); worker 0: 75 % busy; queue: 75 % ready", (
-        "0.1 s and 0.05 s of 0.2 s; the decoding is within the first"
-    )
 
 
 def test_text_of_the_user_s_stays_text() -> None:
@@ -191,15 +187,21 @@ def test_the_stages_of_a_row_are_all_of_its_threads_time_and_name_it_once(worker
     assert list(shares) == list(expected)
 
 
-def test_spans_and_the_queue_lie_where_they_were() -> None:
-    axes = plot.timeline(TIMELINE, ["loop", "worker 0", "queue"]).axes[0]
-    boxes = [
-        path.get_extents() for collection in axes.collections for path in collection.get_paths()
-    ]
-    spans = [(round(box.x0, 9), round(box.x1, 9)) for box in boxes]
-    assert spans == [(0.0, 0.05), (0.0, 0.1), (0.02, 0.06), (0.15, 0.2), (0.0, 0.2)]
-    assert [round(box.y0 + 0.35) for box in boxes[:4]] == [0, 1, 1, 1]
-    assert boxes[4].height == pytest.approx(0.7), "all ready"
+def test_a_bar_of_stages_has_their_shares_in_their_order() -> None:
+    shares = {"serial": {"read": 0.25, "step": 0.75}, "1 thread": {"decode": 0.5, "step": 0.5}}
+    figure = plot.stages(shares)
+    axes = figure.axes[0]
+    bars = {
+        str(bars.get_label()): [(bar.get_x(), bar.get_width()) for bar in bars]  # type: ignore[attr-defined]
+        for bars in axes.containers
+    }
+    assert bars == {
+        "read": [(0.0, 0.25), (0.0, 0.0)],
+        "decode": [(0.25, 0.0), (0.0, 0.5)],
+        "the loop's step": [(0.25, 0.75), (0.5, 0.5)],
+    }
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*shares]
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == set(bars)
 
 
 # ---- what is missing, and what is not as it seems ----
@@ -210,8 +212,8 @@ def test_what_torch_s_loader_does_not_tell_is_n_a() -> None:
     (line,) = page.table("Medians")
     assert line["bound"] == line["bound by"] == line["x serial"] == line["queue ready"] == "n/a"
     assert line["CPU s/1000"] == "n/a"
-    for section in ("torch's loader does not measure itself", "only for fastload's loader"):
-        assert any(text.startswith("n/a: ") and section in text for text in page.texts["p"])
+    said = "n/a: torch's loader does not measure itself"
+    assert any(text.startswith(said) for text in page.texts["p"])
     assert not re.search(r"\b(None|nan|inf)\b", text_of(page))
 
 
@@ -239,16 +241,10 @@ def test_a_simulated_step_is_called_simulated_at_the_top_with_the_bound_and_in_t
     assert all("simulated" in text for text in said)
 
 
-def test_sixty_four_workers_and_a_full_timeline_still_make_a_page() -> None:
-    spans = [
-        {"stage": f"stage {i % 40}", "from_s": i / 3000, "to_s": (i + 1) / 3000}
-        for i in range(3000)
-    ]
-    timeline = {**TIMELINE, "seconds": 1.0, "cut": True}
-    timeline["lanes"] = [{"thread": f"worker {i}", "spans": spans[i::64]} for i in range(64)]
+def test_sixty_four_numbers_of_workers_still_make_a_page() -> None:
     race = [outcome("thread", workers, 90.0 * workers) for workers in range(1, 65)]
-    page = page_of(race, timeline=timeline)
-    assert "Later spans are left out" in text_of(page)
+    page = page_of(race)
+    assert len(page.table("Medians")) == 64
     assert len("".join(image["src"] for image in page.all("img"))) < 2_000_000
 
 

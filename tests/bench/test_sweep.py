@@ -2,7 +2,7 @@
 - Ranks of a sweep load their own parts from a common start. The rate is over the time from the first rank to the
   last.
 - A rank of a sweep that fails is named, and ends the others.
-- The bound that a sweep names is what its words say, and no rate of the sweep is above it. Its timeline has real spans.
+- The bound that a sweep names is what its words say, and no rate of the sweep is above it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ pytest.importorskip("PIL")
 pytest.importorskip("torchvision")
 
 from fastload.bench import report
-from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
+from fastload.bench.figures import Figures, Outcome, Part, together
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
 from fastload.bench.roofline import roofline
-from fastload.bench.run import execute, files_of, trace
-from fastload.measure.fresh import Ended, _Barrier
+from fastload.bench.run import execute, files_of
+from fastload.measure.fresh import _Barrier
 from fastload.measure.processes import descendants
 from tests.bench.documents import outcome
 from tests.children import warm_runs
@@ -290,42 +290,3 @@ def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_ea
     assert "per rank" in table.splitlines()[0]
     assert "processes on this node" in table
     assert "per rank" not in report.table(rows[:3], outcomes[0].run.workload).splitlines()[0]
-
-
-# ---- the timeline ----
-
-
-def test_the_timeline_has_the_loop_and_every_worker_with_spans_of_that_time(
-    file_list: Path,
-) -> None:
-    """In a fork, torch's profiler would have the thread id of another process, so this one is new."""
-    run = run_over(file_list, ranks=2, workers=2, repeat=5)
-    _, files = files_of([run])
-    timeline = trace(run, files=files)
-    lanes = {lane["thread"]: lane["spans"] for lane in timeline["lanes"]}
-    assert next(iter(lanes)) == "loop"
-    assert set(lanes) <= {"loop", "worker 0", "worker 1"}
-    assert len(lanes) >= 2, "one worker may have taken all of a few tiny samples"
-    assert timeline["run"] == "2 threads"
-    assert [span["stage"] for span in lanes["loop"]].count("wait") == timeline["steps"] == 4
-    assert {"wait", "step", "sampler"} == {span["stage"] for span in lanes["loop"]}
-    loaded = {span["stage"] for name, spans in lanes.items() if name != "loop" for span in spans}
-    assert {"sample", "read", "decode", "collate"} <= loaded
-    for spans in lanes.values():
-        assert spans == sorted(spans, key=lambda span: span["from_s"])
-        for span in spans:
-            assert 0 <= span["from_s"] <= span["to_s"] <= timeline["seconds"] + 1e-9
-    assert len(timeline["queue"]) == 4
-    assert all(-1e-9 <= asked["ready_share"] <= 1 + 1e-9 for asked in timeline["queue"])
-    assert not timeline["cut"]
-
-
-def test_a_timeline_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Ended(
-        results=[], error="OSError: the disk is gone", status=1, memory=None, messages=""
-    )
-    monkeypatch.setattr("fastload.bench.run.run_fresh", lambda module, run: failed)
-    with pytest.raises(
-        BenchError, match="timeline of 1 thread cannot be recorded: OSError: the disk is gone"
-    ):
-        trace(run_over("list"), files=[])

@@ -9,7 +9,7 @@ import pytest
 
 from fastload.bench import report
 from fastload.bench.page import render
-from tests.bench.documents import RACE, TIMELINE, document
+from tests.bench.documents import RACE, document
 
 SIZES = "return all('img').map((image) => [image.alt, image.naturalWidth, image.naturalHeight]);"
 
@@ -17,7 +17,7 @@ SIZES = "return all('img').map((image) => [image.alt, image.naturalWidth, image.
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "report <&>.html"
-    path.write_text(render(document(RACE, timeline=TIMELINE), report.summarise(RACE)))
+    path.write_text(render(document(RACE), report.summarise(RACE)))
     return path
 
 
@@ -28,7 +28,7 @@ def test_the_report_shows_its_figures_and_images(browser: Any, page: Path) -> No
     assert "Where the time goes" in shown
     assert "206.0" in shown, "the median of 2 threads"
     sizes = browser.run(SIZES)
-    assert len(sizes) == 4
+    assert len(sizes) == 3
     assert all(alt and width > 1000 and height > 100 for alt, width, height in sizes), sizes
     assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.complaints() == []
