@@ -32,7 +32,7 @@ NAMES = (
     "store",
     "processes",
 )
-ASKED_FOR = ("peers", "sequences")
+ASKED_FOR = ("peers",)
 """Benchmarks that run only if they are named, because they need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143

@@ -23,6 +23,14 @@ def integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
 
 
+def positive(name: str, value: object) -> int | None:
+    """Return `value` as an int of 1 or more, or None. Raise TypeError or ValueError with the argument's name if not."""
+    found = None if value is None else integer(name, value)
+    if found is not None and found < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value}")
+    return found
+
+
 def global_position(k: T, rank: int, world_size: int, block: int = 1) -> T:
     """Return where local position `k` of a rank lies in the order of all, if blocks of neighbours go to ranks in turn.
 

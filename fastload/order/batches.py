@@ -279,7 +279,7 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
         return None
     single = single_sampler(sampler)
     step = world_size * (1 if sampler is single else sampler.batch_size)
-    if getattr(single, "planned", False):
+    if _is_planned(single):
         return batches * step  # its epochs have whole global batches only
     length = single.length if isinstance(single, RankSampler) else len(single) * world_size
     return int(min(batches * step, length))
@@ -290,7 +290,7 @@ def in_world(sampler: Any, state: SampledState, world_size: int) -> SampledState
 
     Only a sampler that plans whole batches deals them anew. With all others a rank has equally many in every world.
     """
-    if not getattr(sampler, "planned", False) or state.world_size == world_size:
+    if not _is_planned(sampler) or state.world_size == world_size:
         return state
     batches, rest = divmod(state.position, world_size)
     if rest:
@@ -310,8 +310,14 @@ def plan_state(sampler: Any, epoch: int, position: int) -> Any:
 def _is_plain(sampler: Any, *kinds: type) -> bool:
     """Return whether `sampler`, or the sampler in torch's BatchSampler, is exactly of one of these classes."""
     single = single_sampler(sampler)
-    planned = RankSampler in kinds and getattr(single, "planned", False)
+    planned = RankSampler in kinds and _is_planned(single)
     return (planned or type(single) in kinds) and (sampler is single or _batches_plainly(sampler))
+
+
+def _is_planned(sampler: Any) -> bool:
+    """Return whether `sampler` is a RankSampler with a pure order of its own. One that overrides `__iter__` is not."""
+    iterates = getattr(type(sampler), "__iter__", None)
+    return bool(getattr(sampler, "planned", False)) and iterates is RankSampler.__iter__
 
 
 def _batches_plainly(sampler: Any) -> bool:

@@ -161,8 +161,14 @@ class Epochs:
         return fresh_state(settings, self.number, self._sampler_epoch)
 
     def state_dict(self, settings: Callable[[], Settings], ahead: int) -> dict[str, Any]:
-        """See `DataLoader.state_dict`. Call `settings` only if no epoch has begun."""
+        """See `DataLoader.state_dict`. Call `settings` only if the next epoch has not begun."""
         order, resume = self._at
+        if isinstance(resume, SampledState):
+            # A planned order may have been changed since. What follows an ended epoch is the same one further.
+            now = settings()
+            place = (resume.epoch + 1, 0) if resume.ended else (resume.epoch, resume.position)
+            own = plan_state(now.sampler, *place) or resume.sampler_state
+            resume = replace(resume, sampler_state=own)
         if resume is not None:
             return copy.deepcopy(resume.to_json())
         if order is None:

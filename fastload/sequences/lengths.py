@@ -87,7 +87,7 @@ def _column(where: Any, column: str) -> NDArray[Any]:
     if kept is not None and not isinstance(kept, pads.Expression):
         kept = pq.filters_to_expression(kept)
     scanner = pads.dataset(rows.files, schema=rows.schema).scanner(columns=[column], filter=kept)
-    parts = [np.zeros(0, np.int32)]
+    parts = []
     with tqdm(total=len(rows), unit="length", delay=5, leave=False, disable=None) as bar:
         for batch in scanner.to_batches():
             values = batch.column(0)
@@ -99,4 +99,4 @@ def _column(where: Any, column: str) -> NDArray[Any]:
             lists = pa.types.is_nested(values.type)
             parts.append((pc.list_value_length(values) if lists else values).to_numpy(False))
             bar.update(len(batch))
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from fastload._kit.hashing import hash64, mix64, mix64s
-from fastload._kit.integers import global_position, integer
+from fastload._kit.integers import global_position, integer, positive
 from fastload.errors import StateError
 from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
@@ -116,19 +116,21 @@ class Mixture(RankSampler):
             )
         if epoch_samples is not None and on_exhausted != "repeat":
             raise ValueError(f'epoch_samples needs on_exhausted="repeat", got {on_exhausted!r}')
-        self._sources = {name: sources[name] for name in sorted(sources)}
-        self.lengths = {name: _length(name, source) for name, source in self._sources.items()}
+        lengths = {name: _length(name, source) for name, source in sources.items()}
+        self._sources = {name: sources[name] for name in sorted(lengths)}
+        self.lengths = {name: lengths[name] for name in self._sources}
         """Samples of each source."""
-        samples = sum(self.lengths.values()) if epoch_samples is None else epoch_samples
+        samples = positive("epoch_samples", epoch_samples) or sum(self.lengths.values())
         super().__init__(samples, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
         self.by, self.on_exhausted = by, on_exhausted
         self._sizes = np.array([*self.lengths.values()], np.int64)
         self._offsets = np.cumsum(self._sizes) - self._sizes
         self._keys = [mix64(self.seed + _SOURCES) ^ hash64(name) for name in self.lengths]
-        self._global_batch = None if global_batch is None else integer("global_batch", global_batch)
+        self._global_batch = positive("global_batch", global_batch)
         self._batch_size: int | None = None
         self._lock = threading.RLock()
-        """Owns what follows: a loader draws in one thread, users call in another. A schedule runs under it, and may ask."""
+        """Owns what follows: a loader draws in one thread, and users call in another. A handler of a signal, and a
+        function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
         self._known: Shares | None = (
@@ -153,7 +155,7 @@ class Mixture(RankSampler):
     def dataset(self) -> ConcatDataset[Any]:
         """The sources, one after another. Raise AttributeError if one was given by its length."""
         for name, source in self._sources.items():
-            if isinstance(source, int):
+            if not isinstance(source, Sized):
                 raise AttributeError(
                     f"source {name!r} is a length, {source}: give Mixture its dataset"
                 )
@@ -172,12 +174,19 @@ class Mixture(RankSampler):
 
     def check_batch_size(self, size: int) -> None:
         """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
-        self._batch_size = size
-        if self.global_batch < 1 or self.global_batch % (size * self.world_size):
+        least = size * self.world_size
+        batch = least if self._global_batch is None else self._global_batch
+        if batch % least:
             raise ValueError(
-                f"global_batch must be a multiple of batch size x ranks, got {self.global_batch}, batch size {size} "
-                f"and {self.world_size} ranks"
+                f"global_batch must be a multiple of batch size x ranks, got {batch}, batch size {size} and "
+                f"{self.world_size} ranks"
             )
+        if self._next_step and self._known is not None and batch != self._known.batch:
+            raise ValueError(
+                f"the global batch was {self._known.batch} for {self._next_step} steps, and would be {batch} now. Make "
+                "a new Mixture, or give it global_batch"
+            )
+        self._batch_size = size
 
     @property
     def length(self) -> int:
@@ -240,9 +249,10 @@ class Mixture(RankSampler):
                 rows = self._rows(begin, max(1, chunk // share))
             for number, row in enumerate(rows, begin.step):
                 with self._lock:
+                    # First: a handler of a signal may change the weights in between.
+                    self._next_step = max(self._next_step, number + 1)
                     if self._schedule is not schedule:
                         break  # the later rows are computed again
-                    self._next_step = number + 1
                 yield from row[skipped:].tolist()
                 step, skipped = step + 1, 0
             if not len(rows):
@@ -258,7 +268,7 @@ class Mixture(RankSampler):
 
     def _shares(self) -> Shares:
         """Return what the sources give. The caller holds the lock."""
-        if self._known is None:
+        if self._known is None or self._known.batch != self.global_batch:
             nothing = np.zeros_like(self._sizes)
             self._known = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
         return self._known
@@ -364,7 +374,9 @@ class Mixture(RankSampler):
 
 
 def _length(name: str, source: Dataset[Any] | int) -> int:
-    length = source if isinstance(source, int) else len(source)  # type: ignore[arg-type]
+    if not isinstance(name, str):
+        raise TypeError(f"names of sources must be strings, got {name!r}")
+    length = len(source) if isinstance(source, Sized) else integer(f"source {name!r}", source)
     if length < 1:
         raise ValueError(f"source {name!r} must have 1 or more samples, got {length}")
     return length

@@ -104,8 +104,10 @@ class WeightSchedule:
         if not isinstance(weights, Mapping) or set(weights) != set(self._names):
             raise ValueError(f"weights must name each source once, {self._names}, got {weights!r}")
         row = np.array([weights[name] for name in self._names], np.float64)
-        if not (np.isfinite(row).all() and (row >= 0).all() and row.sum() > 0):
-            raise ValueError(f"weights must be finite, 0 or more, and not all 0, got {weights!r}")
+        if not ((row >= 0).all() and 0 < sum(row.tolist()) < math.inf):
+            raise ValueError(
+                f"weights and their sum must be finite, 0 or more, and not all 0, got {weights!r}"
+            )
         return row
 
 
@@ -134,7 +136,7 @@ class Shares:
         by: Literal["quota", "draw"],
         key: int,
     ) -> None:
-        self._sizes, self._batch, self._schedule = sizes, batch, schedule
+        self._sizes, self.batch, self._schedule = sizes, batch, schedule
         self._epoch_steps, self._drop, self._by, self._key = epoch_steps, drop, by, key
         self._stride = max(1, _STRIDE // batch)
         self._known = [point]  # in order
@@ -151,26 +153,27 @@ class Shares:
 
         Raises ValueError if the point lies before the first known one.
         """
-        target = epoch, step
-        place = bisect_right(self._known, target, key=_within)
+        target, known = (epoch, step), self._known
+        place = bisect_right(known, target, key=_within)
         if not place:
-            first, local = _within(self._known[0])
+            first, local = _within(known[0])
             raise ValueError(
                 f"step {step} of epoch {epoch} lies before the state that was loaded: the first step that can be read "
                 f"again is {local} of epoch {first}. Make a new Mixture to begin anew"
             )
-        point = self._known[place - 1]
-        if _within(point) < _within(self._latest) <= target:
-            point = self._latest
+        point, latest = known[place - 1], self._latest
+        if _within(point) < _within(latest) <= target:
+            point = latest
         while _within(point) < target:
             left = step - (point.step - point.began) if point.epoch == epoch else math.inf
             numbers = self.numbers(point, int(min(left, self._stride)))
             if not len(numbers) and point.epoch == epoch:
                 break
             point = point.after(numbers) if len(numbers) else point.next_epoch()
-            if len(numbers) in (0, self._stride) and _within(self._known[-1]) < _within(point):
-                self._known.append(point)
-        self._latest = point
+            if len(numbers) in (0, self._stride) and _within(known[-1]) < _within(point):
+                known.append(point)
+        if known is self._known:  # else a handler of a signal has changed the weights
+            self._latest = point
         return point
 
     def at(self, step: int) -> Point:
@@ -193,7 +196,7 @@ class Shares:
             elif not self._drop and (left <= 0).any():
                 break
             else:  # the steps that the epoch can still have: a source gives less than a batch beyond its last sample
-                most = int(left[left > 0].sum()) // self._batch + len(left) + 1
+                most = int(left[left > 0].sum()) // self.batch + len(left) + 1
             block = self._block(point.step, min(steps, most), left > 0)
             ends = ((np.cumsum(block, axis=0) >= left) & (left > 0)).any(axis=1)
             block = block[: int(ends.argmax()) + 1] if ends.any() else block
@@ -216,11 +219,11 @@ class Shares:
             offset = (
                 (begin + number.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
             ) / 2.0**32
-            bounds = np.floor(self._batch * ends + offset[:, None]).astype(np.int64)
+            bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
             return np.diff(bounds, axis=1, prepend=0)
-        slots = np.arange(step * self._batch, (step + rows) * self._batch).astype(np.uint64)
+        slots = np.arange(step * self.batch, (step + rows) * self.batch).astype(np.uint64)
         draws = (mix64s(np.uint64(self._key) ^ mix64s(slots)) >> np.uint64(32)) / 2.0**32
-        row = np.repeat(number, self._batch)
+        row = np.repeat(number, self.batch)
         found = np.searchsorted((ends + number[:, None]).ravel(), draws + row, "right")
         return np.bincount(found, minlength=ends.size).reshape(ends.shape)
 

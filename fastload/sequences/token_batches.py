@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastload._kit.fingerprint import digest_of
 from fastload._kit.hashing import mix64
-from fastload._kit.integers import integer
+from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
 from fastload.order.state import edited
@@ -83,10 +83,10 @@ class TokenBatchSampler(RankSampler):
             raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
         self.lengths = checked(lengths)
         self._latest: tuple[int | None, Plan] | None = None
-        self._step = _positive("batches_per_step", batches_per_step)
+        self._step = positive("batches_per_step", batches_per_step)
         place: dict[str, Any] = {"rank": rank, "world_size": world_size}
         super().__init__(self.lengths, shuffle=shuffle, seed=seed, ends=ends, **place)
-        self.budget = _positive("budget", integer("budget", budget)) or 1
+        self.budget = positive("budget", integer("budget", budget)) or 1
         longest = int(self.lengths.max(initial=0))
         if longest > self.budget:
             raise ValueError(
@@ -99,8 +99,8 @@ class TokenBatchSampler(RankSampler):
                 f"buckets: expected one for each of {self._length} lengths, got {len(self.buckets)}"
             )
         self.padded = bool(padded)
-        self.max_samples = _positive("max_samples", max_samples)
-        self.pool = _positive("pool", pool) or self._default_pool()
+        self.max_samples = positive("max_samples", max_samples)
+        self.pool = positive("pool", pool) or self._default_pool()
         self.cache = None if cache is None else os.path.abspath(cache)
         _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
 
@@ -217,10 +217,3 @@ def _hash(values: NDArray[Any] | None) -> str | None:
         return None
     chunks = range(0, len(values), 1 << 20)
     return digest_of(values[k : k + (1 << 20)].astype("<i8").tobytes() for k in chunks)
-
-
-def _positive(name: str, value: int | None) -> int | None:
-    """Return an argument that is None or 1 or more. Raise TypeError or ValueError for others."""
-    if value is not None and integer(name, value) < 1:
-        raise ValueError(f"{name} must be 1 or more, got {value}")
-    return None if value is None else integer(name, value)

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,7 +242,7 @@ def _part(path: str, dtype: Any) -> _Part:
                 old = npy.read_magic(file) == (1, 0)
                 header = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
                 (count,), _, stored = header(file)
-            except ValueError as error:
+            except (ValueError, SyntaxError, TokenError) as error:
                 raise SequenceError(
                     f"{path}: expected a NumPy file of one dimension: {error}"
                 ) from error

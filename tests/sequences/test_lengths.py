@@ -28,6 +28,7 @@ TABLE = pa.table(
         "tokens": pa.array([[7] * k for k in COUNTS], pa.list_(pa.int32())),
         "pair": pa.array([[1, 2]] * 100, pa.list_(pa.int32(), 2)),
         "id": range(100),
+        "wide": pa.array(COUNTS, pa.uint64()),
         "text": ["a"] * 100,
     }
 )
@@ -49,7 +50,7 @@ def test_lengths_of_arrays_and_functions(source: Any) -> None:
         assert lengths_of(source, dataset).tolist() == COUNTS.tolist()
 
 
-@pytest.mark.parametrize("column", ["length", "tokens"])
+@pytest.mark.parametrize("column", ["length", "tokens", "wide"])
 def test_lengths_of_parquet_files(column: str, tmp_path: Path) -> None:
     pq.write_table(TABLE[:60], tmp_path / "a.parquet", row_group_size=7)
     pq.write_table(TABLE[60:], tmp_path / "b.parquet", row_group_size=11)

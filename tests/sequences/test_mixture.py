@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import threading
 from collections import Counter
 from itertools import islice
@@ -29,7 +30,9 @@ LENGTHS = {"a": 50, "b": 31, "c": 7}
 BEGINS = {"a": 0, "b": 50, "c": 81}
 
 
-def mixture(weights: Any = None, sources: Any = LENGTHS, size: int = 10, **options: Any) -> Mixture:
+def mixture(
+    weights: Any = None, sources: Any = LENGTHS, size: int | None = 10, **options: Any
+) -> Mixture:
     return Mixture(sources, weights=weights or WEIGHTS, seed=3, global_batch=size, **options)
 
 
@@ -264,6 +267,9 @@ def test_a_step_may_have_several_batches() -> None:
         ({"weights": dict.fromkeys("abc", 0)}, "not all 0"),
         ({"weights": [(1, WEIGHTS)]}, "begin with step 0"),
         ({"sources": {"a": 50, "b": 31, "c": 0}}, "source 'c' must have 1 or more samples"),
+        ({"weights": {**WEIGHTS, "b": 1e308, "c": 1e308}}, "and their sum must be finite"),
+        ({"epoch_samples": 0}, "epoch_samples must be 1 or more"),
+        ({"size": 0}, "global_batch must be 1 or more"),
         ({"by": "luck"}, 'by must be "quota" or "draw"'),
         ({"on_exhausted": "cry"}, "on_exhausted must be"),
         ({"on_exhausted": "stop", "epoch_samples": 5}, "epoch_samples needs"),
@@ -272,6 +278,13 @@ def test_a_step_may_have_several_batches() -> None:
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mixture(**arguments)
+
+
+def test_lengths_may_be_of_numpy_and_names_are_strings() -> None:
+    given = {name: np.int64(length) for name, length in LENGTHS.items()}
+    assert mixture(sources=given).lengths == LENGTHS
+    with pytest.raises(TypeError, match="names of sources must be strings, got 1"):
+        mixture({1: 1}, {1: 5})
 
 
 def test_a_mixture_has_a_dataset_of_its_sources() -> None:
@@ -292,3 +305,73 @@ def test_a_copied_mixture_has_its_own_state() -> None:
     other = copy.deepcopy(mixed)
     other.set_weights({"a": 1, "b": 0, "c": 0}, at_step=0)
     assert [*mixed.ordered(0)] != [*other.ordered(0)]
+
+
+def test_another_global_batch_is_used_before_the_first_step_and_refused_after_it() -> None:
+    def loader(mixed: Mixture, size: int) -> Any:
+        return fastload.DataLoader(Numbers(88), batch_size=size, sampler=mixed)
+
+    mixed = mixture(size=None)
+    assert len(loader(mixed, 32)) == 3
+    again = loader(mixed, 8)
+    assert len(again) == 11
+    expected = [batch.tolist() for batch in loader(mixture(size=None), 8)]
+    assert [batch.tolist() for batch in again] == expected
+    with pytest.raises(ValueError, match="the global batch was 8 for 11 steps, and would be 32"):
+        loader(mixed, 32)
+    assert mixed.global_batch == 8, "the first loader can still be used"
+
+
+@pytest.mark.parametrize("taken", [0, 3, 10])
+def test_a_change_after_loading_is_in_the_next_state(taken: int) -> None:
+    old = mixture(epoch_samples=100)
+    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=old, seed=0)
+    state = loader.state_dict()
+    if taken:
+        [*(loader if taken == 10 else islice(loader, taken))]  # 10: to the end of the epoch
+        state = loader.state_dict()
+    changed = load(state, mixed := mixture(epoch_samples=100))
+    mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=taken + 2)
+    again = json.loads(json.dumps(changed.state_dict()))
+    expected = [[batch.tolist() for batch in changed] for _ in range(2)]
+    assert {sources_of(batch) for batch in expected[0][2:]} == {"a" * 10}
+    resumed = load(again, mixture(epoch_samples=100))
+    assert [[batch.tolist() for batch in resumed] for _ in range(2)] == expected
+
+
+def test_an_epoch_that_is_read_again_does_not_let_its_weights_change() -> None:
+    mixed = mixture(epoch_samples=100)
+    assert len(batches(mixed)) == 10
+    next(mixed.ordered(0))
+    assert mixed.next_step == 10
+    with pytest.raises(ValueError, match="at_step must be 10 or more"):
+        mixed.set_weights(WEIGHTS, at_step=5)
+
+
+def test_a_handler_of_a_signal_can_save_a_state_and_change_weights_in_the_middle_of_a_draw() -> (
+    None
+):
+    states: list[Any] = []
+
+    def weights(step: int) -> dict[str, float]:  # it is called in the middle of a draw
+        if step == 4 and not states:
+            states.append(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return WEIGHTS
+
+    def save(*_: Any) -> None:
+        states.append(loader.state_dict())
+        mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=6)
+
+    mixed = mixture(weights, epoch_samples=100)
+    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0)
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        whole = [batch.tolist() for batch in loader]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [sources_of(batch) == "a" * 10 for batch in whole] == [False] * 6 + [True] * 4
+    assert len(batches(mixed, 1)) == 10
+    assert [batch.tolist() for batch in load(states[1], mixture(epoch_samples=100))][:6] == whole[
+        :6
+    ]

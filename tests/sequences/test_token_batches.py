@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fastload
 from fastload.errors import StateError
 from fastload.order.sampler import PlacedBatch
 from fastload.sequences import TokenBatchSampler, token_batches, token_plan
 from fastload.sequences.token_plan import make_plan
+from tests.fakes import Numbers
 
 LENGTHS = np.random.default_rng(0).integers(1, 100, 3000)
 STEP = 24
@@ -251,6 +253,30 @@ def test_indices_are_those_of_the_batches() -> None:
     assert found.indices(2, 5).tolist() == [*chain(*batches[2:5])]
     assert found.indices(4, 4).tolist() == []
     assert isinstance(batches[0], PlacedBatch)
+
+
+class Short(TokenBatchSampler):
+    """Leaves out batches of few samples."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch in super().__iter__() if len(batch) > 3)
+
+
+def test_a_subclass_may_override_iter() -> None:
+    def loader() -> Any:
+        batches = Short(LENGTHS, budget=200, seed=3)
+        return fastload.DataLoader(Numbers(3000), batch_sampler=batches, seed=0)
+
+    first = loader()
+    whole = [[batch.tolist() for batch in first] for _ in range(2)]
+    assert whole[0] == [
+        batch for batch in TokenBatchSampler(LENGTHS, budget=200, seed=3) if len(batch) > 3
+    ]
+    stopped, resumed = loader(), loader()
+    assert [*stopped]
+    assert [*islice(stopped, 2)]
+    resumed.load_state_dict(stopped.state_dict())
+    assert [batch.tolist() for batch in resumed] == whole[1][2:]
 
 
 def test_an_iterator_stays_in_its_epoch() -> None:

@@ -284,7 +284,8 @@ def test_numpy_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
         found = len(wrong) - 128
         with pytest.raises(SequenceError, match=f"expected 50 tokens of 4 .*found {found} bytes"):
             TokenWindows(path, 4)
-    for wrong in (b"", content[:100], bytes(200)):
+    torn = content.replace(b"}", b" ", 1)
+    for wrong in (b"", content[:100], bytes(200), torn):
         path.write_bytes(wrong)
         with pytest.raises(SequenceError, match=r"a\.npy: expected a NumPy file of one dimension"):
             TokenWindows(path, 4)
