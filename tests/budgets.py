@@ -19,17 +19,17 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_716,
-    "loaded beside the way": 2_532,
+    "the way of an index": 3_761,
+    "loaded beside the way": 2_549,
     "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
-    "fastload/bench": 1_190,
-    "fastload/check": 678,
-    "fastload/cli": 2_274,
+    "fastload/bench": 989,
+    "fastload/check": 644,
+    "fastload/cli": 2_254,
     "fastload/compat": 441,
     "fastload/datasets": 1_631,
     "fastload/datasets/packed": 1_701,
@@ -41,11 +41,11 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 763,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 452,
-    "fastload/store": 3_206,
+    "fastload/sequences": 1_325,
+    "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_225,
-    "benchmarks": 2_487,
+    "benchmarks": 2_372,
     # parts of their own, and parts to come
     "process workers": 1_552,
     "verdicts and allow list": 1_578,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from textwrap import shorten
 from time import perf_counter
 from types import FrameType
@@ -118,16 +119,8 @@ def read(
     before: Any = None
     started, delayed = perf_counter(), delayed_s()
     with _open(dataset, indices, workers, seed) as loader:
-        iterator = iter(loader)
-        while limit is None or len(got) < limit:
-            try:
-                sample = next(iterator)
-            except StopIteration:
-                break
-            except DatasetCopyError:
-                raise
-            except Exception as error:
-                sample = Raised(type(error).__name__, shown(error, str))
+        samples = _each(loader)  # kept until the end: its threads end with it
+        for sample in islice(samples, limit):
             if buffers is not None and got and not same(before, got[-1]):
                 buffers.append(len(got) - 1)
             before = sample
@@ -150,16 +143,22 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
     with suppress(Exception):  # user code; the loader warns of it
         if filler(dataset) is None:
             return []
-    got: list[Any] = []
     with DataLoader(dataset, 1, sampler=[*indices], seed=seed) as loader:
-        iterator = iter(loader)
-        while True:
-            try:
-                got.append(_kept(next(iterator)))
-            except StopIteration:
-                return got
-            except Exception as error:
-                got.append(Raised(type(error).__name__, shown(error, str)))
+        return [_kept(batch) for batch in _each(loader)]
+
+
+def _each(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield what a loader gives, or its error instead."""
+    iterator = iter(loader)
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+        except DatasetCopyError:
+            raise
+        except Exception as error:
+            yield Raised(type(error).__name__, shown(error, str))
 
 
 def _kept(sample: Any) -> Any:

@@ -44,7 +44,6 @@ class Packed(Dataset[dict[str, Tensor]]):
         long: what to do with samples longer than `length`. "split" makes pieces of `length` tokens, and of the rest,
             each of which is a segment of its own. Each piece reads the whole sample. "truncate" leaves out what is
             beyond `length`. "error" raises ValueError.
-        strategy: "best", the only one.
         pad: the token of the padding.
         seed: decides which samples of equal length share a row, and the numbers of the rows.
         max_segments: entries of `cu_seqlens`, less 2. By default, as many as the fullest row needs. Give the sources of
@@ -75,17 +74,14 @@ class Packed(Dataset[dict[str, Tensor]]):
         lengths: Any = None,
         key: Any = None,
         long: Literal["split", "truncate", "error"] = "split",
-        strategy: Literal["best"] = "best",
         pad: int = 0,
         seed: int = 0,
         max_segments: int | None = None,
     ) -> None:
         if not 1 <= integer("length", length) < 1 << 31:
             raise ValueError(f"length must be from 1 to 2**31 - 1, got {length}")
-        if long not in ("split", "truncate", "error") or strategy != "best":
-            raise ValueError(
-                f'expected long="split", "truncate" or "error", and strategy="best", got {long=} and {strategy=}'
-            )
+        if long not in ("split", "truncate", "error"):
+            raise ValueError(f'long must be "split", "truncate" or "error", got {long!r}')
         self.dataset, self.length, self.key = dataset, int(length), key
         self.pad = integer("pad", pad)
         planned = lengths_of(self._length if lengths is None else lengths, dataset, least=0)

@@ -1,9 +1,8 @@
-"""Plans in files: the ranks of a node and later runs map a plan that one of them made."""
+"""Plans in files: ranks and later runs read a plan that one of them made."""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import re
 import warnings
@@ -36,7 +35,6 @@ def cached_plan(folder: str, series: str, number: int, make: Callable[[], Plan])
                 plan = make()
                 _save(plan, path, name)
                 _delete_before(folder, series, number)
-                plan = _load(path, name) or plan  # processes that map a file share its memory
     except OSError as error:
         warnings.warn(
             f"fastload: the plan of epoch {number} is not cached: {error}. Give TokenBatchSampler a cache= that can be "
@@ -58,15 +56,15 @@ def _save(plan: Plan, path: str, name: str) -> None:
 
 
 def _load(path: str, name: str) -> Plan | None:
-    """Return the plan in a file, mapped, or None if there is none, if it is damaged, or of another name."""
+    """Return the plan in a file, or None if there is none, if it is damaged, or of another name."""
     with suppress(OSError, ValueError):
-        with open_file(path) as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        with open_file(path) as file:  # read, not mapped: another node may delete the file
+            content = memoryview(file.read())
         begin = len(_head(name))
-        digest = hashlib.blake2b(mapped[:-16], digest_size=16).digest()
-        if mapped[:begin] == _head(name) and mapped[-16:] == digest:
-            n, useful, padded = np.frombuffer(mapped, np.uint64, 3, begin).tolist()
-            body = np.frombuffer(mapped[begin + 24 : -16], index_dtype(n))
+        digest = hashlib.blake2b(content[:-16], digest_size=16).digest()
+        if content[:begin] == _head(name) and content[-16:] == digest:
+            n, useful, padded = np.frombuffer(content, np.uint64, 3, begin).tolist()
+            body = np.frombuffer(content[begin + 24 : -16], index_dtype(n))
             return Plan(body[:n], body[n:], useful, padded)
     return None
 

@@ -52,7 +52,7 @@ class TokenBatchSampler(RankSampler):
         shuffle: False: no pool and no group is shuffled. Pools are neighbours in the dataset, each longest first.
         ends: what to do if the last group is incomplete. "pad" fills it with the first batches of the plan, which come
             twice. "drop" leaves it out.
-        cache: a folder for plans. Other ranks of this node and later runs map a plan from there. A plan of an earlier
+        cache: a folder for plans. Other ranks and later runs read a plan from there. A plan of an earlier
             epoch is deleted if one is written, and a damaged one is made again.
 
     Cost: a plan of 100 million samples takes about 10 s and 2 GB. `len()` and `useful_share` make it, too.

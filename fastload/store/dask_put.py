@@ -225,27 +225,13 @@ class DaskPut:
         return holders, parts
 
     def _pinned(self, count: int) -> dict[int, str]:
+        """Return the worker of each partition, or {} if Dask chooses."""
+        if self.placement not in ("spread", None):
+            raise ValueError(f'placement must be "spread" or None, got {self.placement!r}')
         known = self.client.scheduler_info(n_workers=-1)["workers"]
         addresses = sorted(known, key=lambda address: (str(known[address]["name"]), address))
-        if self.placement is None:
-            return {}
-        if self.placement == "spread":
-            return {n: addresses[n * len(addresses) // count] for n in range(count)}
-        if not isinstance(self.placement, Mapping):
-            raise ValueError(
-                f'placement must be "spread", a mapping or None, got {self.placement!r}'
-            )
-        names = {known[address]["name"]: address for address in addresses}
-        pinned = {number: str(names.get(w, w)) for number, w in self.placement.items()}
-        if unknown := set(pinned.values()) - set(addresses):
-            raise ValueError(
-                f"placement: the workers {unknown} do not exist. The workers are {sorted(names)}"
-            )
-        if outside := [number for number in pinned if number not in range(count)]:
-            raise ValueError(
-                f"placement: the partitions {outside} do not exist. Partitions are numbered 0 to {count - 1}"
-            )
-        return pinned
+        spread = self.placement == "spread"
+        return {n: addresses[n * len(addresses) // count] for n in range(count)} if spread else {}
 
     def _submit(self, worker: str, function: Any, *args: Any) -> Any:
         return self.client.submit(

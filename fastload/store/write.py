@@ -30,7 +30,7 @@ def put(
     temporary: bool = False,
     progress: bool = False,
     client: Any = None,
-    placement: Literal["spread"] | Mapping[int, str] | None = None,
+    placement: Literal["spread"] | None = None,
 ) -> str:
     """Make a set of `data` under `name`, whole or not at all. Return its id.
 
@@ -45,8 +45,8 @@ def put(
         progress: show a bar on standard error, if that is a terminal. Not for Dask, which has its own.
         client: client of Dask. Each partition is written by the worker that holds it, into the root of the worker's own
             node ($FASTLOAD_STORE there). None: the current client. Without one, the partitions are computed here.
-        placement: placement of Dask's partitions. None: Dask chooses the workers. "spread": evenly, with the first ones
-            on the first worker by name. A mapping of partitions to workers, by name or address: those workers.
+        placement: placement of Dask's partitions. None: on the workers that hold them, or that Dask chooses. "spread":
+            evenly, with the first ones on the first worker by name.
 
     Forms of `data`:
 

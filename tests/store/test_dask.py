@@ -99,11 +99,9 @@ def test_twenty_partitions_lie_on_two_nodes(
         assert torch.equal(image, torch.full((4, 4), 10 * number + 1 + 2 / 8).double())
 
 
-def test_a_placement_names_workers(client: Any, roots: list[Path]) -> None:
-    put(frames(3), "placed", client=client, placement={0: "w1", 1: "w0", 2: "w1"})
-    assert [len(list((root / "placed").glob("*.arrow"))) for root in roots] == [1, 2]
-    with pytest.raises(ValueError, match="the workers .* do not exist"):
-        put(frames(3), "unplaced", client=client, placement={0: "w7"})
+def test_another_placement_is_refused(client: Any) -> None:
+    with pytest.raises(ValueError, match="placement must be \"spread\" or None, got 'even'"):
+        put(frames(3), "unplaced", client=client, placement="even")
 
 
 def test_workers_with_one_root_share_a_folder(client: Any, tmp_path: Path) -> None:
