@@ -182,7 +182,8 @@ class DataLoader(TorchDataLoader[T]):
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
-            single.check_batch_size(getattr(self._index_sampler, "batch_size", None) or 1)
+            size = getattr(self._index_sampler, "batch_size", None) or 1
+            single.check_loader(size, known_length(dataset))
         self._epochs = Epochs(samplers)
 
     # ---- what torch asks of a loader ----

@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_761,
-    "loaded beside the way": 2_549,
+    "the way of an index": 3_766,
+    "loaded beside the way": 2_548,
     "the core's other files": 619,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
@@ -41,7 +41,7 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 763,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_325,
+    "fastload/sequences": 1_326,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_225,

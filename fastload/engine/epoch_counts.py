@@ -69,6 +69,8 @@ class EpochCounts:
             return self._final
         now, waits = self.now, window.counts()
         measured = merge(now.recorders)
+        sampler = single_sampler(self._settings.sampler)
+        plan = sampler if hasattr(sampler, "useful_share") else self._settings.dataset
         cpu_s, cores_s = self._cpu_s() - now.cpu_started, cores_busy_s() - now.cores_started
         return Stats(
             epoch=now.epoch,
@@ -92,7 +94,7 @@ class EpochCounts:
             workers_asked=self._settings.num_workers,
             worker_method=self._settings.worker_method if self.workers else "",
             worker_reason=self._settings.worker_reason,
-            useful_share=_useful_share(self._settings),
+            useful_share=getattr(plan, "useful_share", None),
             **measured._asdict(),
         )
 
@@ -104,12 +106,6 @@ class EpochCounts:
         """Store the final counts. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
-
-
-def _useful_share(settings: Settings) -> float | None:
-    """Return the `useful_share` of a sampler or dataset that plans how much it pads, or None."""
-    plans = single_sampler(settings.sampler), settings.dataset
-    return next((p.useful_share for p in plans if hasattr(p, "useful_share")), None)
 
 
 NO_STATS = Stats()

@@ -193,7 +193,8 @@ class RankSampler(Sampler[int]):
             window, run = min(window, _LARGEST), min(run, _LARGEST)
         if integer("block", block) < 1:
             raise ValueError(f"block must be 1 or more, got {block}")
-        self._length = length
+        self.samples = length
+        """The number of samples of the dataset."""
         self.shuffle = shuffle
         self.seed = seed
         self.ends = ends
@@ -215,7 +216,7 @@ class RankSampler(Sampler[int]):
     @property
     def length(self) -> int:
         """The number of samples of `epoch` on all ranks, without padding."""
-        return self._length
+        return self.samples
 
     @property
     def rank(self) -> int:
@@ -290,11 +291,15 @@ class RankSampler(Sampler[int]):
                 stacklevel=3,
             )
 
-    def check_batch_size(self, size: int) -> None:
-        """Raise ValueError if a rank's batches cannot have this size: one would end inside a block.
+    def check_loader(self, size: int, samples: int | None) -> None:
+        """Raise ValueError if a loader cannot have this batch size, or a plan is not for its number of samples.
 
-        A loader calls this. The end of such a batch has no position in the order of all ranks.
+        The end of a batch inside a block has no position in the order of all ranks.
         """
+        if self.planned and samples not in (None, self.samples):
+            raise ValueError(
+                f"the sampler's plan is for {self.samples} samples, and the dataset has {samples}"
+            )
         if size % self.block:
             raise ValueError(
                 f"the batch size must be a multiple of the sampler's block, got batch size {size} and "

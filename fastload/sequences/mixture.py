@@ -120,9 +120,11 @@ class Mixture(RankSampler):
         self._sources = {name: sources[name] for name in sorted(lengths)}
         self.lengths = {name: lengths[name] for name in self._sources}
         """Samples of each source."""
-        samples = positive("epoch_samples", epoch_samples) or sum(self.lengths.values())
-        super().__init__(samples, rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
+        super().__init__(
+            sum(self.lengths.values()), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed
+        )
         self.by, self.on_exhausted = by, on_exhausted
+        self._epoch_samples = positive("epoch_samples", epoch_samples) or self.samples
         self._sizes = np.array([*self.lengths.values()], np.int64)
         self._offsets = np.cumsum(self._sizes) - self._sizes
         self._keys = [mix64(self.seed + _SOURCES) ^ hash64(name) for name in self.lengths]
@@ -172,8 +174,9 @@ class Mixture(RankSampler):
             )
         return self._batch_size * self.world_size
 
-    def check_batch_size(self, size: int) -> None:
+    def check_loader(self, size: int, samples: int | None) -> None:
         """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
+        super().check_loader(size, samples)
         least = size * self.world_size
         batch = least if self._global_batch is None else self._global_batch
         if batch % least:
@@ -194,7 +197,7 @@ class Mixture(RankSampler):
         with self._lock:
             shares, epoch = self._shares(), self.epoch
             if self.on_exhausted == "repeat":
-                return -(-self._length // self.global_batch) * self.global_batch
+                return -(-self._epoch_samples // self.global_batch) * self.global_batch
             end = shares.seek(epoch, float("inf"))
             return (end.step - end.began) * self.global_batch
 
@@ -237,8 +240,8 @@ class Mixture(RankSampler):
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
         """Yield this rank's indices of an epoch from local position `start` on."""
         self._warn_if_alone()
-        self.check_batch_size(
-            self._batch_size or 1
+        self.check_loader(
+            self._batch_size or 1, None
         )  # the world size may have become known only now
         share = self.global_batch // self.world_size
         chunk = max(_CHUNK, _CHUNK_OF_SOURCE * len(self.lengths))
@@ -280,7 +283,7 @@ class Mixture(RankSampler):
             self.global_batch,
             schedule,
             point,
-            epoch_steps=-(-self._length // self.global_batch) if repeats else None,
+            epoch_steps=-(-self._epoch_samples // self.global_batch) if repeats else None,
             drop=self.on_exhausted == "drop",
             by=self.by,
             key=mix64(self.seed + _NUMBERS),

@@ -94,9 +94,9 @@ class TokenBatchSampler(RankSampler):
                 "Leave it out, shorten it, or raise the budget"
             )
         self.buckets = None if buckets is None else checked(buckets, "buckets", least=0)
-        if self.buckets is not None and len(self.buckets) != self._length:
+        if self.buckets is not None and len(self.buckets) != self.samples:
             raise ValueError(
-                f"buckets: expected one for each of {self._length} lengths, got {len(self.buckets)}"
+                f"buckets: expected one for each of {self.samples} lengths, got {len(self.buckets)}"
             )
         self.padded = bool(padded)
         self.max_samples = positive("max_samples", max_samples)
@@ -111,9 +111,9 @@ class TokenBatchSampler(RankSampler):
         return f"TokenBatchSampler({said})"
 
     def _default_pool(self) -> int:
-        batch = self.budget * self._length // max(1, int(self.lengths.sum(dtype=np.uint64)))
+        batch = self.budget * self.samples // max(1, int(self.lengths.sum(dtype=np.uint64)))
         batch = max(1, min(batch, self.max_samples or batch))
-        return min(_BATCHES * batch, max(8 * batch, self._length // 4))
+        return min(_BATCHES * batch, max(8 * batch, self.samples // 4))
 
     @property
     def length(self) -> int:
@@ -153,7 +153,7 @@ class TokenBatchSampler(RankSampler):
 
     def plan_state(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
-        sizes = {"samples": self._length, "batches_per_step": self.batches_per_step}
+        sizes = {"samples": self.samples, "batches_per_step": self.batches_per_step}
         return {**sizes, **self._hashes, **self._options()}
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
@@ -193,7 +193,7 @@ class TokenBatchSampler(RankSampler):
         # A batch that fills the last group has positions of its own: it draws other random numbers than the first time.
         times, numbers = np.divmod(groups * step + members, max(1, len(plan.starts) - 1))
         begins, ends = plan.starts[numbers].astype(np.int64), plan.starts[numbers + 1]
-        return begins.tolist(), ends.tolist(), (begins + times * self._length).tolist()
+        return begins.tolist(), ends.tolist(), (begins + times * self.samples).tolist()
 
     def _plan(self, epoch: int) -> Plan:
         """Return the plan of an epoch. The last one stays in memory."""

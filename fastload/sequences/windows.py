@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import resource
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -25,6 +24,7 @@ from fastload.errors import SequenceError
 from fastload.rows import Run
 
 Path = str | os.PathLike[str]
+MOST_OPEN = 64  # files of a dataset
 
 
 class TokenWindows(Dataset[dict[str, Tensor]]):
@@ -35,7 +35,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
 
     - `tokens`, int64[length].
     - `targets`, int64[length]: the next token for each of them.
-    - with `end`, `segments`, int32[length]: the number of the document in the window, from 0 on. A marker belongs to
+    - with `end`, `segments`, int32[length]: the number of the document in the window, from 1 on. A marker belongs to
       the document that it ends.
     - with `end`, `positions`, int64[length]: the place of each token in its document, from 0 at the begin of the window
       and after each marker.
@@ -52,7 +52,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             one for each file.
         end: the token that ends each document.
 
-    At most 16 files are open at once, or a quarter of the process's limit of open files if that is more.
+    At most 64 files are open at once.
 
     Attributes:
         files, length, end: the arguments; files as absolute paths.
@@ -100,10 +100,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
 
     def close(self) -> None:
         """Close the files. The next read opens them again."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = max(16, limit // 4) if limit != resource.RLIM_INFINITY else len(self._parts)
         # Part `k` is at place `k % len(self._open)`. A thread that is reading holds its file.
-        self._open: list[_OpenFile | None] = [None] * min(most, len(self._parts))
+        self._open: list[_OpenFile | None] = [None] * min(MOST_OPEN, len(self._parts))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": [None] * len(self._open)}
@@ -157,7 +155,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         """Write segments and positions from the tokens of several windows."""
         if self.end is None:
             return
-        first = np.zeros((len(rows["tokens"]), self.length), np.bool_)  # of its document
+        first = np.ones((len(rows["tokens"]), self.length), np.bool_)  # of its document
         np.equal(rows["tokens"].numpy()[:, :-1], self.end, out=first[:, 1:])
         np.cumsum(first, axis=1, out=rows["segments"].numpy())
         places = np.arange(self.length)

@@ -222,7 +222,7 @@ def test_a_state_of_another_mixture_is_refused(other: dict[str, Any], field: str
     state = state_after(2, mixture())
     mixed = mixture(**other)
     with pytest.raises(StateError, match=f"^{field}: the state has"):
-        load(state, mixed)
+        load(state, mixed, mixed.samples)
     assert mixed.seen() == dict.fromkeys(LENGTHS, 0), "nothing was loaded"
 
 
@@ -375,3 +375,8 @@ def test_a_handler_of_a_signal_can_save_a_state_and_change_weights_in_the_middle
     assert [batch.tolist() for batch in load(states[1], mixture(epoch_samples=100))][:6] == whole[
         :6
     ]
+
+
+def test_a_dataset_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="plan is for 88 samples, and the dataset has 100"):
+        fastload.DataLoader(Numbers(100), batch_size=10, sampler=mixture())

@@ -441,3 +441,11 @@ def test_a_rank_that_knows_of_no_others_warns(monkeypatch: pytest.MonkeyPatch) -
         UserWarning, match="WORLD_SIZE is 4 .* this TokenBatchSampler gives every rank"
     ):
         next(iter(TokenBatchSampler(LENGTHS, budget=400)))
+
+
+def test_lengths_of_another_dataset_are_refused() -> None:
+    for samples in (5, 500):
+        with pytest.raises(ValueError, match=f"the dataset has {samples}"):
+            fastload.DataLoader(
+                Numbers(samples), batch_sampler=TokenBatchSampler([3] * 50, budget=9)
+            )

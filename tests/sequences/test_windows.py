@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from torch.utils.data import default_collate
 from fastload import DataLoader, RankSampler
 from fastload.errors import SequenceError, StateError
 from fastload.sequences import TokenWindows
+from fastload.sequences import windows as windows_module
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice
@@ -63,7 +63,7 @@ def naive(streams: list[list[int]], length: int, end: int) -> list[dict[str, lis
     for stream in streams:
         for begin in range(0, len(stream) - length, length):
             tokens = stream[begin : begin + length]
-            segments, positions, segment, position = [], [], 0, 0
+            segments, positions, segment, position = [], [], 1, 0
             for token in tokens:
                 segments.append(segment)
                 positions.append(position)
@@ -173,7 +173,7 @@ def test_a_fork_reads_on(file: Path, forks: None) -> None:
 
 
 def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(windows_module, "MOST_OPEN", 16)
     files = [written(tmp_path / f"{k}.bin", [k] * 9) for k in range(40)]
     dataset = TokenWindows(files, 8, dtype="uint16")
     before = len(os.listdir("/proc/self/fd"))
@@ -188,7 +188,7 @@ def test_a_thread_keeps_the_file_that_another_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a thread reads, another one reads so many files that the first thread's would be closed."""
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(windows_module, "MOST_OPEN", 16)
     files = [written(tmp_path / f"{k}.bin", [k] * 9) for k in range(40)]
     dataset = TokenWindows(files, 8, dtype="uint16")
     reads, may_read, found, read = threading.Event(), threading.Event(), [], os.pread
