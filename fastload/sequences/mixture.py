@@ -22,15 +22,10 @@ from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
 from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
 
-_SLOTS, _SOURCES, _NUMBERS = (
-    0x736C_6F74,
-    0x736F_7572,
-    0x6E75_6D62,
-)  # added to the seed: keys of three purposes
-_CHUNK, _CHUNK_OF_SOURCE = (
-    8192,
-    512,
-)  # samples of this rank that are computed at a time, and at least of each source
+# Added to the seed: keys of three purposes.
+_SLOTS, _SOURCES, _NUMBERS = 0x736C_6F74, 0x736F_7572, 0x6E75_6D62
+# Samples of this rank that are computed at a time, and at least for each source.
+_CHUNK, _CHUNK_OF_SOURCE = 8192, 512
 
 
 class MixtureState(TypedDict):

@@ -99,14 +99,14 @@ def test_what_is_open_is_refused(store: Path, kind: str) -> None:
         held = connection if kind == "connection" else connection.cursor()
         rows.transform = Holder(**{kind: held})
         with refused(rf"dataset\.transform\.{kind}"):
-            wrong_pairs(rows)
+            wrong_pairs(rows, worker_method="thread")
 
 
 def test_a_sample_read_before_the_loop_leaves_it_open(store: Path) -> None:
     rows = Rows(store)
     rows[3]
     with refused(r"dataset\.connection"):
-        wrong_pairs(rows)
+        wrong_pairs(rows, worker_method="thread")
     rows.connection.close()
     rows.connection = None
     assert wrong_pairs(rows) == 0
