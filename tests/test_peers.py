@@ -91,6 +91,9 @@ def measured(it: Contender, condition: str = "") -> Figures:
     [it for it in CONTENDERS if it.recipe in OURS and it.title not in TORCH_BY_WORKERS],
     ids=lambda it: it.title,
 )
+@pytest.mark.usefixtures(
+    "forks"
+)  # torch's processes of a fork server leave the memory of a batch open
 def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
     figures = measured(it)
     assert figures.keys() == {"first_batch_s", "cached", "rate", "cpu_ms", "peak_mib"}
