@@ -277,3 +277,16 @@ def test_arguments_that_cannot_be_used() -> None:
     for row in (-1, len(packed)):
         with pytest.raises(IndexError, match=f"row {row} of Packed"):
             packed[row]
+
+
+def test_the_ends_of_all_rows_are_those_of_one_long_sequence() -> None:
+    """As docs/packing.md has it for FlashAttention."""
+    packed = Packed(Documents([3, 9, 2, 5, 8, 1]), 10)
+    batch = default_collate([packed[row] for row in range(len(packed))])
+    starts = torch.arange(len(packed), dtype=torch.int32)[:, None] * 10
+    ends = torch.unique_consecutive(batch["cu_seqlens"] + starts)
+    assert ends.dtype == torch.int32
+    segments = batch["segments"].flatten()
+    rows = torch.arange(len(segments)) // 10
+    changes = (segments[1:] != segments[:-1]) | (rows[1:] != rows[:-1])
+    assert ends.tolist() == [0, *(changes.nonzero().flatten() + 1).tolist(), len(segments)]
