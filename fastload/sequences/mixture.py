@@ -68,8 +68,8 @@ class Mixture(RankSampler):
             that the shares are exact in the long run. "draw" draws the source of each sample by weight.
         on_exhausted: what happens after a source has given all its samples in an epoch of the mixture. "repeat": it
             continues with its next epoch, and the mixture's epoch has `epoch_samples`. "stop": the epoch ends with that
-            global batch. "drop": the source gives no more, and the epoch ends with the last source. Its next epoch
-            gives the samples that complete the batch, and continues there in the mixture's next epoch.
+            global batch. "drop": it gives no more, and the epoch ends with the last source, or at a step at which none
+            that is left has weight. A source's next epoch completes the batch, and continues in the mixture's next one.
         epoch_samples: samples in an epoch, for "repeat" only, rounded up to whole global batches. By default as many
             as all sources have together.
         global_batch: samples of all ranks in one global step. By default the loader's batch size x the world size. Give
@@ -79,8 +79,8 @@ class Mixture(RankSampler):
 
     A state of the loader holds what each source has given. It can be loaded with another number of ranks at the same
     global batch, with other weights, and with sources added or removed. Sources that stay continue, and new ones
-    begin. The weights of this mixture hold from the first step that is read after it. Changes by `set_weights` are part
-    of the state, and are dropped if the sources differ. Steps before a loaded state cannot be read again.
+    begin. The weights of this mixture hold from the first step that is read after it, unless the state has changes by
+    `set_weights`. If sources differ, these are dropped. Steps before a loaded state cannot be read again.
 
     Cost: about 0.6 us a sample. Other threads may call its methods while a loader uses it.
 

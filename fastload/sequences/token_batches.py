@@ -38,7 +38,8 @@ class TokenBatchSampler(RankSampler):
     the same. The list is a pure function of the lengths, the arguments, the seed and the epoch.
 
     Args:
-        lengths: integers[samples], each 1 or more, of any unit: tokens, frames, pixels. See `lengths_of`.
+        lengths: integers[samples], each 1 or more, of any unit: tokens, frames, pixels. See `lengths_of`. Do not
+            change the array later.
         budget: the most that a batch may cost, in the same unit.
         padded: True: a batch costs its number of samples x its longest. False: the sum of its lengths.
         max_samples: the most samples in a batch.
