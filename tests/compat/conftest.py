@@ -17,6 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
+            # Threads that were asked for warn of what these tests are about.
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::fastload.errors.SharedStateWarning")
+            )
 
 
 @pytest.fixture(autouse=True)

@@ -69,14 +69,14 @@ def test_what_is_open_is_refused(recording: Path) -> None:
         clips = Clips(recording)
         clips.transform = Holder(sound=sound)
         with refused(r"dataset\.transform\.sound"):
-            wrong_pairs(clips)
+            wrong_pairs(clips, worker_method="thread")
 
 
 def test_a_sample_read_before_the_loop_leaves_it_open(recording: Path) -> None:
     clips = Clips(recording)
     clips[3]
     with refused(r"dataset\.sound"):
-        wrong_pairs(clips)
+        wrong_pairs(clips, worker_method="thread")
     clips.sound.close()
     clips.sound = None
     assert wrong_pairs(clips) == 0

@@ -161,7 +161,7 @@ def test_what_is_open_is_refused(store: Path, kind: str) -> None:
     txn = records.env.begin()
     records.transform = Holder(**{kind: txn if kind == "txn" else txn.cursor()})
     with refused(rf"dataset\.transform\.{kind}"):
-        wrong_pairs(records)
+        wrong_pairs(records, worker_method="thread")
     records.transform = None
     txn.abort()
     records.env.close()
@@ -171,7 +171,7 @@ def test_a_sample_read_before_the_loop_leaves_the_cursor_open(store: Path) -> No
     records = ByCursor(store)
     assert records[3] is not None
     with refused(r"dataset\.cursor"):
-        wrong_pairs(records)
+        wrong_pairs(records, worker_method="thread")
     records.cursor = None
     assert wrong_pairs(records) == 0
     records.env.close()

@@ -119,7 +119,7 @@ def test_what_is_open_is_refused(video: Path, tmp_path: Path, kind: str) -> None
     read.transform = Holder(**{kind: opened})
     try:
         with refused(rf"dataset\.transform\.{kind}"):
-            wrong_pairs(read)
+            wrong_pairs(read, worker_method="thread")
     finally:
         close()
 
@@ -130,6 +130,6 @@ def test_a_sample_read_before_the_loop_leaves_it_open(video: Path, dataset: type
     read = dataset(video)
     read[3]
     with refused(r"dataset\.video"):
-        wrong_pairs(read)
+        wrong_pairs(read, worker_method="thread")
     read.video = None
     assert wrong_pairs(read) == 0
