@@ -21,7 +21,7 @@ BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_766,
     "loaded beside the way": 2_548,
-    "the core's other files": 619,
+    "the core's other files": 627,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
     "fastload/telemetry": 269,
@@ -32,7 +32,7 @@ BUDGETS = {
     "fastload/cli": 2_254,
     "fastload/compat": 441,
     "fastload/datasets": 1_631,
-    "fastload/datasets/packed": 1_701,
+    "fastload/datasets/packed": 1_696,
     "fastload/distributed": 1_713,
     "fastload/elastic": 713,
     "fastload/flow": 1_115,
@@ -41,7 +41,7 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 763,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_319,
+    "fastload/sequences": 1_320,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_225,

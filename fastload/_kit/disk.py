@@ -94,6 +94,17 @@ def open_file(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
     return file
 
 
+def preadv(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill `buffer` from `offset` of a file, with several calls if needed. Return the number of bytes read."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
 def sync_folder(path: str | os.PathLike[str]) -> None:
     """Sync a folder, so that the names in it survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

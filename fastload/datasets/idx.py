@@ -20,7 +20,7 @@ _PIECE = 1 << 20  # bytes; a forged size gets no more memory than this beyond wh
 
 
 def read_idx(path: str | os.PathLike[str], dimensions: int) -> NDArray[np.uint8]:
-    """Return the array of so many dimensions in an IDX file of uint8 values, gzipped or not.
+    """Return the array in an IDX file of uint8 values, gzipped or not. It must have this number of dimensions.
 
     The file's first bytes, not its name, tell whether it is gzipped.
 

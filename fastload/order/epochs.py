@@ -164,7 +164,7 @@ class Epochs:
         """See `DataLoader.state_dict`. Call `settings` only if the next epoch has not begun."""
         order, resume = self._at
         if isinstance(resume, SampledState):
-            # A planned order may have been changed since. What follows an ended epoch is the same one further.
+            # The weights of a mixture may have changed since. After an ended epoch, the next one begins.
             now = settings()
             place = (resume.epoch + 1, 0) if resume.ended else (resume.epoch, resume.position)
             own = plan_state(now.sampler, *place) or resume.sampler_state

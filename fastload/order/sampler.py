@@ -292,11 +292,11 @@ class RankSampler(Sampler[int]):
             )
 
     def check_loader(self, size: int, samples: int | None) -> None:
-        """Raise ValueError if a loader cannot have this batch size, or a plan is not for its number of samples.
+        """Raise ValueError if a loader cannot have this batch size, or a plan is for another number of samples.
 
         The end of a batch inside a block has no position in the order of all ranks.
         """
-        if self.planned and samples not in (None, self.samples):
+        if samples not in (None, self.samples):
             raise ValueError(
                 f"the sampler's plan is for {self.samples} samples, and the dataset has {samples}"
             )

@@ -130,9 +130,8 @@ class Mixture(RankSampler):
         function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
-        self._known: Shares | None = (
-            None  # made at the first use: the global batch may be known late
-        )
+        self._known: Shares | None = None
+        """Made at the first use: the global batch may be known late."""
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
@@ -216,6 +215,11 @@ class Mixture(RankSampler):
                     f"at_step must be {self._next_step} or more, because a loader was given the steps before, got "
                     f"{at_step}. Other ranks may have been given more"
                 )
+            if self._known is not None and self._known.lacks_weight(at_step):
+                raise ValueError(
+                    f"at_step={at_step}: an epoch ends there, because no source that is left has weight. Choose "
+                    "another step"
+                )
             self._schedule = self._schedule.changed(at_step, weights)
             if self._known is not None:
                 self._known.change(self._schedule, at_step)
@@ -235,9 +239,7 @@ class Mixture(RankSampler):
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
         """Yield this rank's indices of an epoch from local position `start` on."""
         self._warn_if_alone()
-        self.check_loader(
-            self._batch_size or 1, None
-        )  # the world size may have become known only now
+        self.check_loader(self._batch_size or 1, None)  # the world may be known only now
         share = self.global_batch // self.world_size
         chunk = max(_CHUNK, _CHUNK_OF_SOURCE * len(self.lengths))
         step, skipped = divmod(start, share)

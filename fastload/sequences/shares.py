@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -178,12 +178,20 @@ class Shares:
 
     def at(self, step: int) -> Point:
         """Return the point before a global step, in the epoch that it ends if it lies between two."""
-        point = self._known[
-            max(0, bisect_right(self._known, step, key=lambda known: known.step) - 1)
-        ]
+        earlier = bisect_left(self._known, step, key=lambda known: known.step)
+        point = self._known[max(0, earlier - 1)]
         while (point := self.seek(point.epoch, step - point.began)).step < step:
             point = point.next_epoch()
         return point
+
+    def lacks_weight(self, step: int) -> bool:
+        """Return whether an epoch ends before a global step because no source that is left has weight there.
+
+        Other weights at that step would prolong it, on ranks that have not ended it yet.
+        """
+        point = self.at(step)
+        left = self._sizes > point.given - point.given_then
+        return self._drop and bool(left.any()) and not len(self.numbers(point, 1))
 
     def numbers(self, point: Point, steps: int) -> NDArray[np.int64]:
         """Return the samples of each source in the next steps: int64[steps, sources], fewer at an epoch's end."""

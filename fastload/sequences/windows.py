@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastload._kit.disk import open_file
+from fastload._kit.disk import open_file, preadv
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
 from fastload.rows import Run
@@ -203,16 +203,12 @@ class _OpenFile:
         if hasattr(self, "_fd"):
             close(self._fd)  # not `os.close`: `os` may be empty at interpreter exit
 
-    def read(self, size: int, begin: int) -> bytes:
+    def read(self, size: int, begin: int) -> bytearray:
         """Return the bytes of the file from `begin` on."""
-        found = b""
+        found = bytearray(size)
         try:
-            # A call returns at most 2 GiB, and on some file systems less than is there.
-            while len(found) < size:
-                more = os.pread(self._fd, size - len(found), begin + len(found))
-                if not more:
-                    raise self._changed()
-                found = found + more if found else more
+            if preadv(self._fd, memoryview(found), begin) < size:
+                raise self._changed()
         except OSError as error:
             error.filename = self.part.path  # unlike open(), a read does not name it
             raise

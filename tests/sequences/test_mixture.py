@@ -380,3 +380,13 @@ def test_a_handler_of_a_signal_can_save_a_state_and_change_weights_in_the_middle
 def test_a_dataset_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="plan is for 88 samples, and the dataset has 100"):
         fastload.DataLoader(Numbers(100), batch_size=10, sampler=mixture())
+
+
+def test_weights_cannot_prolong_an_epoch_that_ends_for_want_of_weight() -> None:
+    mixed = mixture({"a": 0, "b": 0, "c": 1}, size=3, on_exhausted="drop")
+    assert len(batches(mixed, size=3)) == 3, "the 7 samples of c, and 2 of its next epoch"
+    with pytest.raises(ValueError, match="at_step=3: an epoch ends there"):
+        mixed.set_weights(WEIGHTS, at_step=3)
+    mixed.set_weights(WEIGHTS, at_step=4)
+    assert mixed.seen(3) == {"a": 0, "b": 0, "c": 9}
+    assert len(batches(mixed, 1, size=3)) > 3

@@ -24,12 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, default_collate
 
-from fastload import DataLoader, RankSampler, sample_rng
+from fastload import DataLoader, sample_rng
 from fastload.errors import SequenceError, StateError
 from fastload.sequences import Packed
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
-from tests.resuming import resumes_twice
+from tests.sequences.batches import KINDS, check_batches
 
 
 class Documents(Dataset[Any]):
@@ -144,16 +144,9 @@ def test_the_seed_makes_other_rows() -> None:
 # ---- workers ----
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_batches_are_those_of_the_rows(workers: int, kind: Any) -> None:
-    packed = Packed(Documents(SIZES), 25)
-    order = list(RankSampler(len(packed), seed=1, rank=0, world_size=1))
-    samples = [packed[row] for row in order]
-    expected = [default_collate(samples[k : k + 4]) for k in range(0, len(order), 4)]
-    options: dict[str, Any] = {"num_workers": workers, "worker_method": kind}
-    with DataLoader(packed, 4, sampler=order, **options) as loader:
-        check_same([*loader], expected)
-    resumes_twice(lambda: DataLoader(packed, 4, shuffle=True, seed=2, **options))
+    check_batches(Packed(Documents(SIZES), 25), num_workers=workers, worker_method=kind)
 
 
 def test_threads_are_chosen_and_share_the_plan() -> None:

@@ -21,15 +21,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import default_collate
 
-from fastload import DataLoader, RankSampler
+from fastload import DataLoader
 from fastload.errors import SequenceError, StateError
 from fastload.sequences import TokenWindows
 from fastload.sequences import windows as windows_module
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
-from tests.resuming import resumes_twice
+from tests.sequences.batches import KINDS, check_batches
 
 DTYPES = ["uint8", "int16", "uint16", ">u2", "int32", "uint32", "int64", "uint64"]
 
@@ -124,24 +123,18 @@ def test_a_read_that_gives_less_than_asked_for_goes_on(
 ) -> None:
     dataset = TokenWindows(file, 100, dtype="uint16")
     expected = [dataset[k]["targets"].tolist() for k in range(len(dataset))]
-    read = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, at: read(fd, min(size, 33), at))
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: read(fd, [into[0][:33]], at))
     assert [dataset[k]["targets"].tolist() for k in range(len(dataset))] == expected
 
 
 # ---- workers ----
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "thread"), (2, "thread"), (2, "process")])
+@pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_batches_are_those_of_the_windows(file: Path, workers: int, kind: Any) -> None:
     dataset = TokenWindows(file, 16, dtype="uint16", end=250)
-    order = list(RankSampler(len(dataset), seed=1, rank=0, world_size=1))
-    samples = [dataset[index] for index in order]
-    expected = [default_collate(samples[k : k + 4]) for k in range(0, len(order), 4)]
-    options: dict[str, Any] = {"num_workers": workers, "worker_method": kind}
-    with DataLoader(dataset, 4, sampler=order, **options) as loader:
-        check_same([*loader], expected)
-    resumes_twice(lambda: DataLoader(dataset, 4, shuffle=True, seed=2, **options))
+    check_batches(dataset, num_workers=workers, worker_method=kind)
 
 
 def test_threads_are_chosen_and_share_the_dataset(file: Path) -> None:
@@ -187,19 +180,19 @@ def test_few_files_are_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_thread_keeps_the_file_that_another_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a thread reads, another one reads so many files that the first thread's would be closed."""
+    """One thread reads a file. Meanwhile another opens more files than the dataset keeps open."""
     monkeypatch.setattr(windows_module, "MOST_OPEN", 16)
     files = [written(tmp_path / f"{k}.bin", [k] * 9) for k in range(40)]
     dataset = TokenWindows(files, 8, dtype="uint16")
-    reads, may_read, found, read = threading.Event(), threading.Event(), [], os.pread
+    reads, may_read, found, read = threading.Event(), threading.Event(), [], os.preadv
 
-    def waits(fd: int, size: int, at: int) -> bytes:
+    def waits(fd: int, into: Any, at: int) -> int:
         if threading.current_thread() is reader:
             reads.set()
             assert may_read.wait(30)
-        return read(fd, size, at)
+        return read(fd, into, at)
 
-    monkeypatch.setattr(os, "pread", waits)
+    monkeypatch.setattr(os, "preadv", waits)
     reader = threading.Thread(target=lambda: found.append(dataset[0]["tokens"].tolist()))
     reader.start()
     assert reads.wait(30)
@@ -258,10 +251,10 @@ def test_a_file_that_was_replaced_before_it_is_opened(file: Path, tmp_path: Path
 def test_an_error_of_the_system_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = TokenWindows(file, 100, dtype="uint16")
 
-    def fails(*call: Any) -> bytes:
+    def fails(*call: Any) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "pread", fails)
+    monkeypatch.setattr(os, "preadv", fails)
     with pytest.raises(OSError, match=file.name):
         dataset[0]
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastload._kit.disk import preadv
 from fastload.datasets.manifest import (
     FORMAT,
     INDEX,
@@ -145,17 +146,6 @@ def read_packed_index(path: str) -> Index:
         reason = f"{INDEX} has the columns {index.schema}, but {own} must come first"
         raise PackedDataError(path, reason)
     return index
-
-
-def preadv(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` of a file, with several calls if needed. Return the number of bytes read."""
-    done = 0
-    while done < len(buffer):
-        count = os.preadv(fd, [buffer[done:]], offset + done)
-        if not count:
-            break
-        done += count
-    return done
 
 
 def read_table(

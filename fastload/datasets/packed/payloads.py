@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.datasets.packed.format import Table, fault_of, preadv
+from fastload._kit.disk import preadv
+from fastload.datasets.packed.format import Table, fault_of
 from fastload.datasets.packed.shards import Shards
 
 Verify = Literal["first", "always", "never"]

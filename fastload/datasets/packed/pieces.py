@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from fastload._kit.disk import preadv
 from fastload.datasets.manifest import Index, Shard
-from fastload.datasets.packed.format import Table, fault_of, preadv, read_table
+from fastload.datasets.packed.format import Table, fault_of, read_table
 from fastload.errors import PackedDataError
 
 
