@@ -217,8 +217,7 @@ class Mixture(RankSampler):
                 )
             if self._known is not None and self._known.lacks_weight(at_step):
                 raise ValueError(
-                    f"at_step={at_step}: an epoch ends there, because no source that is left has weight. Choose "
-                    "another step"
+                    f"at_step={at_step}: an epoch ends there, as no source that is left has weight. Choose another step"
                 )
             self._schedule = self._schedule.changed(at_step, weights)
             if self._known is not None:
@@ -360,10 +359,8 @@ class Mixture(RankSampler):
         )
         point = Point(epoch, found["epoch_began"], then, found["step"], given)
         shares = self._new_shares(schedule, point.next_epoch() if ended else point)
-        if (
-            found["part"]
-            and _by_name(self.lengths, shares.numbers(point, 1)[0]) != found["numbers"]
-        ):
+        rest = shares.numbers(point, 1).sum(axis=0)
+        if found["part"] and _by_name(self.lengths, rest) != found["numbers"]:
             raise StateError(
                 f"step: the state ends within global step {found['step']}, and this Mixture has other weights or "
                 "sources for the rest of it. Save the state after a whole global step to change them"
