@@ -240,12 +240,13 @@ class Mixture(RankSampler):
         self._warn_if_alone()
         self.check_loader(self._batch_size or 1, None)  # the world may be known only now
         share = self.global_batch // self.world_size
-        chunk = max(_CHUNK, _CHUNK_OF_SOURCE * len(self.lengths))
+        chunk, most = share, max(_CHUNK, _CHUNK_OF_SOURCE * len(self.lengths))
         step, skipped = divmod(start, share)
         while True:
             with self._lock:
                 schedule, begin = self._schedule, self._shares().seek(epoch, step)
                 rows = self._rows(begin, max(1, chunk // share))
+            chunk = min(4 * chunk, most)  # small at first: the first batch waits for it
             for number, row in enumerate(rows, begin.step):
                 with self._lock:
                     # First: a handler of a signal may change the weights in between.

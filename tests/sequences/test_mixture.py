@@ -372,9 +372,11 @@ def test_a_handler_of_a_signal_can_save_a_state_and_change_weights_in_the_middle
         signal.signal(signal.SIGUSR1, before)
     assert [sources_of(batch) == "a" * 10 for batch in whole] == [False] * 6 + [True] * 4
     assert len(batches(mixed, 1)) == 10
-    assert [batch.tolist() for batch in load(states[1], mixture(epoch_samples=100))][:6] == whole[
-        :6
-    ]
+    resumed = load(states[1], mixture(epoch_samples=100))
+    delivered = states[1]["batches"]
+    assert delivered < 4
+    rest = [batch.tolist() for batch in resumed]
+    assert rest[: 6 - delivered] == whole[delivered:6]
 
 
 def test_a_dataset_of_another_length_is_refused() -> None:
