@@ -88,7 +88,7 @@ def _dense_kind(kind: pa.DataType) -> Kind | None:
     if pa.types.is_boolean(kind):
         return Kind(torch.bool)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return Kind(torch.from_numpy(pa.nulls(0, kind).to_numpy().copy()).dtype)
+        return Kind(torch.from_numpy(np.empty(0, np.from_dlpack(pa.nulls(0, kind)).dtype)).dtype)
     return None
 
 
@@ -189,7 +189,7 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
     """Return the numbers of an array without lists. The number at a null is undefined."""
     if pa.types.is_boolean(array.type):
         return _numbers(array.cast(pa.uint8())).view(np.bool_)
-    dtype = pa.nulls(0, array.type).to_numpy().dtype
+    dtype = np.from_dlpack(pa.nulls(0, array.type)).dtype
     memory = array.buffers()[1]
     if memory is None or not len(array):
         return np.zeros(len(array), dtype)

@@ -189,7 +189,7 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
         return _of_tensor(field.name, torch.from_numpy(array.to_numpy(zero_copy_only=False)))
     if pa.types.is_fixed_size_list(array.type) and is_number(array.type.value_type):
         values = array.flatten()
-        rows = np.frombuffer(values.buffers()[1], pa.nulls(0, values.type).to_numpy().dtype)
+        rows = np.frombuffer(values.buffers()[1], np.from_dlpack(pa.nulls(0, values.type)).dtype)
         rows = rows[values.offset : values.offset + len(values)]
         return _of_tensor(field.name, torch.from_numpy(rows.reshape(len(array), -1).copy()))
     return pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array

@@ -29,7 +29,7 @@ def dtype_of(field: pa.Field) -> str | None:
     kind = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
     if not is_number(kind):
         return None
-    stored = pa.nulls(0, kind).to_numpy().dtype.name
+    stored = np.from_dlpack(pa.nulls(0, kind)).dtype.name
     about = json.loads((field.metadata or {}).get(b"fastload", b"{}"))
     dtype = str(about["dtype"]) if isinstance(about, dict) and "dtype" in about else stored
     if STORED_AS.get(dtype, dtype) != stored:
@@ -68,7 +68,7 @@ def arrays_of(batch: pa.RecordBatch, memory: mmap.mmap, *, full: bool) -> Arrays
 def _array(column: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
     storage = column.storage if isinstance(column, pa.ExtensionArray) else column
     values = storage.flatten() if pa.types.is_fixed_size_list(storage.type) else storage
-    dtype = pa.nulls(0, values.type).to_numpy().dtype
+    dtype = np.from_dlpack(pa.nulls(0, values.type)).dtype
     # Arrow's own view of it is read-only.
     begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
     found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)

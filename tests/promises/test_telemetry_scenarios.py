@@ -25,6 +25,7 @@ import fastload.engine.pinning
 import fastload.engine.readers
 from fastload import DataLoader, Stats, stage
 from fastload.telemetry.diagnosis import bound
+from tests.gil import needs_gil
 
 ATTEMPTS = 3
 BUFFER = bytes(2**20)  # hashlib lets the GIL go for buffers of more than 2 KiB
@@ -167,6 +168,7 @@ def test_slow_decode_on_all_cores_is_to_be_less() -> None:
 # ---- the GIL ----
 
 
+@needs_gil
 @pytest.mark.parametrize(("workers", "read"), [(2, True), (4, False)])
 def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None:
     """After a read that lets the GIL go, a thread waits for it: that wait is no slow storage."""

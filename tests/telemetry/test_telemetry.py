@@ -29,6 +29,7 @@ from fastload.telemetry import Place, Recorder, merge, recording, span, stage
 from fastload.telemetry import recorder as recorder_module
 from fastload.telemetry import stages as stages_module
 from fastload.telemetry.recorder import MOST_STAGES, OTHER, PROBE_EVERY_S, Histogram
+from tests.gil import needs_gil
 
 RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
 
@@ -329,11 +330,6 @@ def pressures(probes: int = 25) -> Iterator[float]:
 def spin() -> None:
     for _ in range(1000):
         pass
-
-
-needs_gil = pytest.mark.skipif(
-    not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to wait for"
-)
 
 
 @needs_gil
