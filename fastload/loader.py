@@ -182,7 +182,7 @@ class DataLoader(TorchDataLoader[T]):
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
-            size = getattr(self._index_sampler, "batch_size", None) or 1
+            size = getattr(self._index_sampler, "batch_size", None)
             single.check_loader(size, known_length(dataset) if single.planned else None)
         self._epochs = Epochs(samplers)
 

@@ -291,16 +291,17 @@ class RankSampler(Sampler[int]):
                 stacklevel=3,
             )
 
-    def check_loader(self, size: int, samples: int | None) -> None:
+    def check_loader(self, size: int | None, samples: int | None) -> None:
         """Raise ValueError if a loader cannot have this batch size, or a plan is for another number of samples.
 
-        The end of a batch inside a block has no position in the order of all ranks.
+        The end of a batch inside a block has no position in the order of all ranks. The size is None if the sampler's
+        items are not put into batches.
         """
         if samples not in (None, self.samples):
             raise ValueError(
                 f"the sampler's plan is for {self.samples} samples, and the dataset has {samples}"
             )
-        if size % self.block:
+        if (size or 1) % self.block:
             raise ValueError(
                 f"the batch size must be a multiple of the sampler's block, got batch size {size} and "
                 f"block={self.block}"

@@ -30,9 +30,7 @@ def lengths_of(source: Any, dataset: Sized | int | None = None, *, least: int = 
     Raises TypeError if the lengths are not integers. Raises ValueError if one is less than `least`, if a column has
     nulls, or if `dataset` has another number of samples. Raises KeyError for an unknown column.
     """
-    samples = None
-    if dataset is not None:
-        samples = len(dataset) if isinstance(dataset, Sized) else integer("dataset", dataset)
+    samples = None if dataset is None else samples_in("dataset", dataset)
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):
         found = _column(*source)
     elif callable(source):
@@ -47,14 +45,25 @@ def lengths_of(source: Any, dataset: Sized | int | None = None, *, least: int = 
     return lengths
 
 
+def samples_in(name: str, dataset: Any) -> int:
+    """Return the number of samples of a dataset, which may be given instead of it. Raise TypeError otherwise."""
+    return len(dataset) if isinstance(dataset, Sized) else integer(name, dataset)
+
+
 def checked(values: Any, name: str = "lengths", least: int = 1) -> NDArray[Any]:
     """Return integers as an array with one dimension. Raise TypeError or ValueError, with the index of a wrong one."""
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise TypeError(
+            f"{name}: expected integers in one dimension, got lists: {error}"
+        ) from error
     if not found.size and found.ndim == 1:
         found = found.astype(np.int64)
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise TypeError(
-            f"{name}: expected integers in one dimension, got {found.dtype} of shape {found.shape}"
+            f"{name}: expected integers in one dimension, got {found.dtype} of shape {found.shape}. lengths_of() takes "
+            "functions and columns"
         )
     if found.min(initial=least) < least:
         index = int(found.argmin())

@@ -6,6 +6,7 @@ its own epochs a sample belongs to, and its index in that epoch's order.
 
 from __future__ import annotations
 
+import reprlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sized
@@ -20,6 +21,7 @@ from fastload._kit.integers import global_position, integer, positive
 from fastload.errors import StateError
 from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
+from fastload.sequences.lengths import samples_in
 from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
 
 # Added to the seed: keys of three purposes.
@@ -60,9 +62,10 @@ class Mixture(RankSampler):
 
     Args:
         sources: datasets by name, or their lengths.
-        weights: numbers by name, 0 or more; their sum may be any. Or a schedule: pairs `(step, weights)` in the order
-            of their global steps, the first for step 0. Or a function of the global step that returns weights. It must
-            return the same on all ranks and in every run. Global steps are counted from 0, over all epochs.
+        weights: numbers by name, 0 or more; their sum may be any. Or a schedule: pairs `(step, weights)`, or a dict of
+            them, in the order of their global steps, the first for step 0. Or a function of the global step that
+            returns weights. It must return the same on all ranks and in every run. Global steps are counted from 0,
+            over all epochs.
         seed: selects the orders. The same on all ranks.
         by: "quota" gives each global batch its share of each source, rounded up in some batches and down in others, so
             that the shares are exact in the long run. "draw" draws the source of each sample by weight.
@@ -111,7 +114,12 @@ class Mixture(RankSampler):
             )
         if epoch_samples is not None and on_exhausted != "repeat":
             raise ValueError(f'epoch_samples needs on_exhausted="repeat", got {on_exhausted!r}')
-        lengths = {name: _length(name, source) for name, source in sources.items()}
+        if not isinstance(sources, Mapping) or not all(isinstance(name, str) for name in sources):
+            raise TypeError(f"sources must be datasets by name, got {reprlib.repr(sources)}")
+        lengths = {
+            name: positive(f"samples of source {name!r}", samples_in(name, source)) or 1
+            for name, source in sources.items()
+        }
         self._sources = {name: sources[name] for name in sorted(lengths)}
         self.lengths = {name: lengths[name] for name in self._sources}
         """Samples of each source."""
@@ -168,10 +176,10 @@ class Mixture(RankSampler):
             )
         return self._batch_size * self.world_size
 
-    def check_loader(self, size: int, samples: int | None) -> None:
+    def check_loader(self, size: int | None, samples: int | None) -> None:
         """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
         super().check_loader(size, samples)
-        least = size * self.world_size
+        least = (size or 1) * self.world_size
         batch = least if self._global_batch is None else self._global_batch
         if batch % least:
             raise ValueError(
@@ -183,7 +191,7 @@ class Mixture(RankSampler):
                 f"the global batch was {self._known.batch} for {self._next_step} steps, and would be {batch} now. Make "
                 "a new Mixture, or give it global_batch"
             )
-        self._batch_size = size
+        self._batch_size = size or 1
 
     @property
     def length(self) -> int:
@@ -369,15 +377,6 @@ class Mixture(RankSampler):
         with self._lock:
             self._schedule, self._known = schedule, shares
             self._next_step = found["step"] + bool(found["part"])
-
-
-def _length(name: str, source: Dataset[Any] | int) -> int:
-    if not isinstance(name, str):
-        raise TypeError(f"names of sources must be strings, got {name!r}")
-    length = len(source) if isinstance(source, Sized) else integer(f"source {name!r}", source)
-    if length < 1:
-        raise ValueError(f"source {name!r} must have 1 or more samples, got {length}")
-    return length
 
 
 def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str, int]:

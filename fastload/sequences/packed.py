@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -19,18 +19,21 @@ from fastload.rows import Run
 from fastload.sequences.lengths import lengths_of
 from fastload.sequences.packing import MOST_ITEMS, best_fit
 
+_NAMES = ("tokens", "segments", "positions", "cu_seqlens")
+
 
 class Packed(Dataset[dict[str, Tensor]]):
     """Rows of `length` tokens, into which the samples of a dataset are packed: best-fit decreasing.
 
-    A sample is an integer array, tensor or list of one dimension, or a dict with one at `key`. Other keys are ignored.
-    Samples without tokens are in no row. A row is a dict of tensors:
+    A sample is an integer array, tensor or list of one dimension, or a dict with one at `key`. Samples without tokens
+    are in no row. A row is a dict of tensors:
 
     - `tokens`, int64[length]: the samples one after another, then `pad`.
     - `segments`, int32[length]: 1 for the tokens of the row's first sample, 2 for the second, ..., 0 for padding.
     - `positions`, int64[length]: the place of each token in its sample, from 0 on. 0 for padding.
     - `cu_seqlens`, int32[max_segments + 2]: 0, then the end of each sample, then `length` to the end. So FlashAttention
       sees the padding as one more sequence, followed by empty ones. All rows have the same shapes.
+    - each key of `also`, int64[length]: its values, in the places of the tokens they belong to, then its padding.
 
     The rows are a pure function of the lengths and the arguments: the same in all epochs, on all ranks and machines. A
     sampler shuffles the rows. `dataset` is read for each row, by `__getitems__` if it has that.
@@ -41,6 +44,8 @@ class Packed(Dataset[dict[str, Tensor]]):
         lengths: the number of tokens of each sample, as `lengths_of` takes them. None: the constructor reads every
             sample once, and shows a progress bar.
         key: the key of the tokens, if a sample is a dict.
+        also: other keys whose values are packed beside the tokens, an integer for each of them, and their padding:
+            `{"labels": -100}`. Keys that are not named are left out.
         long: what to do with samples longer than `length`. "split" makes pieces of `length` tokens, and of the rest,
             each of which is a segment of its own. Each piece reads the whole sample. "truncate" leaves out what is
             beyond `length`. "error" raises ValueError.
@@ -54,14 +59,15 @@ class Packed(Dataset[dict[str, Tensor]]):
     of `dataset` as the loader makes them. Each process has a plan of its own.
 
     Attributes:
-        dataset, length, key, pad: the arguments.
+        dataset, length, key, also, pad: the arguments.
         max_segments: segments for which `cu_seqlens` has room.
         useful_share: the share of tokens that are no padding, 0 to 1.
         set_id: hash of the lengths, the arguments and the `set_id` of `dataset`. A loader's state contains it.
 
-    Reading raises what `dataset` raises, with a note that names the row. It raises SequenceError if a sample has
-    another length than planned, and TypeError if it is not one of tokens. The constructor raises ValueError for
-    arguments out of range, and if no sample has tokens.
+    Reading raises what `dataset` raises, with a note that names the row. It raises SequenceError if a sample, or one of
+    its values of `also`, has another length than planned, TypeError if these are no integers in one dimension, and
+    KeyError if a key is missing. The constructor raises ValueError for arguments out of range, and if no sample has
+    tokens.
     """
 
     fastload_per_worker = ("dataset",)
@@ -73,6 +79,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         *,
         lengths: Any = None,
         key: Any = None,
+        also: Mapping[str, int] | None = None,
         long: Literal["split", "truncate", "error"] = "split",
         pad: int = 0,
         seed: int = 0,
@@ -84,6 +91,11 @@ class Packed(Dataset[dict[str, Tensor]]):
             raise ValueError(f'long must be "split", "truncate" or "error", got {long!r}')
         self.dataset, self.length, self.key = dataset, int(length), key
         self.pad = integer("pad", pad)
+        self.also = {name: integer(f"also[{name!r}]", fill) for name, fill in (also or {}).items()}
+        if self.also and (key is None or not self.also.keys().isdisjoint((key, *_NAMES))):
+            raise ValueError(
+                f"also names keys beside key, and none of {_NAMES}, got {also!r} and {key=}"
+            )
         planned = lengths_of(self._length if lengths is None else lengths, dataset, least=0)
         small = planned.max(initial=0) < 1 << 31
         self._planned: NDArray[Any] = planned.astype(np.int32 if small else np.int64)
@@ -108,7 +120,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         self.useful_share = int(sizes.sum(dtype=np.int64)) / (len(self) * self.length)
         hashed = blake2b(self._planned.data, digest_size=8)
         inner = getattr(dataset, "set_id", None)
-        hashed.update(repr((inner, self.length, key, long, pad, int(seed))).encode())
+        hashed.update(repr((inner, self.length, key, self.also, long, pad, int(seed))).encode())
         self.set_id = hashed.hexdigest()
 
     def __len__(self) -> int:
@@ -123,7 +135,7 @@ class Packed(Dataset[dict[str, Tensor]]):
             raise IndexError(f"row {row} of {self!r}: expected 0 to {len(self) - 1}")
         sample = self.empty_sample()
         try:
-            self._fill(row, *(leaf.numpy() for leaf in sample.values()))
+            self._fill(row, {name: leaf.numpy() for name, leaf in sample.items()})
         except Exception as error:
             error.add_note(f"in row {row} of {self!r}")
             raise
@@ -131,8 +143,8 @@ class Packed(Dataset[dict[str, Tensor]]):
 
     def empty_sample(self) -> dict[str, Tensor]:
         """Return an empty row; see `fastload.rows`."""
-        return {
-            "tokens": torch.empty(self.length, dtype=torch.int64),
+        row = {name: torch.empty(self.length, dtype=torch.int64) for name in ("tokens", *self.also)}
+        return row | {
             "segments": torch.empty(self.length, dtype=torch.int32),
             "positions": torch.empty(self.length, dtype=torch.int64),
             "cu_seqlens": torch.empty(self.max_segments + 2, dtype=torch.int32),
@@ -143,23 +155,16 @@ class Packed(Dataset[dict[str, Tensor]]):
         rows = as_indices(run.indices, len(self))
         if rows is None:
             return range(len(run))
-        leaves = [run.rows[name].numpy() for name in self.empty_sample()]
+        leaves = {name: leaf.numpy() for name, leaf in run.rows.items()}
         missing = []
         for k, row in enumerate(rows.tolist()):
             try:
-                self._fill(row, *(leaf[k] for leaf in leaves))
+                self._fill(row, {name: leaf[k] for name, leaf in leaves.items()})
             except Exception:  # `__getitem__` raises it again, in its place
                 missing.append(k)
         return missing
 
-    def _fill(
-        self,
-        row: int,
-        tokens: NDArray[np.int64],
-        segments: NDArray[np.int32],
-        positions: NDArray[np.int64],
-        cu_seqlens: NDArray[np.int32],
-    ) -> None:
+    def _fill(self, row: int, into: Mapping[str, NDArray[Any]]) -> None:
         """Write a row."""
         pieces = self._pieces[self._begins[row] : self._begins[row + 1]].astype(np.int64)
         samples, starts = pieces, np.zeros_like(pieces)
@@ -170,20 +175,23 @@ class Packed(Dataset[dict[str, Tensor]]):
         sizes = np.minimum(planned - starts, self.length)
         ends = np.cumsum(sizes)
         used, count = int(ends[-1]), len(pieces)
-        segments[:used] = np.repeat(np.arange(1, count + 1), sizes)
-        positions[:used] = np.arange(used) - np.repeat(ends - sizes, sizes)
+        into["segments"][:used] = np.repeat(np.arange(1, count + 1), sizes)
+        into["positions"][:used] = np.arange(used) - np.repeat(ends - sizes, sizes)
+        cu_seqlens = into["cu_seqlens"]
         cu_seqlens[0], cu_seqlens[1 : count + 1], cu_seqlens[count + 1 :] = 0, ends, self.length
-        tokens[used:], segments[used:], positions[used:] = self.pad, 0, 0
+        for name, fill in {"tokens": self.pad, "segments": 0, "positions": 0, **self.also}.items():
+            into[name][used:] = fill
         read = zip(samples.tolist(), self._read(samples.tolist()), planned.tolist(), strict=True)
         places = zip(starts.tolist(), ends.tolist(), sizes.tolist(), strict=True)
         for (index, sample, expected), (start, end, size) in zip(read, places, strict=True):
-            ids = self._ids(index, sample)
-            if len(ids) != expected:
-                raise SequenceError(
-                    f"sample {index}: planned were {expected} tokens, found {len(ids)}. Give the lengths that the "
-                    "samples have now, or find out why they change"
-                )
-            tokens[end - size : end] = ids[start : start + size]
+            for name, key in (("tokens", self.key), *zip(self.also, self.also, strict=True)):
+                ids = self._ids(index, sample, key)
+                if len(ids) != expected:
+                    raise SequenceError(
+                        f"sample {index}{_at(key)}: planned were {expected} tokens, found {len(ids)}. Give the lengths "
+                        "that the samples have now, or find out why they change"
+                    )
+                into[name][end - size : end] = ids[start : start + size]
 
     def _read(self, indices: list[int]) -> Sequence[Any]:
         if hasattr(self.dataset, "__getitems__"):
@@ -191,19 +199,20 @@ class Packed(Dataset[dict[str, Tensor]]):
             return samples
         return [self.dataset[index] for index in indices]
 
-    def _ids(self, index: int, sample: Any) -> NDArray[Any]:
-        """Return the tokens of a sample."""
-        ids = np.asarray(sample if self.key is None else sample[self.key])
+    def _ids(self, index: int, sample: Any, key: Any) -> NDArray[Any]:
+        """Return the tokens of a sample, or other values beside them."""
+        if isinstance(sample, Mapping) and key not in sample:
+            raise KeyError(f"sample {index}: expected key to be one of {[*sample]}, got {key!r}")
+        ids = np.asarray(sample if key is None else sample[key])
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            where = "" if self.key is None else f", key {self.key!r}"
             raise TypeError(
-                f"sample {index}{where}: expected integers in one dimension, found {ids.dtype}{[*ids.shape]}"
+                f"sample {index}{_at(key)}: expected integers in one dimension, found {ids.dtype}{[*ids.shape]}"
             )
         return ids
 
     def _length(self, index: int) -> int:
         """Return the number of tokens of a sample, which it reads."""
-        return len(self._ids(index, self._read([index])[0]))
+        return len(self._ids(index, self._read([index])[0], self.key))
 
     def _cut(self, long: str) -> NDArray[Any]:
         """Cut the samples into pieces. Return the length of each piece."""
@@ -220,3 +229,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         rest = planned[there] - (counts[there] - 1) * length  # of the last piece
         sizes[self._firsts[1:][there] - 1] = np.minimum(rest, length)
         return sizes
+
+
+def _at(key: Any) -> str:
+    return "" if key is None else f", key {key!r}"

@@ -19,7 +19,9 @@ from fastload._kit.hashing import MASK, mix64s
 from fastload._kit.integers import integer
 
 Weights = Mapping[str, float]
-Schedule = Weights | Sequence[tuple[int, Weights]] | Callable[[int], Weights]
+Schedule = (
+    Weights | Mapping[int, Weights] | Sequence[tuple[int, Weights]] | Callable[[int], Weights]
+)
 Counts = NDArray[np.int64]  # [sources]
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio: the fractions of its multiples lie evenly, however many
@@ -62,8 +64,18 @@ class WeightSchedule:
             self._function = schedule
             self._row(schedule(0))
             return
-        pairs = [(0, schedule)] if isinstance(schedule, Mapping) else schedule
-        self._own = [(integer("a step of weights", step), self._row(row)) for step, row in pairs]
+        pairs: Any = schedule
+        if isinstance(schedule, Mapping):
+            by_step = all(isinstance(key, int) for key in schedule)
+            pairs = schedule.items() if by_step else [(0, schedule)]
+        try:
+            pairs = [(integer("a step of weights", step), row) for step, row in pairs]
+        except TypeError as error:
+            raise TypeError(
+                "weights must be numbers by name, pairs (step, weights) or a function of the step, got "
+                f"{schedule!r}: {error}"
+            ) from error
+        self._own = [(step, self._row(row)) for step, row in pairs]
         steps = [step for step, _ in self._own]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(

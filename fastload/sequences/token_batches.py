@@ -152,6 +152,14 @@ class TokenBatchSampler(RankSampler):
             for begin, end, position in zip(*places, strict=True):
                 yield PlacedBatch(plan.order[begin:end].tolist(), position)
 
+    def check_loader(self, size: int | None, samples: int | None) -> None:
+        """See `RankSampler`. Raise ValueError if batches of batches would be made."""
+        super().check_loader(size, samples)
+        if size is not None:
+            raise ValueError(
+                "give a TokenBatchSampler to the loader as batch_sampler, not as sampler"
+            )
+
     def plan_state(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
         sizes = {"samples": self.samples, "batches_per_step": self.batches_per_step}

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import fastload
-from fastload.datasets import ImageFolder
-from fastload.image import RandomResizedCrop
 
 RECORDED = {
     "order": "2334ef060b684401c07a43fbf57ff3fa6934b3c365a4cca53de0c39b42063ed2",
@@ -55,10 +53,13 @@ class Draws:
         return torch.tensor(drawn, dtype=torch.float64)
 
 
-def images(folder: Path) -> ImageFolder:
+def images(folder: Path) -> Any:
     """Return PNG files, which every decoder reads alike, with a plan."""
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("torchvision")
+    from fastload.datasets import ImageFolder
+    from fastload.image import RandomResizedCrop
+
     (folder / "a").mkdir()
     for k in range(12):
         y, x, c = np.indices((40 + k, 60, 3))

@@ -105,6 +105,7 @@ def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ([1, 2], 3, ValueError, "a length for each of 3 samples, got 2"),
         ([0.5], None, TypeError, "expected integers in one dimension, got float64"),
         ([True], None, TypeError, "got bool"),
+        ([[1, 2], [3]], None, TypeError, "expected integers in one dimension, got lists"),
         ("abc", None, TypeError, "expected integers in one dimension"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_schedule_is_a_function_of_the_global_step_over_all_epochs() -> None:
     def function(step: int) -> dict[str, float]:
         return only["a" if step < 3 else "b" if step < 12 else "c"]
 
-    for schedule in (steps, function):
+    for schedule in (steps, dict(steps), function):
         mixed = mixture(schedule, epoch_samples=80)
         shown = [sources_of(batch)[0] for epoch in (0, 1) for batch in batches(mixed, epoch)]
         assert "".join(shown) == "aaabbbbb" + "bbbbcccc"
@@ -266,7 +266,7 @@ def test_a_step_may_have_several_batches() -> None:
         ({"weights": {**WEIGHTS, "c": float("nan")}}, "finite, 0 or more"),
         ({"weights": dict.fromkeys("abc", 0)}, "not all 0"),
         ({"weights": [(1, WEIGHTS)]}, "begin with step 0"),
-        ({"sources": {"a": 50, "b": 31, "c": 0}}, "source 'c' must have 1 or more samples"),
+        ({"sources": {"a": 50, "b": 31, "c": 0}}, "samples of source 'c' must be 1 or more"),
         ({"weights": {**WEIGHTS, "b": 1e308, "c": 1e308}}, "and their sum must be finite"),
         ({"epoch_samples": 0}, "epoch_samples must be 1 or more"),
         ({"size": 0}, "global_batch must be 1 or more"),
@@ -283,8 +283,14 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message
 def test_lengths_may_be_of_numpy_and_names_are_strings() -> None:
     given = {name: np.int64(length) for name, length in LENGTHS.items()}
     assert mixture(sources=given).lengths == LENGTHS
-    with pytest.raises(TypeError, match="names of sources must be strings, got 1"):
-        mixture({1: 1}, {1: 5})
+    for sources in ({1: 5}, [5, 7]):
+        with pytest.raises(TypeError, match="sources must be datasets by name, got "):
+            mixture(sources=sources)
+    for weights in ([0.5, 0.5], 0.5):
+        with pytest.raises(
+            TypeError, match="weights must be numbers by name, pairs .step, weights. or"
+        ):
+            mixture(weights)  # type: ignore[arg-type]
 
 
 def test_a_mixture_has_a_dataset_of_its_sources() -> None:

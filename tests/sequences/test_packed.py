@@ -1,6 +1,7 @@
 """Promises:
 - Each token of a packed dataset is in one row, at one place. Segments, positions and `cu_seqlens` say which sample it
   belongs to.
+- Other keys, such as labels, are packed beside the tokens if they are named, with a padding of their own.
 - Long samples are split into segments, truncated or an error. Samples without tokens are in no row.
 - Batches of packed rows equal the rows, for threads and processes, and in a resumed epoch.
 - A sample of another length than planned is an error that names sample and lengths. An error of the packed dataset
@@ -119,6 +120,24 @@ def test_every_token_is_in_one_row(
     assert packed.useful_share == tokens / (len(packed) * length)
 
 
+class Labelled(Documents):
+    """Dicts of tokens and labels. The label of a token is its negative."""
+
+    def __getitem__(self, index: int) -> Any:
+        ids = super().__getitem__(index)
+        return {"ids": ids, "labels": -ids.astype(np.int64), "text": "left out"}
+
+
+@given(LENGTHS, st.integers(1, 50), st.sampled_from(["split", "truncate"]))
+def test_labels_are_beside_their_tokens(lengths: list[int], length: int, long: Any) -> None:
+    packed = Packed(Labelled(lengths), length, key="ids", also={"labels": -100}, long=long)
+    for row in map(packed.__getitem__, range(len(packed))):
+        assert [*row] == ["tokens", "labels", "segments", "positions", "cu_seqlens"]
+        assert row["labels"].dtype is torch.int64
+        expected = torch.where(row["segments"] > 0, -row["tokens"], -100)
+        assert row["labels"].tolist() == expected.tolist()
+
+
 def test_a_dataset_that_reads_together_is_read_so() -> None:
     for length in (40, 10):
         one, other = Packed(Documents(SIZES), length), Packed(Together(SIZES), length)
@@ -146,7 +165,8 @@ def test_the_seed_makes_other_rows() -> None:
 
 @pytest.mark.parametrize(("workers", "kind"), KINDS)
 def test_batches_are_those_of_the_rows(workers: int, kind: Any) -> None:
-    check_batches(Packed(Documents(SIZES), 25), num_workers=workers, worker_method=kind)
+    packed = Packed(Labelled(SIZES), 25, key="ids", also={"labels": -100})
+    check_batches(packed, num_workers=workers, worker_method=kind)
 
 
 def test_threads_are_chosen_and_share_the_plan() -> None:
@@ -212,6 +232,17 @@ def test_a_sample_of_another_length_than_planned() -> None:
             next(iter(loader))
 
 
+def test_labels_that_do_not_fit_their_tokens() -> None:
+    for labels, raised, said in (
+        ({"labels": [1]}, SequenceError, "sample 0, key 'labels': planned were 2 tokens, found 1"),
+        ({"labels": [0.5, 1]}, TypeError, "sample 0, key 'labels': expected integers"),
+        ({}, KeyError, "sample 0: expected key to be one of .'ids'., got 'labels'"),
+    ):
+        packed = Packed([{"ids": [3, 4], **labels}], 4, key="ids", also={"labels": -100})
+        with pytest.raises(raised, match=said):
+            packed[0]
+
+
 class Broken(Documents):
     def __getitem__(self, index: int) -> Any:
         if index == 3:
@@ -247,6 +278,8 @@ def test_samples_that_are_not_tokens() -> None:
             Packed([sample], 4)
         with pytest.raises(TypeError, match=f"sample 0, key 'ids': .*, found {found}"):
             Packed([{"ids": sample}], 4, key="ids")
+    with pytest.raises(KeyError, match=r"sample 0: expected key to be one of \['ids', 'text'\]"):
+        Packed([{"ids": [1], "text": "a"}], 4)
 
 
 def test_arguments_that_cannot_be_used() -> None:
@@ -260,6 +293,10 @@ def test_arguments_that_cannot_be_used() -> None:
         ({"lengths": [3, 50, -1]}, "expected 0 or more, got -1 for sample 2"),
         ({"lengths": [3.0, 50.0, 2.0]}, "expected integers in one dimension"),
         ({"lengths": [0, 0, 0]}, "found 0"),
+        ({"also": {"labels": -100}}, "also names keys beside key"),
+        ({"also": {"labels": -100}, "key": "labels"}, "also names keys beside key"),
+        ({"also": {"tokens": 0}, "key": "ids"}, "none of .'tokens', "),
+        ({"also": {"labels": 0.5}, "key": "ids"}, "also.'labels'. must be"),
     ]
     for options, said in given:
         with pytest.raises((TypeError, ValueError), match=said):

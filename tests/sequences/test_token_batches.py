@@ -449,3 +449,9 @@ def test_lengths_of_another_dataset_are_refused() -> None:
             fastload.DataLoader(
                 Numbers(samples), batch_sampler=TokenBatchSampler([3] * 50, budget=9)
             )
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_batch_sampler_is_no_sampler(batch_size: int) -> None:
+    with pytest.raises(ValueError, match="as batch_sampler, not as sampler"):
+        fastload.DataLoader(Numbers(len(LENGTHS)), batch_size, sampler=sampler())
