@@ -32,7 +32,7 @@ NAMES = (
     "store",
     "processes",
 )
-ASKED_FOR = ("peers",)
+ASKED_FOR = ("peers", "sequences")
 """Benchmarks that run only if they are named, because they need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -80,7 +80,7 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except peers, which compares fastload with other loaders. benchmarks/README.md
+    Without NAME, all benchmarks run except peers and sequences, which compare fastload with other loaders. benchmarks/README.md
     describes each of them.
 
     Every case is a new process, and cases take turns. Keep the machine otherwise idle. A missed aim is reported, but

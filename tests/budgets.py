@@ -42,7 +42,7 @@ BUDGETS = {
     "fastload/measure": 763,
     "fastload/parameters": 2_289,
     "fastload/sequences": 1_320,
-    "fastload/store": 3_197,
+    "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_225,
     "benchmarks": 2_372,

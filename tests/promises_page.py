@@ -28,7 +28,7 @@ AREAS = {
     "In place of torch's DataLoader": """tests/promises/test_{arguments,parity_default_collate,coexistence}
         tests/test_{workers,torch_private} tests/promises/test_{lightning*,accelerate*,trainer*,torch_threads}
         tests/promises/test_{frameworks,framework_examples}""",
-    "Sequences": "tests/sequences/test_{orders,mixture,token_batches,lengths,*}",
+    "Sequences": "tests/sequences/test_{orders,mixture,token_batches,lengths,*} benchmarks/sequences",
     "Random numbers": """tests/promises/test_randomness tests/isolation/test_{random_is_the_sample_s,*_random}
         tests/isolation/test_{generators,places_of_generators} tests/compat/test_randomness benchmarks/randomness""",
     "Each worker has its own state": """tests/isolation/test_{state_is_copied,what_is_copied,random_graphs,*}

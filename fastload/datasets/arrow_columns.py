@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -202,11 +201,3 @@ def rows_as_list(column: Column, kind: Kind, rows: Sequence[int]) -> list[Any]:
     if kind.dtype is None or kind.ragged:
         return [column.row(k) for k in rows]
     return [*torch.from_numpy(column.values.numpy()[rows])]
-
-
-def indexable(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor that torch can index. It cannot index unsigned integers of several bytes."""
-    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
-
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

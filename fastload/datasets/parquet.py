@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise needs("ParquetDataset", "pyarrow", "arrow", error) from error
 
 from fastload._kit.integers import as_indices
-from fastload.datasets.arrow_columns import Column, fill_value, indexable, kind_of, rows_as_list
+from fastload.datasets.arrow_columns import Column, fill_value, kind_of, rows_as_list
 from fastload.datasets.row_groups import Decoder, ParquetPart, RowGroup, RowGroupCache
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.reading.rows import Gatherer
@@ -193,7 +193,7 @@ class ParquetDataset(Dataset[Any]):
             for place, begin, end in zip(places[there], begins[there], ends[there], strict=True):
                 out[place] = column.values[begin:end]
         elif len(places) == len(out):
-            self._gatherer.gather(indexable(column.values), local, indexable(out))
+            self._gatherer.gather(column.values, local, out)
         else:
             # In NumPy: each small torch call would release the GIL, and workers would mostly wait for it.
             out.numpy()[places] = column.values.numpy()[local]

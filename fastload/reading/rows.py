@@ -155,6 +155,8 @@ class Gatherer:
             on_one_core: copies on one core and returns True, or does nothing and returns False. By default a function
                 that takes any tensor.
         """
+        if tensor.dtype in _NOT_SELECTED:
+            tensor, out = (each.view(_OF_SIZE[each.element_size()]) for each in (tensor, out))
         if (left := self._on_one_core) > 0:
             self._on_one_core = left - 1  # not `-= 1`: two threads would pass 0
             if (on_one_core or _take)(tensor, rows, out):
@@ -194,6 +196,7 @@ def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> b
 _LATE_S = 1e-3
 """A longer call waited for a core: the loop's thread gathers at most 1 MB, in 0.2 ms. In a worker, `index_select` has
 one core anyway."""
+_NOT_SELECTED = {torch.uint16, torch.uint32, torch.uint64}  # by some versions of index_select
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -238,7 +241,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
     parts = [part for part in map(filler, datasets) if part is not None]
     if len(parts) < len(datasets) or not all(alike(part.sample, parts[0].sample) for part in parts):
         return None
-    ends = np.array(dataset.cumulative_sizes)
+    ends, gatherer = np.array(dataset.cumulative_sizes), Gatherer()
     copies = all(part.copies for part in parts)
 
     def fill(run: Run) -> Iterable[int]:
@@ -247,37 +250,37 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
             return range(len(run))
         numbers = np.searchsorted(ends, indices, side="right")
         numbers[indices < 0] = len(ends)
-        present = np.unique(numbers).tolist()
+        present, counts = np.unique(numbers, return_counts=True)
         if copies and 4 * len(present) > len(run):  # a call for each part would cost more
             return range(len(run))
+        places = np.argsort(numbers, kind="stable")  # each part fills neighbouring rows
+        moved = bool((numbers[1:] < numbers[:-1]).any())
+        rows = map_leaves(run.rows, _empty_like) if moved else run.rows
+        stops = np.cumsum(counts).tolist()
         missing: list[int] = []
-        for number in present:
-            places = np.flatnonzero(numbers == number)
+        for number, start, stop in zip(present.tolist(), [0, *stops], stops, strict=False):
+            own = places[start:stop]
             if number == len(ends):  # negative or out of range: torch reads it or raises
-                missing += places.tolist()
+                missing += own.tolist()
                 continue
             begin = ends[number - 1] if number else 0
-            missing += _fill_some(parts[number], run, places, (indices[places] - begin).tolist())
+            part = _part(run, rows, slice(start, stop), own, (indices[own] - begin).tolist())
+            missing += own[positions(parts[number].fill(part), len(own))].tolist()
+        if moved:
+            back = np.argsort(places)
+            for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    gatherer.gather(made, back, leaf)
+                else:
+                    leaf[places] = made
         return missing
 
     return Filler(parts[0].sample, fill, copies=copies)
 
 
-def _fill_some(
-    found: Filler, run: Run, places: NDArray[np.intp], indices: list[int]
-) -> Iterable[int]:
-    """Fill the samples at positions `places` of a run, and return the positions that could not be filled."""
-    start, stop = int(places[0]), int(places[-1]) + 1
-    if stop - start == len(places):
-        rows = map_leaves(run.rows, lambda leaf: leaf[start:stop])
-    else:  # fill neighbouring rows, and copy them
-        rows = map_leaves(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
-    part = Run(indices, rows, lambda: run.keys[places])
-    missing = [int(places[k]) for k in positions(found.fill(part), len(part))]
-    if stop - start > len(places):
-        for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
-            leaf[places] = made
-    return missing
+def _part(run: Run, rows: Any, where: slice, places: NDArray[np.intp], indices: list[int]) -> Run:
+    """Return the samples at `places` of a run, with these indices and their rows, which are neighbours in `rows`."""
+    return Run(indices, map_leaves(rows, lambda leaf: leaf[where]), lambda: run.keys[places])
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices
-from fastload.datasets.arrow_columns import indexable
 from fastload.datasets.manifest import INDEX, Index, Shard, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
@@ -211,7 +210,7 @@ class SetDataset(Dataset[Any]):
                 memory.add(number, self._part(number).tensors[name], int(self._begins[number]))
         # All rows lie within parts: indices were checked, and parts stay mapped while the dataset lives.
         places = memory.origins[numbers] + rows * memory.row_size
-        self._gatherer.gather(indexable(memory.rows), places, indexable(out), copy_on_one_core)
+        self._gatherer.gather(memory.rows, places, out, copy_on_one_core)
 
     def _parts_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the part that each row lies in."""

@@ -455,6 +455,30 @@ def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(rows, "_LATE_S", request.param)
 
 
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+]
+DTYPES += [torch.bfloat16, torch.float64, torch.complex64]
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_dtype_are_gathered_from_several_datasets(dtype: torch.dtype) -> None:
+    numbers = torch.randint(0, 100, (2, 40, 3)).to(dtype)
+    dataset = ConcatDataset([TensorDataset(part) for part in numbers])
+    order = torch.randperm(len(dataset)).tolist()
+    expected = list(TorchDataLoader(dataset, 16, sampler=order))
+    loader = DataLoader(dataset, 16, sampler=order)
+    for _ in range(2):
+        check_same(list(loader), expected)
+
+
 CONTAINERS: dict[str, Callable[[], Any]] = {
     "subset": lambda: Subset(Filled(range(8)), [5, 0, 3, 7]),
     "concatenated": lambda: ConcatDataset([Filled(range(8)), Filled(range(40, 45))]),
