@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.popen_fork  # a new module would let a child search again
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -25,6 +26,7 @@ from fastload.errors import DatasetCopyError
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
+from fastload.processes.preload import ORIGINAL
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
@@ -224,17 +226,34 @@ def _to_preload() -> list[str]:
 
 @contextmanager
 def _as_server_starts(preload: list[str]) -> Iterator[None]:
-    """Let a fork server that starts in the block import modules. Hide an MPI launcher's variables, so it is no rank."""
+    """Let a fork server that starts in the block import modules. Hide an MPI launcher's variables, so it is no rank.
+
+    Up to Python 3.13 a server searches its working directory first, and not what was added to `sys.path`. It would
+    import other modules than this process did, and its workers would keep them. `preload` restores the variables.
+
+    Several threads may be in such a block. A process has one server, and none leaves the block before it runs.
+    """
     theirs = getattr(_SERVER, "_preload_modules", [])
-    hidden = {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHER)}
-    for name in hidden:
-        del os.environ[name]
+    variables = dict.fromkeys(name for name in os.environ if name.startswith(_LAUNCHER))
+    if preload:
+        paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+        variables |= {**paths, ORIGINAL: json.dumps({name: os.environ.get(name) for name in paths})}
+    _put(variables)
     _SERVER._preload_modules = preload
     try:
         yield
     finally:
         _SERVER._preload_modules = theirs
-        os.environ.update(hidden)
+        _put({name: os.environ.get(name) for name in variables})
+
+
+def _put(variables: Mapping[str, str | None]) -> None:
+    """Set variables for new processes alone, not in `os.environ`. None deletes one."""
+    for name, value in variables.items():
+        if value is None:
+            os.unsetenv(name)
+        else:
+            os.putenv(name, value)
 
 
 def _cannot_be_pickled(settings: Settings, method: str, reason: str, error: Exception) -> Exception:

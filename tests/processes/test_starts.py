@@ -3,7 +3,8 @@
 - What a new process cannot be given is named by its path. A script without a main guard ends with what to do.
 - Worker processes start from `python -c`, standard input, a thread that ends, and inside other loaders' workers.
 - A process forks beside threads that log, draw and read, and no worker hangs.
-- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them.
+- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them. They are those
+  of the loop's process, whatever the working directory has.
 - If MPI or a library with threads is in use, workers start by the fork server, and do not join MPI.
 """
 
@@ -443,6 +444,50 @@ def test_workers_of_a_fork_server_share_what_it_imported_once(
     chosen = " chosen" * (preload == ["chosen"])
     seen = f"1{chosen} fastload.processes.child torch tqdm\n"
     assert (done.returncode, done.stdout) == (0, f"{seen}{seen}{preload}\n"), done.stderr
+
+
+SHADOWED = """
+import os, sys
+import fastload, torch, tqdm
+from tests.fakes import Numbers
+
+
+class Inherited(Numbers):
+    def __getitem__(self, index):
+        import fastload, torch, tqdm
+        files = fastload.__file__, torch.__file__, tqdm.__file__
+        return [*files, os.environ.get("PYTHONPATH"), os.environ.get("PYTHONSAFEPATH"), len(os.environ)]
+
+
+if __name__ == "__main__":
+    options = {"num_workers": 1, "worker_method": "process", "multiprocessing_context": "forkserver"}
+    loader = fastload.DataLoader(Inherited(1), None, **options)
+    expected = Inherited(1)[0]
+    assert expected[2] == os.path.join(sys.path[0], "tqdm.py"), expected
+    found, = loader
+    assert found == expected, (found, expected)
+    assert Inherited(1)[0] == expected, "this process has other variables than before"
+"""
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONSAFEPATH": ""}, {}])
+def test_a_fork_server_imports_what_the_loop_s_process_does(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    """Not what the working directory has, such as another checkout of a library."""
+    folder, scripts = tmp_path / "checkout", tmp_path / "scripts"
+    for name in ("fastload", "torch", "tqdm"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").touch()
+    scripts.mkdir()
+    (scripts / "tqdm.py").touch()  # beside the script: it is this one that both import
+    (scripts / "script.py").write_text(SHADOWED)
+    environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(scripts / "script.py")],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 ENDS = """
