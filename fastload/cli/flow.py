@@ -105,27 +105,17 @@ def run(
 
 @click.command()
 @_file
-@click.option(
-    "--svg",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a drawing of the graph, with the states and times of the tasks.",
-)
-def show(file: Path, svg: Path | None) -> None:
+def show(file: Path) -> None:
     """Show the tasks of PIPE.toml in order, with the result of their last runs.
 
     \b
-    Examples:
+    Example:
         fastload flow show mnist.toml
-        fastload flow show mnist.toml --svg mnist.svg
     """
     from fastload.flow.pipefile import read_pipeline
-    from fastload.flow.show import as_svg, as_text
+    from fastload.flow.show import as_text
 
-    graph = read_pipeline(file)
-    click.echo(as_text(graph))
-    if svg is not None:
-        svg.write_text(as_svg(graph), encoding="utf-8")
-        click.echo(f"Drawing: {svg}")
+    click.echo(as_text(read_pipeline(file)))
 
 
 @click.command()
