@@ -37,7 +37,6 @@ TITLE = (
 REPEATS = 5
 
 PACKAGES = (
-    "simplejpeg",
     "torchdata",
     "grain",
     "spdl",
@@ -77,7 +76,7 @@ class Contender:
     workers: int = 2
     needs: str = "torchvision"
     """The module without which there is no figure."""
-    kind: Literal["ours", "peer", "bound"] = "peer"
+    kind: Literal["ours", "peer"] = "peer"
     cold: bool = False
     """Measured with a cold cache as well."""
 
@@ -120,8 +119,6 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
 
 
 FUSED = _ours("files", "planes", cold=True)
-BARE_NAME = "bare loop, simplejpeg + torch resize, 2 threads"
-BARE = Contender("files", BARE_NAME, "bare", needs="simplejpeg", kind="bound")
 PACKED = {group: _ours(group, "planes", cold=True) for group in PACKED_GROUPS}
 RAW_TORCH = _ours("raw", "last torch")
 FFCV: dict[Group, Contender] = {
@@ -141,7 +138,6 @@ CONTENDERS = [
     _ours("files", "last"),
     _ours("files", "planes whole"),
     *(_loose("fastload", decoder) for decoder in DECODERS),
-    BARE,
     *TORCH,
     Contender("files", "torchdata.nodes, 2 threads", "nodes", needs="torchdata"),
     Contender("files", "Grain, 2 threads", "grain", needs="grain"),
@@ -224,9 +220,7 @@ def measure(
     with contextmanager(module.opened)(task) as batches:
         passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
         memory = tree_memory(os.getpid())
-    bare = recipe == "bare"
-    shape = [count, 3, 8, 8] if bare else [batch, 3, SIZE, SIZE]
-    check(passes, files(root), shape=shape, flips=not bare)
+    check(passes, files(root), shape=[batch, 3, SIZE, SIZE])
     first, last = passes[0], passes[-1]
     figures = {"first_batch_s": first.first_at - began}
     if cached is not None:
@@ -266,7 +260,6 @@ def _rates(results: Results) -> list[Row]:
     best_peer = best(results, peers, "rate")
     aims: list[tuple[Contender, str, str, float]] = [
         (FUSED, best_peer, "best peer", 1.75),
-        (FUSED, BARE.title, "bare loop", 0.9),
     ]
     # Against FFCV; where it is not installed, against torch on the files, of whose rate FFCV's is 3 and 6 times.
     for it, of_ffcv, of_torch in (
@@ -298,7 +291,7 @@ def _others(results: Results, key: str, unit: str) -> list[Row]:
     return [
         row(results, it.title, key, unit=unit, name=_named(it), aim=aims.get(it.title))
         for it in CONTENDERS
-        if it.workers == 2 and not (it is BARE and key == "first_batch_s")
+        if it.workers == 2
     ]
 
 
