@@ -48,7 +48,7 @@ def flow() -> None:
     """
 
 
-@click.command()
+@flow.command()
 @_file
 @click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and why. Run nothing.")
@@ -103,7 +103,7 @@ def run(
         )
 
 
-@click.command()
+@flow.command()
 @_file
 def show(file: Path) -> None:
     """Show the tasks of PIPE.toml in order, with the result of their last runs.
@@ -118,7 +118,7 @@ def show(file: Path) -> None:
     click.echo(as_text(read_pipeline(file)))
 
 
-@click.command()
+@flow.command()
 @_file
 @click.option("--pbs", "system", flag_value="pbs", help="Submit with qsub.")
 @click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
@@ -153,7 +153,7 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
     submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
 
 
-@click.command()
+@flow.command()
 @_file
 def status(file: Path) -> None:
     """Show the state of the jobs of `fastload flow submit`.
@@ -168,7 +168,3 @@ def status(file: Path) -> None:
     from fastload.flow.submit import status as status_of
 
     click.echo(status_of(read_pipeline(file)))
-
-
-for command in (run, show, submit, status):
-    flow.add_command(command)
