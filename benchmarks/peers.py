@@ -232,7 +232,7 @@ def measure(
     return figures | {
         "rate": samples / (last.ended_at - first.ended_at),
         "cpu_ms": 1000 * (last.cpu_s - first.cpu_s) / samples,
-        "peak_mib": memory.allocated / 2**20 if memory else 0.0,
+        "peak_mib": (memory or 0) / 2**20,
     }
 
 

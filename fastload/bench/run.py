@@ -56,7 +56,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
         run=run,
         figures=None if ended.error else together(parts),
         error=ended.error,
-        memory=ended.memory,
+        peak_bytes=ended.peak_bytes,
         cached_share=cached,
         others_share=others.share(),
         messages=ended.messages,

@@ -357,7 +357,7 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     unknown = replace(
         unknown,
         figures=replace(unknown.figures, cpu_s_per_1000=None),
-        memory=None,
+        peak_bytes=None,
         cached_share=None,
         others_share=None,
     )
