@@ -89,8 +89,6 @@ HOW = {
     "planes": "planes",
     "last": "channels-last",
     "planes whole": "planes, whole images decoded",
-    "planes torch": "planes, without kernels",
-    "last torch": "channels-last, without kernels",
 }
 
 
@@ -120,7 +118,6 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
 
 FUSED = _ours("files", "planes", cold=True)
 PACKED = {group: _ours(group, "planes", cold=True) for group in PACKED_GROUPS}
-RAW_TORCH = _ours("raw", "last torch")
 FFCV: dict[Group, Contender] = {
     group: Contender(
         group,
@@ -156,7 +153,6 @@ CONTENDERS = [
     FFCV["jpeg"],
     PACKED["raw"],
     _ours("raw", "last"),
-    RAW_TORCH,
     FFCV["raw"],
 ]
 
@@ -262,11 +258,7 @@ def _rates(results: Results) -> list[Row]:
         (FUSED, best_peer, "best peer", 1.75),
     ]
     # Against FFCV; where it is not installed, against torch on the files, of whose rate FFCV's is 3 and 6 times.
-    for it, of_ffcv, of_torch in (
-        (PACKED["jpeg"], 1.8, 5.4),
-        (PACKED["raw"], 4.0, 24.0),
-        (RAW_TORCH, 1.0, 6.0),
-    ):
+    for it, of_ffcv, of_torch in ((PACKED["jpeg"], 1.8, 5.4), (PACKED["raw"], 4.0, 24.0)):
         if reason(FFCV[it.group]) is None:
             aims.append((it, FFCV[it.group].title, "FFCV", of_ffcv))
         else:

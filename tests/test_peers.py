@@ -47,12 +47,6 @@ OURS = ("fused", "loose", "packed_set")
 TORCH_BY_WORKERS = {it.title for it in peers.TORCH if it.workers != 2}
 
 
-@pytest.fixture(autouse=True)
-def _kernels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe switches them off for its own process, which is this one here."""
-    monkeypatch.setenv("FASTLOAD_KERNELS", "1")
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tree of images, in a temporary folder that the processes of the cases use too."""
