@@ -29,7 +29,7 @@ BUDGETS = {
     "fastload/integrations": 184,
     "fastload/bench": 988,
     "fastload/check": 622,
-    "fastload/cli": 2_242,
+    "fastload/cli": 2_224,
     "fastload/compat": 441,
     "fastload/datasets": 1_631,
     "fastload/datasets/packed": 1_696,
