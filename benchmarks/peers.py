@@ -202,7 +202,10 @@ def measure(
     batch: int,
 ) -> Figures:
     """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all images."""
-    module = _module(recipe)
+    try:
+        module: Any = importlib.import_module(f"benchmarks.recipes.{recipe}")
+    except ImportError as error:
+        raise NotMeasuredError(str(error)) from error
     root = tree(count)
     source = packed(recipe, variant, root) if hasattr(module, "pack") else root
     read = [str(path) for path in source.rglob("*") if path.is_file()]
@@ -230,13 +233,6 @@ def measure(
         "cpu_ms": 1000 * (last.cpu_s - first.cpu_s) / samples,
         "peak_mib": (memory or 0) / 2**20,
     }
-
-
-def _module(recipe: str) -> Any:
-    try:
-        return importlib.import_module(f"benchmarks.recipes.{recipe}")
-    except ImportError as error:
-        raise NotMeasuredError(str(error)) from error
 
 
 def rows(results: Results) -> list[Row]:

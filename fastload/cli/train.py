@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -234,11 +233,6 @@ def _run(options: dict[str, Any], *, serial_lines: bool = False) -> None:
     from fastload.train.recipe import Recipe
 
     with sigterm_raises():
-        trained = loop.train(Recipe(**options), say=_say, serial_lines=serial_lines)
+        trained = loop.train(Recipe(**options), say=click.echo, serial_lines=serial_lines)
     if trained.stopped_by:
         raise SystemExit(128 + trained.stopped_by)
-
-
-def _say(line: str) -> None:
-    click.echo(line)
-    sys.stdout.flush()
