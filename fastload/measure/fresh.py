@@ -86,7 +86,7 @@ def run_fresh(
         try:
             with _signals_held():
                 for rank in range(ranks):
-                    arguments = [str(given), str(results[rank]), str(rank), *barrier.arguments]
+                    arguments = map(str, (given, results[rank], rank, *barrier.passed))
                     with messages[rank].open("wb") as stderr:
                         stdout: Any = stderr
                         if say is not None:  # only rank 0 prints the lines of a run
@@ -185,10 +185,6 @@ class _Barrier:
         go, self._go = os.pipe()
         self.passed = (ready, go)
         self._open = {self.ready, ready, go, self._go}
-
-    @property
-    def arguments(self) -> list[str]:
-        return [str(descriptor) for descriptor in self.passed]
 
     def arrive(self) -> None:
         """Count the ranks that have written. After the last one, let all start."""
