@@ -84,8 +84,8 @@ def execute(name: str, case: Case) -> Outcome:
     if "not_measured" in result:
         return Outcome(None, result["not_measured"])
     figures: Figures = result["figures"]
-    if ended.memory is not None:
-        figures["peak_mib"] = max(ended.memory.allocated / 2**20, figures["peak_mib"])
+    if ended.peak_bytes is not None:
+        figures["peak_mib"] = max(ended.peak_bytes / 2**20, figures["peak_mib"])
     return Outcome(figures)
 
 

@@ -9,10 +9,5 @@ there too.
 
 from fastload.cli.train import tutorial
 
-TUTORIAL = {
-    "base_dir": "/lus/eagle/projects/datasets/ImageNet/ILSVRC",
-    "file_list": "ilsvrc_train_filelist.txt",
-}
-
 if __name__ == "__main__":
-    tutorial(serial=False, defaults=TUTORIAL)()
+    tutorial(serial=False)()

@@ -8,10 +8,5 @@ there too, save those for workers.
 
 from fastload.cli.train import tutorial
 
-TUTORIAL = {
-    "base_dir": "/lus/eagle/projects/datasets/ImageNet/ILSVRC",
-    "file_list": "ilsvrc_train_filelist.txt",
-}
-
 if __name__ == "__main__":
-    tutorial(serial=True, defaults=TUTORIAL)()
+    tutorial(serial=True)()

@@ -85,7 +85,7 @@ def measure(*, start: Start, workers: int, length: int) -> Figures:
         )
     return {
         "first_batch_s": epoch.first_batch_s,
-        "peak_mib": memory.allocated / 2**20,
+        "peak_mib": memory / 2**20,
         "processes": len(tree),
         "threads": threads,
     }

@@ -73,7 +73,7 @@ def measure(*, mode: Mode, way: Literal["pack", "bare"], count: int, copies: int
         seconds = perf_counter() - began
         memory = tree_memory(os.getpid())
         check(out, paths, copies=copies)
-    return {"seconds": seconds, "peak_mib": memory.allocated / 2**20 if memory else 0.0}
+    return {"seconds": seconds, "peak_mib": (memory or 0) / 2**20}
 
 
 def _pack(mode: Mode, paths: list[str], folder: Path) -> Path:

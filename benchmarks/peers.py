@@ -37,7 +37,6 @@ TITLE = (
 REPEATS = 5
 
 PACKAGES = (
-    "simplejpeg",
     "torchdata",
     "grain",
     "spdl",
@@ -77,7 +76,7 @@ class Contender:
     workers: int = 2
     needs: str = "torchvision"
     """The module without which there is no figure."""
-    kind: Literal["ours", "peer", "bound"] = "peer"
+    kind: Literal["ours", "peer"] = "peer"
     cold: bool = False
     """Measured with a cold cache as well."""
 
@@ -90,8 +89,6 @@ HOW = {
     "planes": "planes",
     "last": "channels-last",
     "planes whole": "planes, whole images decoded",
-    "planes torch": "planes, without kernels",
-    "last torch": "channels-last, without kernels",
 }
 
 
@@ -120,10 +117,7 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
 
 
 FUSED = _ours("files", "planes", cold=True)
-BARE_NAME = "bare loop, simplejpeg + torch resize, 2 threads"
-BARE = Contender("files", BARE_NAME, "bare", needs="simplejpeg", kind="bound")
 PACKED = {group: _ours(group, "planes", cold=True) for group in PACKED_GROUPS}
-RAW_TORCH = _ours("raw", "last torch")
 FFCV: dict[Group, Contender] = {
     group: Contender(
         group,
@@ -141,7 +135,6 @@ CONTENDERS = [
     _ours("files", "last"),
     _ours("files", "planes whole"),
     *(_loose("fastload", decoder) for decoder in DECODERS),
-    BARE,
     *TORCH,
     Contender("files", "torchdata.nodes, 2 threads", "nodes", needs="torchdata"),
     Contender("files", "Grain, 2 threads", "grain", needs="grain"),
@@ -160,7 +153,6 @@ CONTENDERS = [
     FFCV["jpeg"],
     PACKED["raw"],
     _ours("raw", "last"),
-    RAW_TORCH,
     FFCV["raw"],
 ]
 
@@ -210,7 +202,10 @@ def measure(
     batch: int,
 ) -> Figures:
     """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all images."""
-    module = _module(recipe)
+    try:
+        module: Any = importlib.import_module(f"benchmarks.recipes.{recipe}")
+    except ImportError as error:
+        raise NotMeasuredError(str(error)) from error
     root = tree(count)
     source = packed(recipe, variant, root) if hasattr(module, "pack") else root
     read = [str(path) for path in source.rglob("*") if path.is_file()]
@@ -224,9 +219,7 @@ def measure(
     with contextmanager(module.opened)(task) as batches:
         passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
         memory = tree_memory(os.getpid())
-    bare = recipe == "bare"
-    shape = [count, 3, 8, 8] if bare else [batch, 3, SIZE, SIZE]
-    check(passes, files(root), shape=shape, flips=not bare)
+    check(passes, files(root), shape=[batch, 3, SIZE, SIZE])
     first, last = passes[0], passes[-1]
     figures = {"first_batch_s": first.first_at - began}
     if cached is not None:
@@ -238,15 +231,8 @@ def measure(
     return figures | {
         "rate": samples / (last.ended_at - first.ended_at),
         "cpu_ms": 1000 * (last.cpu_s - first.cpu_s) / samples,
-        "peak_mib": memory.allocated / 2**20 if memory else 0.0,
+        "peak_mib": (memory or 0) / 2**20,
     }
-
-
-def _module(recipe: str) -> Any:
-    try:
-        return importlib.import_module(f"benchmarks.recipes.{recipe}")
-    except ImportError as error:
-        raise NotMeasuredError(str(error)) from error
 
 
 def rows(results: Results) -> list[Row]:
@@ -266,14 +252,9 @@ def _rates(results: Results) -> list[Row]:
     best_peer = best(results, peers, "rate")
     aims: list[tuple[Contender, str, str, float]] = [
         (FUSED, best_peer, "best peer", 1.75),
-        (FUSED, BARE.title, "bare loop", 0.9),
     ]
     # Against FFCV; where it is not installed, against torch on the files, of whose rate FFCV's is 3 and 6 times.
-    for it, of_ffcv, of_torch in (
-        (PACKED["jpeg"], 1.8, 5.4),
-        (PACKED["raw"], 4.0, 24.0),
-        (RAW_TORCH, 1.0, 6.0),
-    ):
+    for it, of_ffcv, of_torch in ((PACKED["jpeg"], 1.8, 5.4), (PACKED["raw"], 4.0, 24.0)):
         if reason(FFCV[it.group]) is None:
             aims.append((it, FFCV[it.group].title, "FFCV", of_ffcv))
         else:
@@ -298,7 +279,7 @@ def _others(results: Results, key: str, unit: str) -> list[Row]:
     return [
         row(results, it.title, key, unit=unit, name=_named(it), aim=aims.get(it.title))
         for it in CONTENDERS
-        if it.workers == 2 and not (it is BARE and key == "first_batch_s")
+        if it.workers == 2
     ]
 
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
-from torchvision import transforms
 
 import fastload
 from benchmarks._report import Aim, Figures, Results, Row, row
@@ -26,9 +24,6 @@ from fastload.random.streams import MODULES, Stream, entered, routable
 TITLE = "randomness: microseconds per sample that reading in random streams costs, one thread"
 REPEATS = 5
 
-CROP = transforms.RandomResizedCrop(224)
-IMAGE = Image.new("RGB", (500, 375))
-
 
 def _nothing(index: int) -> int:
     return index
@@ -36,20 +31,6 @@ def _nothing(index: int) -> int:
 
 def _one_draw(index: int) -> float:
     return torch.rand(1).item()
-
-
-def _crop_and_flip(index: int) -> Any:
-    """What RandomResizedCrop and RandomHorizontalFlip draw, without the pixels: about 10 torch calls."""
-    box = transforms.RandomResizedCrop.get_params(IMAGE, list(CROP.scale), list(CROP.ratio))
-    return box, bool(torch.rand(1) < 0.5)
-
-
-def _ten_calls(index: int) -> torch.Tensor:
-    """Torch calls that draw nothing: each passes through the mode."""
-    row = torch.zeros(4)
-    for _ in range(9):
-        row = row + 1
-    return row
 
 
 def _numpy_draw(index: int) -> float:
@@ -79,8 +60,6 @@ SAMPLES = {
     "one random.random()": _random_draw,
     "one np.random.rand()": _global_numpy_draw,
     "one torch.rand": _one_draw,
-    "crop and flip of torchvision v1": _crop_and_flip,
-    "ten torch calls that do not draw": _ten_calls,
     "one draw of sample_rng()": _numpy_draw,
 }
 

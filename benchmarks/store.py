@@ -191,7 +191,7 @@ def _own_bytes() -> int:
         raise NotMeasuredError(
             "memory is read from /proc/PID/smaps_rollup, which this system does not have"
         )
-    return memory.allocated
+    return memory
 
 
 def measure_epoch(folder: Path, rows: int) -> Figures:

@@ -102,7 +102,7 @@ def test_pages_and_examples_bring_the_tests_that_read_them() -> None:
     assert "tests/docs/test_page_examples.py" in chosen("README.md")
     assert "tests/docs/test_page_examples.py" in chosen("docs/flow.md")
     assert "tests/flow/test_digits_example.py" in chosen("examples/digits.toml")
-    assert "tests/test_examples.py" in chosen("docs/mnist.svg")
+    assert "tests/test_examples.py" in chosen("docs/examples.md")
     of_benchmarks = {"tests/test_benchmarks.py", "tests/docs/test_command_lines.py"}
     assert of_benchmarks <= chosen("benchmarks/__main__.py")
 

@@ -131,7 +131,7 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
         assert len(figures["window_rates"]) == 2, "of the windows ending at 2, 4, 6 and 8"
         if sys.platform == "linux":
             assert figures["cpu_s_per_1000"] > 0
-            assert run["memory"]["allocated"] > 50 * 2**20, "torch alone is more"
+            assert run["peak_bytes"] > 50 * 2**20, "torch alone is more"
             assert run["cached_share"] == 1.0
             assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
@@ -156,7 +156,7 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
             run=run,
             figures=None if broken else loop.measure(run, say).figures,
             error="OSError: the disk is gone" if broken else None,
-            memory=None,
+            peak_bytes=None,
             cached_share=None,
             others_share=None,
             messages="some warning",

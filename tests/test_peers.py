@@ -43,14 +43,8 @@ pytestmark = [
 ]
 
 COUNT, BATCH = 64, 4
-OURS = ("fused", "loose", "packed_set", "bare")
+OURS = ("fused", "loose", "packed_set")
 TORCH_BY_WORKERS = {it.title for it in peers.TORCH if it.workers != 2}
-
-
-@pytest.fixture(autouse=True)
-def _kernels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe switches them off for its own process, which is this one here."""
-    monkeypatch.setenv("FASTLOAD_KERNELS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +120,8 @@ def honest(images: Path) -> list[Pass]:
     return passes_of(images, crop)
 
 
-def judge(passes: list[Pass], root: Path, *, flips: bool = True) -> None:
-    check(passes, files(root), shape=[BATCH, 3, 224, 224], flips=flips)
+def judge(passes: list[Pass], root: Path) -> None:
+    check(passes, files(root), shape=[BATCH, 3, 224, 224])
 
 
 def in_order(one: Pass, numbers: torch.Tensor) -> Pass:
@@ -201,7 +195,6 @@ def test_crops_that_are_never_flipped_and_a_pass_without_batches_are_no_figure(
     images: Path,
 ) -> None:
     upright = passes_of(images, v2.RandomResizedCrop(224, antialias=True))
-    judge(upright, images, flips=False)
     with pytest.raises(BenchError, match="of the crops lie as those of another pass"):
         judge(upright, images)
     with pytest.raises(BenchError, match="a pass delivered no batch"):
@@ -255,10 +248,10 @@ def test_our_rates_are_held_against_the_best_peer_that_is_installed(
         assert ours.ratio.median == 4500 / 1100
         assert any(row.name == f"{FFCV['jpeg'].title} (no ffcv)" for row in rows)
     (grain,) = (it for it in CONTENDERS if it.recipe == "grain")
-    rates = {FUSED.title: 1500.0, peers.BARE.title: 1600.0, grain.title: 1300.0}
+    rates = {FUSED.title: 1500.0, grain.title: 1300.0}
     fused = [r for r in peers.rows(results(rates)) if r.name == FUSED.title and r.aim is not None]
     found = [(r.reference, r.ratio.median, r.met) for r in fused if r.ratio is not None]
-    assert found == [("best peer", 1500 / 1300, False), ("bare loop", 1500 / 1600, True)]
+    assert found == [("best peer", 1500 / 1300, False)]
 
 
 def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,20 +268,20 @@ def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
-    bare = smoke_case(peers.BARE)
-    made = results({})[bare.name]
+    nodes = smoke_case(next(it for it in CONTENDERS if it.recipe == "nodes"))
+    made = results({})[nodes.name]
     monkeypatch.setattr(peers, "PACKAGES", ("pillow", "simplejpeg"))  # one is here, one perhaps not
     monkeypatch.setattr(peers, "prepare", lambda *, smoke: order.append(f"prepare {smoke}"))
-    monkeypatch.setattr(peers, "cases", lambda *, smoke: [bare])
+    monkeypatch.setattr(peers, "cases", lambda *, smoke: [nodes])
     monkeypatch.setattr(
         command, "execute", lambda name, case: order.append(case.name) or Outcome(made[0])
     )
-    monkeypatch.setattr(peers, "rows", lambda found: [row(found, bare.name, "rate", unit="img/s")])
+    monkeypatch.setattr(peers, "rows", lambda found: [row(found, nodes.name, "rate", unit="img/s")])
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     out = tmp_path / "peers.json"
     done = click.testing.CliRunner().invoke(command.main, ["peers", "--smoke", "--json", str(out)])
     assert done.exit_code == 0, done.output
-    assert order == ["prepare True", bare.name]
+    assert order == ["prepare True", nodes.name]
     versions = json.loads(out.read_text())["benchmarks"]["peers"]["versions"]
     assert versions.keys() == set(peers.PACKAGES)
     assert versions["pillow"] == version("pillow")

@@ -50,8 +50,7 @@ class Task:
     batch: int
     workers: int
     how: str = "planes"
-    """Of fastload's plan: "planes" or "last" (channels-last), and the same with " whole" (whole JPEGs are decoded) or
-    " torch" (without the kernels)."""
+    """Of fastload's plan: "planes" or "last" (channels-last), and the same with " whole" (whole JPEGs are decoded)."""
 
 
 class Endless(Generic[T]):

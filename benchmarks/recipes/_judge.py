@@ -36,7 +36,7 @@ def run_pass(batches: Iterable[Batch]) -> Pass:
         first_at = first_at or ended_at
         shapes.add((images.dtype, *images.shape))
         # Copies: some loaders write into a batch again, and others cannot while it is kept.
-        kept.append(images.clone() if images.shape[-1] == 8 else points(images))
+        kept.append(points(images))
         numbers.append(labels.clone())
     if not numbers:
         raise BenchError("a pass delivered no batch")
@@ -51,7 +51,7 @@ def run_pass(batches: Iterable[Batch]) -> Pass:
     )
 
 
-def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], flips: bool) -> None:
+def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int]) -> None:
     """Raise BenchError unless every pass delivered random crops of all images, each once, in an order of its own.
 
     Two crops of one image are more like each other than like each other's mirror image, unless a coin decides on the
@@ -84,7 +84,7 @@ def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], fli
             raise BenchError(
                 f"pass {number}: {same:.0%} of the crops are the same as in the pass before"
             )
-    if flips and abs(alike - pairs / 2) > 2 * pairs**0.5:
+    if abs(alike - pairs / 2) > 2 * pairs**0.5:
         raise BenchError(
             f"{alike / pairs:.0%} of the crops lie as those of another pass; expected 50%"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,8 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
 
 
 def plan(task: Task) -> RandomResizedCrop:
-    """The plan of a task; to be made before anything asks for the kernels."""
+    """The plan of a task."""
     memory, _, by = task.how.partition(" ")
-    if by == "torch":
-        os.environ["FASTLOAD_KERNELS"] = "0"
     return RandomResizedCrop(
         SIZE, flip=0.5, channels_last=memory == "last", region_decode=by != "whole"
     )

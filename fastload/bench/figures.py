@@ -10,7 +10,6 @@ from typing import Any
 from fastload.bench.plan import Run
 from fastload.errors import FastloadError
 from fastload.measure.averages import average
-from fastload.measure.processes import PeakMemory
 
 
 class BenchError(FastloadError):
@@ -103,7 +102,8 @@ class Outcome:
     run: Run
     figures: Figures | None
     error: str | None
-    memory: PeakMemory | None
+    peak_bytes: int | None
+    """The largest memory seen of all processes, or None if unknown."""
     cached_share: float | None
     """Share (0 to 1) of the run's bytes that were in the page cache when it started, or None if unknown."""
     others_share: float | None

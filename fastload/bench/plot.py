@@ -35,19 +35,13 @@ _LOOKS: Any = {
     "figure.constrained_layout.use": True,
     "figure.dpi": 160,
 }
-_STYLE: dict[LoaderKind, tuple[str, str]] = {
-    "thread": ("#0b6bcb", "o"),
-    "plan": ("#0f8a7e", "^"),
-    "torch": ("#d9730d", "s"),
-    "serial": ("#66727f", ""),
+_PARALLEL: dict[LoaderKind, tuple[str, str, float]] = {
+    "thread": ("#0b6bcb", "o", 0.99),
+    "plan": ("#0f8a7e", "^", 1.0),
+    "torch": ("#d9730d", "s", 1.01),
 }
-_PARALLEL: tuple[tuple[LoaderKind, float], ...] = (
-    ("thread", 0.99),
-    ("plan", 1.0),
-    ("torch", 1.01),
-)
-"""Each parallel loader, and a factor for its numbers of workers, so that equal points do not hide each other."""
-
+"""Colour and marker of each parallel loader, and a factor for its numbers of workers, so that equal points do not hide
+each other."""
 
 _STAGES = {
     "read": ("read", "#0f8a7e"),
@@ -144,10 +138,9 @@ def _panel(
     axes: Axes, rows: Sequence[Row], value: Callable[[Row], Spread], title: str, better: str
 ) -> None:
     """Draw one figure over the number of workers: a line for each parallel loader, a level for the serial one."""
-    for kind, aside in _PARALLEL:
+    for kind, (colour, marker, aside) in _PARALLEL.items():
         mine = sorted((row for row in rows if row.loader == kind), key=lambda row: row.workers)
         if mine:
-            colour, marker = _STYLE[kind]
             spreads = [value(row) for row in mine]
             axes.errorbar(
                 [row.workers * aside for row in mine],
@@ -160,9 +153,9 @@ def _panel(
                 elinewidth=1.2,
             )
     for row in (row for row in rows if row.loader == "serial"):
-        label, (colour, _), spread = LOADER_NAMES["serial"], _STYLE["serial"], value(row)
-        axes.axhline(spread.median, color=colour, linestyle=(0, (4, 3)), label=label)
-        axes.axhspan(spread.low, spread.high, color=colour, alpha=0.15, linewidth=0)
+        label, spread = LOADER_NAMES["serial"], value(row)
+        axes.axhline(spread.median, color=_MUTED, linestyle=(0, (4, 3)), label=label)
+        axes.axhspan(spread.low, spread.high, color=_MUTED, alpha=0.15, linewidth=0)
     counts = sorted({row.workers for row in rows if row.workers}) or [1]
     axes.set_xscale("log", base=2)
     axes.minorticks_off()

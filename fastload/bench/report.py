@@ -84,7 +84,7 @@ def _row(
         ),
         first_batch_s=known(lambda f: f.first_batch_s),
         cpu_s_per_1000=Spread.of(f.cpu_s_per_1000 for _, f in measured),
-        peak_bytes=Spread.of(o.memory.allocated if o.memory else None for o, _ in measured),
+        peak_bytes=Spread.of(o.peak_bytes for o, _ in measured),
         wait_share=known(lambda f: f.wait_share),
         occupancy=Spread.of(
             f.loader_stats["occupancy"] for _, f in measured if f.loader_stats and run.workers
@@ -278,7 +278,7 @@ def _raw(outcome: Outcome) -> dict[str, Any]:
         "repeat": outcome.run.repeat,
         "error": outcome.error,
         "figures": outcome.figures and asdict(outcome.figures),
-        "memory": outcome.memory and asdict(outcome.memory),
+        "peak_bytes": outcome.peak_bytes,
         "cached_share": outcome.cached_share,
         "others_share": outcome.others_share,
     }

@@ -47,7 +47,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
     """
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
-    others = _Others()
+    began = clocks()
     ended = run_fresh("fastload.bench.loop", run.to_json(), ranks=run.ranks, say=say)
     parts = [
         Part(**{**result, "figures": Figures(**result["figures"])}) for result in ended.results
@@ -56,26 +56,21 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
         run=run,
         figures=None if ended.error else together(parts),
         error=ended.error,
-        memory=ended.memory,
+        peak_bytes=ended.peak_bytes,
         cached_share=cached,
-        others_share=others.share(),
+        others_share=others_share(began),
         messages=ended.messages,
     )
 
 
-class _Others:
-    """Measures how much of this process's cores others use, from now on. This one's children do not count."""
+def clocks() -> tuple[float, float]:
+    """Return the time, and the seconds in which others have used this process's cores. Its children are not others."""
+    return time.perf_counter(), cores_busy_s() - sum(os.times()[:4])
 
-    def __init__(self) -> None:
-        self._began = self._now()
 
-    def share(self) -> float | None:
-        """Return the share (0 to 1) of the cores' time since the start, or None if it is unknown."""
-        at, others_s = (now - then for now, then in zip(self._now(), self._began, strict=True))
-        if math.isnan(others_s):
-            return None
-        return min(1.0, max(0.0, others_s) / (at * usable_cores()))
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        return time.perf_counter(), cores_busy_s() - sum(os.times()[:4])
+def others_share(began: tuple[float, float]) -> float | None:
+    """Return the share (0 to 1) of the cores' time that others have used since `began`, or None if it is unknown."""
+    seconds, others_s = (now - then for now, then in zip(clocks(), began, strict=True))
+    if math.isnan(others_s):
+        return None
+    return min(1.0, max(0.0, others_s) / (seconds * usable_cores()))

@@ -25,7 +25,7 @@ from fastload.check.reading import (
     share_under_gil,
     switching_often,
 )
-from fastload.check.report import Finding, Report
+from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateError, SharedStateWarning
 from fastload.isolation import Isolation
@@ -43,7 +43,7 @@ class _Seen:
 
     expected: list[Any]
     serial: Reading
-    findings: list[Finding]
+    findings: Findings
     compared: bool = True
 
 
@@ -117,13 +117,10 @@ def check(
     seen.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
     seen.findings += _shared_state(caught)
     if gil_share > 0.5 and seen.serial.cpu_share > 0.5:
-        seen.findings.append(
-            Finding(
-                "note",
-                f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
-                'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
-                "With threads, few workers are as fast as many.",
-            )
+        seen.findings.note(
+            f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
+            'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
+            "With threads, few workers are as fast as many.",
         )
     return Report(
         dataset=type(dataset).__name__,
@@ -180,19 +177,16 @@ def _check_map(
     begin: Callable[[], None],
     rounds: int,
 ) -> _Seen:
-    findings: list[Finding] = []
+    findings = Findings()
     before = global_states()
     buffers: list[int] = []
     with noticing_seeds() as seeded:
         expected, _ = read(serially, indices, 0, seed, buffers=buffers)
     drawn = _drawn(before, global_states())
     if buffers:
-        findings.append(
-            Finding(
-                "fault",
-                f"a sample changes when the next one is read: {len(buffers)} of {len(indices)} did",
-                "Return a copy of the buffer that __getitem__ reuses.",
-            )
+        findings.fault(
+            f"a sample changes when the next one is read: {len(buffers)} of {len(indices)} did",
+            "Return a copy of the buffer that __getitem__ reuses.",
         )
     compared = True
     if drawn:  # samples that depend on this state differ now, after the draws
@@ -203,13 +197,10 @@ def _check_map(
     begin()
     got, _ = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
-        findings.append(
-            Finding(
-                "fault",
-                f"two serial readings differ, in {wrong}",
-                "Samples depend on more than index and random stream. Draw from fastload.sample_generator() or "
-                "fastload.sample_rng(), and keep nothing between samples.",
-            )
+        findings.fault(
+            f"two serial readings differ, in {wrong}",
+            "Samples depend on more than index and random stream. Draw from fastload.sample_generator() or "
+            "fastload.sample_rng(), and keep nothing between samples.",
         )
     else:
         readings = chain([got], _readings(dataset, indices, workers, seed, rounds - 1))
@@ -226,7 +217,7 @@ def _spread(dataset: Any, samples: int) -> list[int]:
     return [i * length // count for i in range(count)]
 
 
-def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Finding]) -> int:
+def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: Findings) -> int:
     """Return how many samples raised."""
     failed = [(k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is Raised]
     if failed:
@@ -240,12 +231,9 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
             ),
         )
     if not got:
-        findings.append(
-            Finding(
-                "fault",
-                "the dataset has no samples",
-                "There is nothing to compare. Check the paths and filters of the dataset.",
-            )
+        findings.fault(
+            "the dataset has no samples",
+            "There is nothing to compare. Check the paths and filters of the dataset.",
         )
     return len(failed)
 
@@ -264,7 +252,7 @@ def _find_races(
     expected: list[Any],
     workers: int,
     readings: Iterable[list[Any]],
-    findings: list[Finding],
+    findings: Findings,
     *,
     compared: bool,
 ) -> None:
@@ -277,31 +265,25 @@ def _find_races(
     for got in readings:
         found = got if compared else [_raised(sample) for sample in got]
         if wrong := differing(indices, expected, found):
-            findings.append(
-                Finding(
-                    "fault",
-                    f"{workers} workers read other samples than a serial loop, in {wrong}",
-                    "Something that workers share keeps state between two calls. Look for it among the shared objects, "
-                    "at the top of modules and in class attributes. Create it in __getitem__, or use "
-                    'worker_method="process".',
-                )
+            findings.fault(
+                f"{workers} workers read other samples than a serial loop, in {wrong}",
+                "Something that workers share keeps state between two calls. Look for it among the shared objects, "
+                "at the top of modules and in class attributes. Create it in __getitem__, or use "
+                'worker_method="process".',
             )
             return
 
 
 def _find_fills(
-    dataset: Any, indices: list[int], expected: list[Any], seed: int, findings: list[Finding]
+    dataset: Any, indices: list[int], expected: list[Any], seed: int, findings: Findings
 ) -> None:
     """Compare the rows that the dataset fills itself, if it does, with what `__getitem__` returned."""
     if filled := read_filled(dataset, indices, seed):
         batches = [_raised(sample) or default_collate([sample]) for sample in expected]
         if wrong := differing(indices, batches, filled):
-            findings.append(
-                Finding(
-                    "fault",
-                    f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
-                    "Write what self[index] returns, with random numbers from run.keys; see docs/rows.md.",
-                )
+            findings.fault(
+                f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
+                "Write what self[index] returns, with random numbers from run.keys; see docs/rows.md.",
             )
 
 
@@ -336,14 +318,11 @@ def _check_iterable(
     seed: int,
     begin: Callable[[], None],
 ) -> _Seen:
-    findings: list[Finding] = []
+    findings = Findings()
     if _is_own_iterator(dataset):
-        findings.append(
-            Finding(
-                "note",
-                "the dataset is its own iterator: two loops over it at once share one position",
-                "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
-            )
+        findings.note(
+            "the dataset is its own iterator: two loops over it at once share one position",
+            "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
         )
     before = global_states()
     with noticing_seeds() as seeded:
@@ -354,21 +333,15 @@ def _check_iterable(
     threaded, _ = read(dataset, None, workers, seed, limit=samples)
     raised = [sample for sample in threaded if type(sample) is Raised]
     if raised and not any(type(sample) is Raised for sample in expected):
-        findings.append(
-            Finding(
-                "fault",
-                f"with {workers} workers, the dataset raises {raised[0]}, but not in a serial loop",
-                "Check how it uses get_worker_info().",
-            )
+        findings.fault(
+            f"with {workers} workers, the dataset raises {raised[0]}, but not in a serial loop",
+            "Check how it uses get_worker_info().",
         )
     each = threaded[:workers]
     if len(each) == workers > 1 and not raised and all(same(sample, each[0]) for sample in each):
-        findings.append(
-            Finding(
-                "fault",
-                f"each of {workers} workers yields the same samples: an epoch has every sample {workers} times",
-                "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers.",
-            )
+        findings.fault(
+            f"each of {workers} workers yields the same samples: an epoch has every sample {workers} times",
+            "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers.",
         )
     return _Seen(expected, serial, findings, compared=not drawn)
 

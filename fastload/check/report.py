@@ -24,6 +24,18 @@ class Finding:
         return f"{self.level}: {self.what}\n       {self.advice}"
 
 
+class Findings(list[Finding]):
+    """Facts about a dataset, in the order of the report."""
+
+    def fault(self, what: str, advice: str) -> None:
+        """Add a fault."""
+        self.append(Finding("fault", what, advice))
+
+    def note(self, what: str, advice: str) -> None:
+        """Add a note."""
+        self.append(Finding("note", what, advice))
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The result of `check`."""

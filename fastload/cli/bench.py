@@ -190,7 +190,9 @@ def bench(
         click.echo(line)
 
     if "plan" in loaders:
-        click.echo(f"image kernels: {_kernels()}")
+        from fastload.image import kernels
+
+        click.echo(f"image kernels: {kernels.state()}")
 
     outcomes: list[Outcome] = []
     stopped: KeyboardInterrupt | None = None
@@ -228,12 +230,6 @@ def bench(
         raise click.ClickException(
             f"{failed} of {len(runs)} runs failed. The table shows only the others."
         )
-
-
-def _kernels() -> str:
-    from fastload.image import kernels
-
-    return kernels.state()
 
 
 def _race(

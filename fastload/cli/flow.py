@@ -48,7 +48,7 @@ def flow() -> None:
     """
 
 
-@click.command()
+@flow.command()
 @_file
 @click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
 @click.option("--dry-run", is_flag=True, help="Print what would run, and why. Run nothing.")
@@ -103,32 +103,22 @@ def run(
         )
 
 
-@click.command()
+@flow.command()
 @_file
-@click.option(
-    "--svg",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a drawing of the graph, with the states and times of the tasks.",
-)
-def show(file: Path, svg: Path | None) -> None:
+def show(file: Path) -> None:
     """Show the tasks of PIPE.toml in order, with the result of their last runs.
 
     \b
-    Examples:
+    Example:
         fastload flow show mnist.toml
-        fastload flow show mnist.toml --svg mnist.svg
     """
     from fastload.flow.pipefile import read_pipeline
-    from fastload.flow.show import as_svg, as_text
+    from fastload.flow.show import as_text
 
-    graph = read_pipeline(file)
-    click.echo(as_text(graph))
-    if svg is not None:
-        svg.write_text(as_svg(graph), encoding="utf-8")
-        click.echo(f"Drawing: {svg}")
+    click.echo(as_text(read_pipeline(file)))
 
 
-@click.command()
+@flow.command()
 @_file
 @click.option("--pbs", "system", flag_value="pbs", help="Submit with qsub.")
 @click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
@@ -163,7 +153,7 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
     submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
 
 
-@click.command()
+@flow.command()
 @_file
 def status(file: Path) -> None:
     """Show the state of the jobs of `fastload flow submit`.
@@ -178,7 +168,3 @@ def status(file: Path) -> None:
     from fastload.flow.submit import status as status_of
 
     click.echo(status_of(read_pipeline(file)))
-
-
-for command in (run, show, submit, status):
-    flow.add_command(command)

@@ -38,7 +38,7 @@ def store() -> None:
     require("arrow", pyarrow="pyarrow")
 
 
-@click.command()
+@store.command()
 @root_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with sizes in bytes.")
 def ls(root: Path | None, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def ls(root: Path | None, as_json: bool) -> None:
     click.echo(found.as_json() if as_json else str(found))
 
 
-@click.command()
+@store.command()
 @click.argument(
     "files",
     nargs=-1,
@@ -107,7 +107,7 @@ def put(
     click.echo(described_set(os.path.join(where, short), records=0))
 
 
-@click.command()
+@store.command()
 @click.argument("name", metavar="NAME|PATH")
 @root_option
 @click.option("--records", default=5, type=click.IntRange(min=0), help="Number of rows to show.")
@@ -129,7 +129,7 @@ def info(name: str, root: Path | None, records: int) -> None:
     click.echo(described_set(path, records))
 
 
-@click.command()
+@store.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @root_option
 def rm(names: tuple[str, ...], root: Path | None) -> None:
@@ -155,7 +155,7 @@ def rm(names: tuple[str, ...], root: Path | None) -> None:
         click.echo(f"removed {path}: {size_text(freed)}")
 
 
-@click.command()
+@store.command()
 @root_option
 @click.option("--dry-run", is_flag=True, help="Print what would be removed. Remove nothing.")
 def gc(root: Path | None, dry_run: bool) -> None:
@@ -181,8 +181,7 @@ def gc(root: Path | None, dry_run: bool) -> None:
     click.echo(f"{path}: {total} {'would be freed' if dry_run else 'freed'}")
 
 
-for command in (ls, put, info, rm, gc, serve):
-    store.add_command(command)
+store.add_command(serve)
 
 
 def _place(name: str, root: Path | None) -> tuple[str, str]:

@@ -158,8 +158,9 @@ def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Laun
         launcher = find_launcher(ranks, hosts)
     if launcher in ("torchrun", "none") and are_here(hosts):
         hosts = ()
+    what = ["-m", options["module"]] if options["script"] is None else [options["script"]]
     job = launch.Job(
-        program=_program(**options),
+        program=(options["executor"], *what, *options["arguments"]),
         ranks=ranks,
         hosts=hosts,
         depth=options["depth"],
@@ -198,10 +199,3 @@ def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tupl
         environ={name: os.environ[name] for name in exported},
     )
     return [launch.SUBMITTERS[system]], text
-
-
-def _program(**options: Any) -> tuple[str, ...]:
-    """Return the argument list of one rank."""
-    script, module = options["script"], options["module"]
-    what = [script] if script is not None else ["-m", module]
-    return (options["executor"], *what, *options["arguments"])

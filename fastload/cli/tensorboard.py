@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import getpass
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from fastload.cli._common import Terminated, require
-
-_ENDS = {signal.SIGINT, signal.SIGTERM}
+from fastload.cli._common import Terminated, require, sigterm_raises, wait_for_a_signal
 
 
 @click.command()
@@ -43,43 +40,18 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
         fastload tensorboard logdir --port 6007
     """
     require("tensorboard", tensorboard="TensorBoard")
-    with _ends() as wait:
-        url = _serve(logdir, port, bind_all)
-        click.echo(_directions(logdir, url, port, bind_all))
-        ended_by = wait()
-    if ended_by == signal.SIGTERM:
-        raise Terminated
-    click.echo("TensorBoard has ended.")
-
-
-@contextmanager
-def _ends() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the first Ctrl-C or SIGTERM since the start of the block, and waits for it.
-
-    The signal may reach any thread of this process and its plugins, so the function waits on Python's wake-up
-    descriptor. Afterwards both are ignored: another one would interrupt the plugins while they end their processes,
-    and the processes would stay. A signal that is ignored stays ignored.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    taken = {number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN}
-    before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in taken}
-    descriptor = signal.set_wakeup_fd(writer)
-
-    def wait() -> int:
-        while (number := os.read(reader, 1)[0]) not in taken:
-            pass
-        before.update(dict.fromkeys(taken, signal.SIG_IGN))
-        return number
-
     try:
-        yield wait
-    finally:
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(reader)
-        os.close(writer)
+        with sigterm_raises():
+            url = _serve(logdir, port, bind_all)
+            click.echo(_directions(logdir, url, port, bind_all))
+            wait_for_a_signal()
+    except KeyboardInterrupt as ended_by:
+        # Another signal would interrupt the plugins while they end their processes, and the processes would stay.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            atexit.register(signal.signal, number, signal.SIG_IGN)
+        if isinstance(ended_by, Terminated):
+            raise
+    click.echo("TensorBoard has ended.")
 
 
 def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:

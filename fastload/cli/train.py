@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fastload.cli._common import (
 _LARGEST_SEED = 2**63 - 1
 """torch takes seeds of 64 bits, and each rank adds its rank number to the seed."""
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+_ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
 
 
 @click.command(cls=OnRanks)
@@ -191,7 +191,7 @@ def train(**options: Any) -> None:
     _run(options)
 
 
-def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
+def tutorial(*, serial: bool) -> click.Command:
     """Return the command of a tutorial script: `fastload train` with the script's options, lines and defaults.
 
     It trains on a list of files. The serial script has no workers, and no options for them.
@@ -201,12 +201,11 @@ def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
     if serial:
         fixed |= {"workers": 0, "prefetch_batches": 2, "loader": "thread"}
     params = [copy.copy(param) for param in train.params if param.name not in fixed]
-    if not Path(
-        defaults["base_dir"]
-    ).is_dir():  # not the tutorial's machine, so the user has to give it
-        defaults = {name: value for name, value in defaults.items() if name != "base_dir"}
     for param in params:
-        param.default = defaults.get(param.name or "", param.default)
+        if param.name == "file_list":
+            param.default = "ilsvrc_train_filelist.txt"
+        if param.name == "base_dir" and Path(_ILSVRC).is_dir():  # on the tutorial's machine
+            param.default = _ILSVRC
     return OnRanks(
         None,
         callback=lambda **options: _run({**options, **fixed}, serial_lines=serial),
@@ -234,11 +233,6 @@ def _run(options: dict[str, Any], *, serial_lines: bool = False) -> None:
     from fastload.train.recipe import Recipe
 
     with sigterm_raises():
-        trained = loop.train(Recipe(**options), say=_say, serial_lines=serial_lines)
+        trained = loop.train(Recipe(**options), say=click.echo, serial_lines=serial_lines)
     if trained.stopped_by:
         raise SystemExit(128 + trained.stopped_by)
-
-
-def _say(line: str) -> None:
-    click.echo(line)
-    sys.stdout.flush()

@@ -1,12 +1,10 @@
 """Run a few commands as a graph: each runs after those that it needs, and a failed graph can resume.
 
-`PipelineGraph` holds tasks, `run` runs them, and `as_svg` draws them. `fastload flow run` runs a graph that a file
-describes.
+`PipelineGraph` holds tasks, and `run` runs them. `fastload flow run` runs a graph that a file describes.
 """
 
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.runner import Outcome, run
-from fastload.flow.show import as_svg
 from fastload.flow.tasks import FunctionTask, MPITask, PythonTask, PytorchTask, Resources, Task
 
 __all__ = [
@@ -18,6 +16,5 @@ __all__ = [
     "PytorchTask",
     "Resources",
     "Task",
-    "as_svg",
     "run",
 ]

@@ -26,7 +26,7 @@ from typing import Any
 
 from fastload._kit.disk import write_file
 from fastload.errors import FastloadError
-from fastload.measure.processes import MemoryReader, PeakMemory
+from fastload.measure.processes import MemoryReader
 
 _READ_BYTES = 1 << 20
 _LOOK_AGAIN_S = 0.05
@@ -42,7 +42,8 @@ class Ended:
     error: str | None
     status: int
     """Exit code of the rank that failed first, or minus the number of the signal that ended it. 0 if none failed."""
-    memory: PeakMemory | None
+    peak_bytes: int | None
+    """The largest memory seen of all processes, or None if it was not read."""
     messages: str
     """Standard error of the processes."""
 
@@ -85,7 +86,7 @@ def run_fresh(
         try:
             with _signals_held():
                 for rank in range(ranks):
-                    arguments = [str(given), str(results[rank]), str(rank), *barrier.arguments]
+                    arguments = map(str, (given, results[rank], rank, *barrier.passed))
                     with messages[rank].open("wb") as stderr:
                         stdout: Any = stderr
                         if say is not None:  # only rank 0 prints the lines of a run
@@ -118,7 +119,7 @@ def run_fresh(
             results=[] if error else [result for result in written if result is not None],
             error=error,
             status=status,
-            memory=memory.peak if memory is not None and memory.peak.readings else None,
+            peak_bytes=memory.peak if memory else None,
             messages="\n".join(dict.fromkeys(text for text in said if text)),
         )
 
@@ -184,10 +185,6 @@ class _Barrier:
         go, self._go = os.pipe()
         self.passed = (ready, go)
         self._open = {self.ready, ready, go, self._go}
-
-    @property
-    def arguments(self) -> list[str]:
-        return [str(descriptor) for descriptor in self.passed]
 
     def arrive(self) -> None:
         """Count the ranks that have written. After the last one, let all start."""

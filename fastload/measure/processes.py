@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -49,19 +48,13 @@ def cpu_seconds() -> float | None:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Proportional set size, in bytes: if n processes share a page, each of them counts 1/n of it."""
+def tree_memory(pid: int) -> int | None:
+    """Return the bytes that `pid` and its descendants allocated: anonymous and shared memory, without mapped files.
 
-    allocated: int
-    """Anonymous and shared memory that the processes allocated. Other processes do not change it."""
-    total: int
-    """The same with mapped files, such as torch's libraries. It is smaller if other processes map the same files."""
-
-
-def tree_memory(pid: int) -> Memory | None:
-    """Return the PSS of `pid` and its descendants, or None if they ended or the kernel is older than 5.4."""
-    allocated = total = 0
+    If n processes share a page, each of them counts 1/n of it (PSS). Return None if they ended or the kernel is older
+    than 5.4.
+    """
+    allocated = 0
     for process in (pid, *descendants(pid)):
         try:
             lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()[1:]
@@ -69,31 +62,21 @@ def tree_memory(pid: int) -> Memory | None:
             continue
         fields = (line.partition(":") for line in lines)
         kib = {name: int(rest.split()[0]) for name, _, rest in fields}
-        if "Pss_Anon" in kib:
-            allocated += (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
-            total += kib["Pss"] * 1024
-    return Memory(allocated, total) if total else None
-
-
-@dataclass(slots=True, kw_only=True)
-class PeakMemory:
-    """The largest memory seen of some processes and their children, in bytes of PSS. Each maximum is separate."""
-
-    allocated: int = 0
-    total: int = 0
-    readings: int = 0
-    reader_cpu_s: float = 0.0
-    """CPU seconds that the readings took in the reading process, at most 2 % of one core."""
+        allocated += (kib.get("Pss_Anon", 0) + kib.get("Pss_Shmem", 0)) * 1024
+    return allocated or None
 
 
 class MemoryReader:
-    """Reads the memory of some processes and their descendants repeatedly, and keeps the largest seen.
+    """Reads the memory of some processes and their descendants repeatedly.
 
     A reading walks page tables and takes time. So the next one waits until readings take at most 2 % of a core.
+
+    Attributes:
+        peak: the largest memory seen, in bytes as of `tree_memory`, or None without a reading.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self.peak = PeakMemory()
+        self.peak: int | None = None
         self._pids = pids
         self._due = 0.0
 
@@ -102,12 +85,7 @@ class MemoryReader:
         if time.perf_counter() < self._due:
             return
         before_s = time.process_time()
-        found = [memory for pid in self._pids if (memory := tree_memory(pid)) is not None]
+        found = sum(tree_memory(pid) or 0 for pid in self._pids)
         spent_s = time.process_time() - before_s
         self._due = time.perf_counter() + max(_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
-        peak = self.peak
-        peak.reader_cpu_s += spent_s
-        if found:
-            peak.readings += 1
-            peak.allocated = max(peak.allocated, sum(memory.allocated for memory in found))
-            peak.total = max(peak.total, sum(memory.total for memory in found))
+        self.peak = max(self.peak or 0, found) or None

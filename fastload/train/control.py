@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from typing import Any, Self
 
@@ -45,6 +44,4 @@ class Stopping:
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGINT for 2."""
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return str(number)
+    return signal.Signals(number).name

@@ -55,7 +55,7 @@ def train(
     began = time.perf_counter()
     rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
     try:
-        voice: Say = say if rank.rank == 0 else _silent
+        voice: Say = say if rank.rank == 0 else lambda line: None
         trained = _train(recipe, rank, voice, on_step, serial_lines=serial_lines)
         total_s = time.perf_counter() - began
         voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
@@ -321,7 +321,3 @@ def _report(
         say(line)
     append_row(recipe.logdir / STATS_FILE, summary.row())
     say(f"Row of this run added to: {recipe.logdir / STATS_FILE}")
-
-
-def _silent(_: str) -> None:
-    return

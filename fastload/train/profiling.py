@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 
 from fastload.telemetry import profiler_config
 
@@ -50,7 +49,6 @@ class StepProfiler:
         self._say = say
         self._steps = 0
         memory: Any = profile(
-            activities=_activities(),
             schedule=schedule(wait=WAIT - 2, warmup=1, active=1, repeat=1),
             on_trace_ready=self._save_memory,
             record_shapes=True,
@@ -58,7 +56,6 @@ class StepProfiler:
         )
         memory.record_steps = False  # the other profiler marks the steps in both traces
         recorded: Any = profile(
-            activities=_activities(),
             schedule=schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1),
             on_trace_ready=self._save,
             record_shapes=True,
@@ -110,12 +107,3 @@ class StepProfiler:
         unfinished = self._run_dir / f"unfinished-{os.getpid()}.json.gz"
         finished.export_chrome_trace(str(unfinished))
         return unfinished.rename(self._run_dir / name)
-
-
-def _activities() -> list[ProfilerActivity]:
-    found = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        found.append(ProfilerActivity.CUDA)
-    if torch.xpu.is_available():
-        found.append(ProfilerActivity.XPU)
-    return found

@@ -8,7 +8,6 @@ from typing import Any
 from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
-from fastload.measure.processes import PeakMemory
 from fastload.measure.provenance import provenance
 
 HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
@@ -53,12 +52,11 @@ def outcome(
         loader_stats=None if loader == "torch" else stats,
         finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",
     )
-    memory = PeakMemory(allocated=300 * 2**20, total=400 * 2**20, readings=5, reader_cpu_s=0.01)
     return Outcome(
         run=run,
         figures=figures,
         error=None,
-        memory=memory,
+        peak_bytes=300 * 2**20,
         cached_share=1.0,
         others_share=0.01,
         messages="",
@@ -70,7 +68,7 @@ def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome
         run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
         figures=None,
         error=error,
-        memory=None,
+        peak_bytes=None,
         cached_share=None,
         others_share=None,
         messages="",

@@ -34,7 +34,7 @@ pytest.importorskip("torchvision")
 from fastload.bench import loop, report
 from fastload.bench.figures import BenchError, average_line
 from fastload.bench.plan import LoaderKind, Run, TransformName, Workload, plan_runs, sample_order
-from fastload.bench.run import _Others, execute, files_of
+from fastload.bench.run import clocks, execute, files_of, others_share
 from fastload.cli import main
 from fastload.measure import fresh
 from fastload.measure.fresh import ending
@@ -207,12 +207,12 @@ def test_what_others_take_of_the_machine_is_measured_and_what_our_children_take_
     busy_s = iter([100.0, 103.0])
     monkeypatch.setattr("fastload.bench.run.cores_busy_s", lambda: next(busy_s))
     monkeypatch.setattr("fastload.bench.run.usable_cores", lambda: 1000)
-    others = _Others()
+    before = clocks()
     began = time.perf_counter()
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", burn], stdout=subprocess.DEVNULL, check=True)
     least_s = time.perf_counter() - began
-    share = others.share()
+    share = others_share(before)
     assert share is not None
     assert 0 < share <= (3.0 - 0.28) / (least_s * 1000)
 
@@ -357,7 +357,7 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     unknown = replace(
         unknown,
         figures=replace(unknown.figures, cpu_s_per_1000=None),
-        memory=None,
+        peak_bytes=None,
         cached_share=None,
         others_share=None,
     )

@@ -44,7 +44,7 @@ def test_each_rank_gives_a_result_and_rank_0_s_lines_are_passed_on() -> None:
     assert (ended.error, ended.status) == (None, 0), ended.messages
     assert ended.results == [{"rank": 0, "left": None}, {"rank": 1, "left": None}]
     assert lines == ["a line of rank 0"]
-    assert ended.memory is not None
+    assert ended.peak_bytes is not None
     unheard = run_fresh(MODULE, {"leaves_child": False, "own_s": 0}, environ=ENVIRON)
     assert "a line of rank 0" in unheard.messages, "without a listener"
 
