@@ -3,7 +3,7 @@
 # PYTHON runs this checkout of fastload from any directory.
 #
 #   FASTLOAD_VENV    environment to use or to make (default: .venv in the repository)
-#   FASTLOAD_PYTHON  Python that makes it (default: the first of python3, python3.13, ... that is 3.11 or newer)
+#   FASTLOAD_PYTHON  Python that makes it (default: python3 if it is 3.11 or newer, else a python3.N that is)
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -23,7 +23,7 @@ is_recent() {
 
 find_python() {
     local candidate
-    local -a candidates=(python3 python3.13 python3.12 python3.11 python3.14)
+    local -a candidates=(python3 python3.{13,12,11,14,15})
     if [[ -n "${FASTLOAD_PYTHON:-}" ]]; then
         candidates=("$FASTLOAD_PYTHON")
     fi

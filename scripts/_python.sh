@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Prints a Python of the version "3.14", or "3.13t" for one without the GIL: `bash scripts/_python.sh 3.14`. If it is not
-# installed and this is Debian, it is made of Debian's files, once for a machine. Nothing is installed in the system, and
+# installed and this is Debian, it is made from Debian's packages, once for a machine. Nothing is installed in the system, and
 # no root is needed.
 #
 # - Debian sid has the newest Pythons as packages. They are unpacked, with the libraries that they need, in 20 seconds.
-# - No package is without the GIL. So a source package is built, in ten minutes on two cores, with a C compiler and the
-#   headers of zlib, OpenSSL and libffi.
+# - No package is without the GIL. So a source package is built, in up to ten minutes on two cores, with a C compiler and
+#   the headers of zlib, OpenSSL and libffi.
 #
 #   FASTLOAD_PYTHONS   the folder of these Pythons (default: ~/.cache/fastload/pythons)
 
@@ -91,7 +91,7 @@ elif ! find_python "$1"; then
         echo "Python $1 is not here" >&2
         exit 1
     fi
-    echo "Making Python $1 of Debian's files (once)" >&2
+    echo "Making Python $1 from Debian's packages (once)" >&2
     messages="$(mktemp)"
     trap 'rm -f "$messages"' EXIT
     if ! bash "${BASH_SOURCE[0]}" --make "$1" >"$messages" 2>&1 </dev/null || ! find_python "$1"; then

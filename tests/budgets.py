@@ -19,9 +19,9 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_766,
+    "the way of an index": 3_769,
     "loaded beside the way": 2_548,
-    "the core's other files": 627,
+    "the core's other files": 636,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
     "fastload/telemetry": 269,
@@ -31,7 +31,7 @@ BUDGETS = {
     "fastload/check": 622,
     "fastload/cli": 2_215,
     "fastload/compat": 441,
-    "fastload/datasets": 1_631,
+    "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
     "fastload/distributed": 1_713,
     "fastload/elastic": 713,
@@ -41,13 +41,13 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_320,
+    "fastload/sequences": 1_348,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_210,
-    "benchmarks": 2_304,
+    "benchmarks": 2_472,
     # parts of their own, and parts to come
-    "process workers": 1_552,
+    "process workers": 1_562,
     "verdicts and allow list": 1_578,
 }
 

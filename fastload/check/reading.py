@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy as copies
-import random
 import select
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from fastload._kit.user_errors import shown
 from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
+from fastload.random import python_random
 from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
 from fastload.telemetry import delayed_s
@@ -214,7 +214,6 @@ def noticing_seeds() -> Iterator[set[str]]:
     NumPy's functions cannot be seen. Under a debugger or profiler, the set stays empty, so that neither is disturbed.
     """
     seeded: set[str] = set()
-    python = random.random.__self__  # type: ignore[attr-defined]
 
     def called(frame: FrameType, event: str, argument: Any) -> None:
         if event != "call":
@@ -222,7 +221,7 @@ def noticing_seeds() -> Iterator[set[str]]:
         code = frame.f_code
         if code in (torch.manual_seed.__code__, torch.set_rng_state.__code__):
             seeded.add("torch's")
-        elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python:
+        elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python_random.GLOBAL:
             seeded.add("Python's")
 
     if is_profiled():

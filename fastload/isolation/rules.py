@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fastload.isolation.users import is_users_module
-from fastload.random import numpy_random
+from fastload.random import numpy_random, python_random
 
 MEMORY_BYTES = 16 * 2**20
 """An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 image would be shared."""
@@ -139,7 +139,7 @@ def is_global_generator(x: Any) -> bool:
         x = x.bit_generator
     numpys: Any = np.random
     return (
-        x is random.random.__self__  # type: ignore[attr-defined]
+        x is python_random.GLOBAL
         or x is torch.default_generator
         or x is numpys.mtrand._rand
         or any(x is generator for generator in numpy_random.GLOBAL)

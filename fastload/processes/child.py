@@ -66,7 +66,7 @@ _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -> None:
-    """Run a worker process. It ends if `work` is shut, and if the loop's process is gone, as soon as it gets its GIL.
+    """Run a worker process. It ends if `work` is shut, and soon after the loop's process is gone.
 
     Args:
         work: brings tickets, takes answers.

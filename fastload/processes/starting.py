@@ -141,8 +141,8 @@ def _ctrl_c_waits() -> Iterator[None]:
 def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     """Yield the multiprocessing context in which a loader's workers start, and why it is not a fork, or "".
 
-    If it is a fork, the threads of loaders are stopped. If one reads on for a second, only a fork that the user chose
-    is one.
+    For a fork, the threads of loaders stop. If one still reads after a second, yield a fork server, unless the user
+    chose a fork.
     """
     context, reason = _chosen(settings)
     if context.get_start_method() != "fork":

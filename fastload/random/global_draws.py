@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload.random.python_random import GLOBAL
+
 in_worker_process = False
 """Whether this process reads samples for the loop of another one. A worker process sets it."""
 
@@ -71,7 +73,7 @@ class GlobalDraws:
             self._noticed.add(shared_draws("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
+        if event == "c_call" and getattr(argument, "__self__", None) is GLOBAL:
             self._noticed.add(shared_draws("Python's global random state"))
 
 
@@ -87,9 +89,6 @@ def is_profiled() -> bool:
     """Return whether this thread has a profile function, other than one that `GlobalDraws` left after Ctrl-C."""
     profile = sys.getprofile()
     return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
-
-
-_PYTHONS = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
 
 
 def _numpy_state() -> bytes:

@@ -59,8 +59,8 @@ class State:
 
 def unusable() -> str | None:
     """Return why `install` must not be called, as one clause, or None if it may."""
-    if _unknown is not None:
-        return _unknown
+    if _failure is not None:
+        return _failure
     if _random.get_bit_generator() in (_original, _route.bit_generator):
         return None
     return "np.random.set_bit_generator has replaced the global bit generator"
@@ -351,13 +351,14 @@ def _probe() -> str | None:
             for name in _UNLOCKED
         ):
             return "the attributes of RandomState cannot be replaced"
-        right = numpy_memory.words_are_as_expected() and _test_swap()
+        if numpy_memory.words_are_as_expected():
+            return None if _works() else "a test at the start drew other numbers than NumPy"
     except Exception as error:
         return f"NumPy's random state is not laid out as expected ({error!r})"
-    return None if right else "NumPy's random state is not laid out as expected"
+    return "NumPy's random state is not laid out as expected"
 
 
-def _test_swap() -> bool:
+def _works() -> bool:
     """Return whether a thread's draws act on its own state only. All objects are our own."""
     route = _Route(_MT19937(0))
     routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
@@ -383,8 +384,8 @@ def _test_swap() -> bool:
 GLOBAL = [_original]
 """The bit generators of NumPy's global functions: the original, and the one that stands for it while installed."""
 
-_unknown = _probe()
-if _unknown is None:
+_failure = _probe()
+if _failure is None:
     _route = _Route(_original, _rand)
     GLOBAL.append(_route.bit_generator)
     # If another thread held the lock during a fork, the child could never take it.

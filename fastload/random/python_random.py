@@ -23,7 +23,9 @@ from random import Random
 from types import BuiltinMethodType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-_inst: Random = getattr(random, "_inst", None) or Random()  # `unusable` tells if there is none
+GLOBAL: Random = getattr(random, "_inst", None) or Random()  # `unusable` tells if there is none
+"""The generator of the functions of `random`."""
+
 _c_random, _c_getrandbits = _random.Random.random, _random.Random.getrandbits
 _c_getstate = _random.Random.getstate
 
@@ -103,11 +105,11 @@ class _ThreadRandom(Random, _Routed):
 
 # Lists of one function, which hold this module's only reference to it: `_replace` counts references.
 _STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
-    name: ([getattr(random, name)], [MethodType(getattr(_Routed, name), _inst)])
+    name: ([getattr(random, name)], [MethodType(getattr(_Routed, name), GLOBAL)])
     for name in ("random", "getrandbits")
 }
 
-# Owns `_installed`, `_holders` and `_left`, and is held while the class of `_inst` and the names in modules change. It
+# Owns `_installed`, `_holders` and `_left`, and is held while the class of `GLOBAL` and the names in modules change. It
 # is reentrant because garbage collection, which can come at any time, may close a loader.
 _lock = threading.RLock()
 _installed: list[Any] = []  # the owners of `install` that have not called `remove`
@@ -125,7 +127,7 @@ def install(owner: Any = None) -> None:
         if owner is None or owner not in _installed:
             _installed.append(owner)
         # Every time, not only the first: Ctrl-C may have ended the call before.
-        _inst.__class__ = _ThreadRandom
+        GLOBAL.__class__ = _ThreadRandom
         for real, stand_in in _STAND_INS.values():
             _replace(real, stand_in)
 
@@ -137,7 +139,7 @@ def remove(owner: Any = None) -> None:
             if len(_installed) == 1:
                 for real, stand_in in _STAND_INS.values():
                     _replace(stand_in, real)
-                _inst.__class__ = Random
+                GLOBAL.__class__ = Random
             _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
 
 
@@ -149,9 +151,24 @@ def enter(own: Callable[[], Random] | None) -> None:
     _thread.own = own
 
 
+@functools.cache
 def unusable() -> str | None:
-    """Return a clause that says why `install` cannot be used here, or None if it can. The first call tests it: 1 ms."""
-    return _failure()
+    """Return a clause that says why `install` cannot be used here, or None if it can.
+
+    The first call tests the routing on private generators, in 1 ms.
+    """
+    for name, (real, _) in _STAND_INS.items():
+        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not GLOBAL:
+            return f"other code had replaced `random.{name}`"
+    methods = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
+    functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
+    of_inst = {k for k in functions if getattr(random, k).__self__ is GLOBAL}
+    if new := (methods - vars(_Routed).keys()) | (of_inst - _STAND_INS.keys()):
+        return f"`random.{min(new)}` is in C, and nothing routes it"
+    try:
+        return None if _works() else "a test at the start drew other numbers than Python's `random`"
+    except Exception as error:
+        return f"a test at the start failed ({error!r})"
 
 
 def _references(holder: list[Any]) -> int:
@@ -187,23 +204,6 @@ def _replace(old: list[Any], new: list[Any]) -> None:
                     _holders.append((held, name))
     del function
     _left[id(old)] = _references(old), len(sys.modules)
-
-
-@functools.cache
-def _failure() -> str | None:
-    """Test the routing on private generators. Return what failed, or None."""
-    for name, (real, _) in _STAND_INS.items():
-        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not _inst:
-            return f"other code had replaced `random.{name}`"
-    methods = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
-    functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
-    of_inst = {k for k in functions if getattr(random, k).__self__ is _inst}
-    if new := (methods - vars(_Routed).keys()) | (of_inst - _STAND_INS.keys()):
-        return f"`random.{min(new)}` is in C, and nothing routes it"
-    try:
-        return None if _works() else "a test at the start drew other numbers than Python's `random`"
-    except Exception as error:
-        return f"a test at the start failed ({error!r})"
 
 
 def _works() -> bool:

@@ -93,11 +93,11 @@ def install(seeded: Own | None = None) -> None:
             return
         try:
             _show = register_kernels(kernels())
-            if not _works():
-                _show = None
-                _failure = "a test at the start drew other numbers than torch"
+            _failure = None if _works() else "a test at the start drew other numbers than torch"
         except Exception as error:
             _failure = f"torch {torch.__version__} has no place for it ({error!r})"
+        if _failure is not None:
+            _show = None
 
 
 def unusable() -> str | None:

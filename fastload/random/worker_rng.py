@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 
+from fastload.random.python_random import GLOBAL
 from fastload.random.streams import current_stream, sample_generator, sample_rng
 
 
@@ -30,4 +31,4 @@ class WorkerRng:
     def random_generator(self) -> random.Random:
         """Python's: the one from which `random.random()` draws, if `random` is routed."""
         stream = current_stream()
-        return random.random.__self__ if stream is None else stream.python()  # type: ignore[attr-defined]
+        return GLOBAL if stream is None else stream.python()

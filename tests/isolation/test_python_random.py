@@ -307,13 +307,13 @@ def test_a_method_of_a_new_python_is_tried(name: str, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(Random, "twist", lambda self: _random.Random.random(self), raising=False)
     monkeypatch.setattr(random, "__all__", [*random.__all__, "newvariate"])
-    failure = python_random._failure.__wrapped__() or ""
+    failure = python_random.unusable.__wrapped__() or ""
     assert ("drew other numbers" in failure) is (name == "twist")
 
 
 def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     def failure() -> str:
-        return python_random._failure.__wrapped__() or ""
+        return python_random.unusable.__wrapped__() or ""
 
     assert failure() == ""
     for broken in ("random", "getrandbits", "seed", "getstate", "setstate"):
@@ -338,7 +338,7 @@ def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "TypeError" in failure()
     with monkeypatch.context() as patch:
         patch.setitem(python_random._STAND_INS, "random", ([math.sin], [None]))
-        assert "had replaced `random.random`" in (python_random._failure.__wrapped__() or "")
+        assert "had replaced `random.random`" in (python_random.unusable.__wrapped__() or "")
 
 
 def _failures(module: Any) -> list[str]:

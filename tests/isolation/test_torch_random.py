@@ -228,3 +228,19 @@ def test_a_torch_that_cannot_be_routed_is_warned_of() -> None:
     ):
         assert len(list(loader)) == 2
     assert "no such key" in (torch_random.unusable() or "")
+
+
+def test_if_the_test_at_the_start_raises_no_thread_is_routed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> bool:
+        raise RuntimeError("another schema")
+
+    shown: list[bool] = []
+    for name, value in (("_show", None), ("_failure", None), ("_works", fail)):
+        monkeypatch.setattr(torch_random, name, value)
+    monkeypatch.setattr(torch_random, "register_kernels", lambda _: shown.append)
+    torch_random.install()
+    torch_random.enter(generator)
+    assert "another schema" in (torch_random.unusable() or "")
+    assert shown == []

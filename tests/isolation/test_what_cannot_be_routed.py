@@ -1,8 +1,10 @@
 """Promises:
-- The routing of global random functions tests itself once in a process, by every function that draws.
+- The routing of global random functions tests itself once in a process: by every function of Python's and NumPy's that
+  draws, and by an operator of each kind of torch's.
 - If that test fails, `worker_method="auto"` takes processes, which have global generators of their own. The reason
   names what failed.
 - With `worker_method="thread"`, the loader warns of it.
+- A program that replaced a function of `random` before it imported fastload reads all samples.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import logging
 import os
 import random
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +27,7 @@ from torch.utils.data import Dataset
 import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import numpy_random, python_random, torch_random
+from tests.children import ROOT
 
 DRAWS: dict[str, Callable[[], float]] = {
     "Python's": lambda: random.random(),
@@ -52,24 +57,22 @@ def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Let the probe of one module fail, as in a process that begins on a Python, a NumPy or a torch that differs."""
     monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
     if request.param == "Python's":
-        python_random._failure.cache_clear()
+        python_random.unusable.cache_clear()
         monkeypatch.setattr(python_random, "_works", lambda: False)
     elif request.param == "NumPy's":
-        monkeypatch.setattr(numpy_random, "_test_swap", lambda: False)
-        monkeypatch.setattr(numpy_random, "_unknown", numpy_random._probe())
+        monkeypatch.setattr(numpy_random, "_works", lambda: False)
+        monkeypatch.setattr(numpy_random, "_failure", numpy_random._probe())
     else:
         monkeypatch.setattr(torch_random, "_works", lambda: False)
         monkeypatch.setattr(torch_random, "register_kernels", lambda _: lambda _: None)
         monkeypatch.setattr(torch_random, "_show", None)
     yield request.param
-    python_random._failure.cache_clear()
+    python_random.unusable.cache_clear()
     torch_random._failure = None
 
 
 # NumPy 1 has been routed once before the probe of this test.
-FAILED = (
-    "this installation cannot route: (a test|NumPy's random state is not laid out|the attributes)"
-)
+FAILED = "this installation cannot route: (a test at the start drew other numbers|the attributes)"
 
 
 def read(whose: str, **options: Any) -> tuple[list[float], set[int], Any, list[str]]:
@@ -128,6 +131,25 @@ def test_a_loader_without_workers_reads_in_the_loop(whose: str) -> None:
 def test_the_test_runs_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(python_random, "_works", lambda: calls.append("python") or True)
-    python_random._failure.cache_clear()
+    python_random.unusable.cache_clear()
     assert [python_random.unusable() for _ in range(3)] == [None] * 3
     assert calls == ["python"]
+
+
+REPLACED = """
+import random
+random.random = lambda: 0.5
+import fastload
+from tests.fakes import Numbers
+loader = fastload.DataLoader(Numbers(4), 2, num_workers=1, worker_method="auto")
+print([batch.tolist() for batch in loader], loader.stats().worker_reason)
+"""
+
+
+def test_a_function_that_was_replaced_before_the_import_is_named() -> None:
+    """Its owner was looked up at import, and a Python function has none."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPLACED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("[[0, 1], [2, 3]] threads would share Python's"), done.stderr
+    assert "other code had replaced `random.random`" in done.stdout

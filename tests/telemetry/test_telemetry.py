@@ -270,6 +270,7 @@ def test_the_loader_s_own_spans_are_there_while_a_profile_is() -> None:
 # ---- the probe ----
 
 
+@needs_gil
 def test_a_probe_is_made_at_most_each_40_ms(clock: Clock) -> None:
     recorder = Recorder()
     for k in range(1000):
@@ -278,6 +279,7 @@ def test_a_probe_is_made_at_most_each_40_ms(clock: Clock) -> None:
         clock.wall += 0.001
 
 
+@needs_gil
 @pytest.mark.parametrize(("wait_s", "pressure"), [(0.0, 0.0), (0.0025, 0.5), (0.05, 1.0)])
 def test_pressure_is_the_wait_beyond_the_nap_in_units_of_the_switch_interval(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, wait_s: float, pressure: float
@@ -338,6 +340,7 @@ def test_beside_a_thread_of_pure_python_the_pressure_is_near_1() -> None:
         assert any(pressure > 0.7 for pressure in pressures())
 
 
+@needs_gil
 def test_time_without_a_core_is_no_wait_for_the_gil(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +376,7 @@ def test_how_often_a_thread_stopped_is_counted_between_probes_and_naps_are_not(
         assert k + 1 <= merge([recorder]).blocked
 
 
+@needs_gil
 def test_where_the_kernel_does_not_say_the_probe_works_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -385,6 +389,7 @@ def test_where_the_kernel_does_not_say_the_probe_works_without(
     assert merge([recorder]).gil_probes == 1
 
 
+@needs_gil
 def test_beside_threads_that_compute_without_the_gil_there_is_little_pressure() -> None:
     data = bytes(2_000_000)
     with beside(lambda: blake2b(data), threads=2 * usable_cores()):
