@@ -80,8 +80,8 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except peers and sequences, which compare fastload with other loaders. benchmarks/README.md
-    describes each of them.
+    Without NAME, all benchmarks run except peers and sequences, which compare fastload with other loaders.
+    benchmarks/README.md describes each of them.
 
     Every case is a new process, and cases take turns. Keep the machine otherwise idle. A missed aim is reported, but
     is not a failure. If a case fails, the exit code is 1. Ctrl-C ends the run with the table of the completed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copies
+import random
 import select
 import sys
 from collections.abc import Iterable, Iterator

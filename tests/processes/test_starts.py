@@ -3,8 +3,8 @@
 - What a new process cannot be given is named by its path. A script without a main guard ends with what to do.
 - Worker processes start from `python -c`, standard input, a thread that ends, and inside other loaders' workers.
 - A process forks beside threads that log, draw and read, and no worker hangs.
-- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them. They are those
-  of the loop's process, whatever the working directory has.
+- A fork server imports torch, fastload and libraries that survive a fork once. Later workers share them.
+- A fork server imports the files that the loop's process imported, not those of its working directory.
 - If MPI or a library with threads is in use, workers start by the fork server, and do not join MPI.
 """
 
