@@ -56,7 +56,7 @@ class TokenBatchSampler(RankSampler):
         cache: a folder for plans. Other ranks and later runs read a plan from there. A plan of an earlier
             epoch is deleted if one is written, and a damaged one is made again.
 
-    Cost: a plan of 100 million samples takes about 10 s and 2 GB. `len()` and `useful_share` make it, too.
+    Cost: a plan of 100 million samples takes 8 to 11 s and 2 GB. `len()` and `useful_share` make it, too.
 
     Raises TypeError if lengths are not integers, and ValueError if one is over the budget or an argument out of range.
     """
