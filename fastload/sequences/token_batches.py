@@ -206,9 +206,9 @@ class TokenBatchSampler(RankSampler):
 
     def _plan(self, epoch: int) -> Plan:
         """Return the plan of an epoch. The last one stays in memory."""
-        key = self._key(epoch)
-        if self._latest is None or self._latest[0] != key:
-            self._latest = None  # free it before another is made
+        key, latest = self._key(epoch), self._latest  # `stats()` may ask in another thread
+        if latest is None or latest[0] != key:
+            self._latest = latest = None  # free it before another is made
             options = self._options()
             make = partial(make_plan, self.lengths, self.buckets, key, **options)
             if self.cache is None:
@@ -217,8 +217,8 @@ class TokenBatchSampler(RankSampler):
                 depends = repr((self._hashes, options, self.shuffle and self.seed))
                 series, number = digest_of([depends.encode()]), epoch if self.shuffle else 0
                 plan = cached_plan(self.cache, series, number, make)
-            self._latest = key, plan
-        return self._latest[1]
+            self._latest = latest = key, plan
+        return latest[1]
 
 
 def _hash(values: NDArray[Any] | None) -> str | None:
