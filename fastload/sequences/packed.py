@@ -110,9 +110,8 @@ class Packed(Dataset[dict[str, Tensor]]):
             )
         self._pieces, self._begins = best_fit(sizes, self.length, integer("seed", seed))
         needed = int(np.diff(self._begins).max())
-        self.max_segments = (
-            needed if max_segments is None else integer("max_segments", max_segments)
-        )
+        most = needed if max_segments is None else max_segments
+        self.max_segments = integer("max_segments", most)
         if self.max_segments < needed:
             raise ValueError(
                 f"max_segments must be {needed} or more, for the fullest row, got {max_segments}"

@@ -236,9 +236,8 @@ class Shares:
         # Fractions of 32 bits: their sum with an integer is exact, so no sample is lost to rounding.
         if self._by == "quota":
             begin = np.uint64((step * _GOLDEN + self._key) & MASK)
-            offset = (
-                (begin + number.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
-            ) / 2.0**32
+            words = begin + number.astype(np.uint64) * np.uint64(_GOLDEN)
+            offset = (words >> np.uint64(32)) / 2.0**32
             bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
             return np.diff(bounds, axis=1, prepend=0)
         slots = np.arange(step * self.batch, (step + rows) * self.batch).astype(np.uint64)

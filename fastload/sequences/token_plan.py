@@ -206,9 +206,8 @@ def _starts(
         at, end = at[at < end], end[at < end]
     at, count, number = (np.concatenate(column) for column in zip(*runs, strict=True))
     firsts = np.repeat(np.cumsum(number) - number, number)
-    starts: NDArray[np.int64] = np.repeat(at, number) + np.repeat(count, number) * (
-        np.arange(len(firsts)) - firsts
-    )
+    nth = np.arange(len(firsts)) - firsts  # of its run
+    starts: NDArray[np.int64] = np.repeat(at, number) + np.repeat(count, number) * nth
     starts.sort()
     return starts
 

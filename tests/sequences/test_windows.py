@@ -313,6 +313,9 @@ def test_arguments_that_cannot_be_used(file: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             TokenWindows(files, length, dtype=dtype)  # type: ignore[arg-type]
+    for end in (-1, 1 << 16):
+        with pytest.raises(ValueError, match=f"token that uint16 can hold, .*all.bin, got {end}"):
+            TokenWindows([stored, file], 4, dtype=[None, "uint16"], end=end)
     with pytest.raises(TypeError, match="length must be an integer"):
         TokenWindows(file, 1.5, dtype="uint16")  # type: ignore[arg-type]
     with pytest.raises(OSError, match="not a regular file"):
