@@ -4,7 +4,7 @@
 - Segments and positions in a window of tokens begin again after each marker of the end of a document.
 - Batches of windows equal the windows, for threads and processes, after pickling, after a fork and in a resumed epoch.
 - A file of tokens that is empty, of another size than its dtype needs, cut off or replaced is an error that names it.
-- At most as many files of tokens are open as the process can spare, and they close with the dataset.
+- At most 64 files of tokens are open at once, and they close with the dataset.
 """
 
 from __future__ import annotations
