@@ -34,9 +34,9 @@ class MixtureState(TypedDict):
     """What a loader's state holds of a mixture."""
 
     step: int
-    """The global step that the state lies before, or in."""
+    """The global step that the loader reads next, or is in the middle of."""
     part: int
-    """Samples of that step on all ranks that were delivered."""
+    """Samples of that step that were delivered, on all ranks together."""
     epoch_began: int
     given: dict[str, int]
     given_then: dict[str, int]
@@ -138,8 +138,8 @@ class Mixture(RankSampler):
         function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
-        self._known: Shares | None = None
-        """Made at the first use: the global batch may be known late."""
+        self._current: Shares | None = None
+        """None before the first use: the global batch may be known late."""
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
@@ -177,7 +177,7 @@ class Mixture(RankSampler):
         return self._batch_size * self.world_size
 
     def check_loader(self, size: int | None, samples: int | None) -> None:
-        """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
+        """Store the batch size. Raise ValueError if a global batch is not a whole number of batches on each rank."""
         super().check_loader(size, samples)
         least = (size or 1) * self.world_size
         batch = least if self._global_batch is None else self._global_batch
@@ -186,10 +186,10 @@ class Mixture(RankSampler):
                 f"global_batch must be a multiple of batch size x ranks, got {batch}, batch size {size} and "
                 f"{self.world_size} ranks"
             )
-        if self._next_step and self._known is not None and batch != self._known.batch:
+        if self._next_step and self._current is not None and batch != self._current.batch:
             raise ValueError(
-                f"the global batch was {self._known.batch} for {self._next_step} steps, and would be {batch} now. Make "
-                "a new Mixture, or give it global_batch"
+                f"the global batch was {self._current.batch} for {self._next_step} steps, and would be {batch} now. "
+                "Make a new Mixture, or give it global_batch"
             )
         self._batch_size = size or 1
 
@@ -223,13 +223,13 @@ class Mixture(RankSampler):
                     f"at_step must be {self._next_step} or more, because a loader was given the steps before, got "
                     f"{at_step}. Other ranks may have been given more"
                 )
-            if self._known is not None and self._known.lacks_weight(at_step):
+            if self._current is not None and self._current.lacks_weight(at_step):
                 raise ValueError(
                     f"at_step={at_step}: an epoch ends there, as no source that is left has weight. Choose another step"
                 )
             self._schedule = self._schedule.changed(at_step, weights)
-            if self._known is not None:
-                self._known.change(self._schedule, at_step)
+            if self._current is not None:
+                self._current.change(self._schedule, at_step)
 
     def seen(self, step: int | None = None) -> dict[str, int]:
         """Return how many samples each source gives before a global step, `next_step` by default, on all ranks."""
@@ -276,10 +276,10 @@ class Mixture(RankSampler):
 
     def _shares(self) -> Shares:
         """Return what the sources give. The caller holds the lock."""
-        if self._known is None or self._known.batch != self.global_batch:
+        if self._current is None or self._current.batch != self.global_batch:
             nothing = np.zeros_like(self._sizes)
-            self._known = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
-        return self._known
+            self._current = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
+        return self._current
 
     def _new_shares(self, schedule: WeightSchedule, point: Point) -> Shares:
         repeats = self.on_exhausted == "repeat"
@@ -375,7 +375,7 @@ class Mixture(RankSampler):
                 "sources for the rest of it. Save the state after a whole global step to change them"
             )
         with self._lock:
-            self._schedule, self._known = schedule, shares
+            self._schedule, self._current = schedule, shares
             self._next_step = found["step"] + bool(found["part"])
 
 

@@ -84,7 +84,7 @@ class TokenBatchSampler(RankSampler):
             raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
         self.lengths = checked(lengths)
         self._latest: tuple[int | None, Plan] | None = None
-        self._step = positive("batches_per_step", batches_per_step)
+        self._given_step = positive("batches_per_step", batches_per_step)
         place: dict[str, Any] = {"rank": rank, "world_size": world_size}
         super().__init__(self.lengths, shuffle=shuffle, seed=seed, ends=ends, **place)
         self.budget = positive("budget", integer("budget", budget)) or 1
@@ -124,7 +124,7 @@ class TokenBatchSampler(RankSampler):
     @property
     def batches_per_step(self) -> int:
         """The number of batches of all ranks in an optimizer step. Raise ValueError if the ranks do not divide it."""
-        step = self._step or self.world_size
+        step = self._given_step or self.world_size
         if step % self.world_size:
             raise ValueError(
                 f"batches_per_step must be a multiple of the number of ranks, got {step} for {self.world_size} ranks"
