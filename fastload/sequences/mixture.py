@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from fastload._kit.hashing import hash64, mix64, mix64s
 from fastload._kit.integers import global_position, integer, positive
 from fastload.errors import StateError
+from fastload.order.batches import set_id_of
 from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
 from fastload.sequences.lengths import samples_in
@@ -43,6 +44,7 @@ class MixtureState(TypedDict):
     numbers: dict[str, int]
     """Samples of each source in that step."""
     lengths: dict[str, int]
+    set_ids: dict[str, str | None]
     changes: list[Any]
     global_batch: int
     by: str
@@ -123,6 +125,8 @@ class Mixture(RankSampler):
         self._sources = {name: sources[name] for name in sorted(lengths)}
         self.lengths = {name: lengths[name] for name in self._sources}
         """Samples of each source."""
+        self.set_ids = {name: set_id_of(source) for name, source in self._sources.items()}
+        """The set that each source reads, or the plan that it has; None if it does not say."""
         super().__init__(
             sum(self.lengths.values()), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed
         )
@@ -138,8 +142,7 @@ class Mixture(RankSampler):
         function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
-        self._current: Shares | None = None
-        """None before the first use: the global batch may be known late."""
+        self._current: Shares | None = None  # until the global batch is known, and used
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
@@ -160,9 +163,7 @@ class Mixture(RankSampler):
         """The sources, one after another. Raise AttributeError if one was given by its length."""
         for name, source in self._sources.items():
             if not isinstance(source, Sized):
-                raise AttributeError(
-                    f"source {name!r} is a length, {source}: give Mixture its dataset"
-                )
+                raise AttributeError(f"source {name!r} is a length, {source}: give its dataset")
         return ConcatDataset(self._sources.values())  # type: ignore[arg-type]
 
     @property
@@ -342,6 +343,7 @@ class Mixture(RankSampler):
             given_then=_by_name(self.lengths, point.given_then),
             numbers=_by_name(self.lengths, numbers),
             lengths=dict(self.lengths),
+            set_ids=dict(self.set_ids),
             changes=changes,
             global_batch=self.global_batch,
             by=self.by,
@@ -349,7 +351,7 @@ class Mixture(RankSampler):
         )
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
-        """See `RankSampler`. Raise StateError if a source has another length, or the mixture other arguments."""
+        """See `RankSampler`. Raise StateError if a source has other samples, or the mixture other arguments."""
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
         _check(found, self)
         schedule = self._schedule.without_changes()
@@ -386,14 +388,13 @@ def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str,
 def _check(state: MixtureState, mixture: Mixture) -> None:
     """Raise StateError if a mixture with other arguments, or another source of the same name, saved `state`."""
     fields = "global_batch", "by", "on_exhausted"
-    theirs = {field: state[field] for field in fields}  # type: ignore[literal-required]
-    ours = {field: getattr(mixture, field) for field in fields}
+    pairs = {field: (state[field], getattr(mixture, field)) for field in fields}  # type: ignore[literal-required]
     for name in state["lengths"].keys() & mixture.lengths:
-        theirs[f"length of {name!r}"] = state["lengths"][name]
-        ours[f"length of {name!r}"] = mixture.lengths[name]
-    for field, value in ours.items():
-        if theirs[field] != value:
+        pairs[f"length of {name!r}"] = state["lengths"][name], mixture.lengths[name]
+        pairs[f"set_id of {name!r}"] = state["set_ids"].get(name), mixture.set_ids[name]
+    for field, (theirs, ours) in pairs.items():
+        if theirs != ours:
             raise StateError(
-                f"{field}: the state has {theirs[field]!r}, this Mixture {value!r}; give Mixture the state's. A source "
+                f"{field}: the state has {theirs!r}, this Mixture {ours!r}; give Mixture the state's. A source "
                 "with other samples needs another name"
             )
