@@ -41,7 +41,7 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_348,
+    "fastload/sequences": 1_344,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_210,

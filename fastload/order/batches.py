@@ -265,7 +265,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         ends=single.ends if ours else None,
         window=single.window if ours else None,
         run=single.run if ours else None,
-        set_id=None if varies else _set_id(settings.dataset),
+        set_id=None if varies else set_id_of(settings.dataset),
         ahead=[],
     )
 
@@ -365,12 +365,12 @@ def _drawn(sampler: Any) -> Iterator[Any]:
     return iter(sampler)
 
 
-def _set_id(dataset: Any) -> str | None:
+def set_id_of(dataset: Any) -> str | None:
     """Return the id of the set that a dataset reads, even through torch's wrappers, or None if it reads no set."""
     if isinstance(dataset, Subset):
-        return _set_id(dataset.dataset)
+        return set_id_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        ids = [_set_id(part) for part in dataset.datasets]
+        ids = [set_id_of(part) for part in dataset.datasets]
         return repr(ids) if any(ids) else None
     found = getattr(dataset, "set_id", None)
     return found if isinstance(found, str) else None

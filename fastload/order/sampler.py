@@ -295,7 +295,7 @@ class RankSampler(Sampler[int]):
         """Raise ValueError if a loader cannot have this batch size, or a plan is for another number of samples.
 
         The end of a batch inside a block has no position in the order of all ranks. The size is None if the sampler's
-        items are not put into batches.
+        items are not put into batches. A subclass may store it.
         """
         if samples not in (None, self.samples):
             raise ValueError(

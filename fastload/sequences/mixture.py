@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from fastload._kit.hashing import hash64, mix64, mix64s
 from fastload._kit.integers import global_position, integer, positive
 from fastload.errors import StateError
+from fastload.order.batches import set_id_of
 from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
 from fastload.sequences.lengths import samples_in
@@ -34,15 +35,16 @@ class MixtureState(TypedDict):
     """What a loader's state holds of a mixture."""
 
     step: int
-    """The global step that the state lies before, or in."""
+    """The global step that the loader reads next, or is in the middle of."""
     part: int
-    """Samples of that step on all ranks that were delivered."""
+    """Samples of that step that were delivered, on all ranks together."""
     epoch_began: int
     given: dict[str, int]
     given_then: dict[str, int]
     numbers: dict[str, int]
     """Samples of each source in that step."""
     lengths: dict[str, int]
+    set_ids: dict[str, str | None]
     changes: list[Any]
     global_batch: int
     by: str
@@ -123,6 +125,8 @@ class Mixture(RankSampler):
         self._sources = {name: sources[name] for name in sorted(lengths)}
         self.lengths = {name: lengths[name] for name in self._sources}
         """Samples of each source."""
+        self.set_ids = {name: set_id_of(source) for name, source in self._sources.items()}
+        """The set that each source reads, or the plan that it has; None if it does not say."""
         super().__init__(
             sum(self.lengths.values()), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed
         )
@@ -138,8 +142,7 @@ class Mixture(RankSampler):
         function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
         self._next_step = 0
-        self._known: Shares | None = None
-        """Made at the first use: the global batch may be known late."""
+        self._current: Shares | None = None  # until the global batch is known, and used
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
@@ -160,9 +163,7 @@ class Mixture(RankSampler):
         """The sources, one after another. Raise AttributeError if one was given by its length."""
         for name, source in self._sources.items():
             if not isinstance(source, Sized):
-                raise AttributeError(
-                    f"source {name!r} is a length, {source}: give Mixture its dataset"
-                )
+                raise AttributeError(f"source {name!r} is a length, {source}: give its dataset")
         return ConcatDataset(self._sources.values())  # type: ignore[arg-type]
 
     @property
@@ -177,7 +178,7 @@ class Mixture(RankSampler):
         return self._batch_size * self.world_size
 
     def check_loader(self, size: int | None, samples: int | None) -> None:
-        """See `RankSampler`. Raise ValueError if a global batch is not a whole number of batches on each rank."""
+        """Store the batch size. Raise ValueError if a global batch is not a whole number of batches on each rank."""
         super().check_loader(size, samples)
         least = (size or 1) * self.world_size
         batch = least if self._global_batch is None else self._global_batch
@@ -186,10 +187,10 @@ class Mixture(RankSampler):
                 f"global_batch must be a multiple of batch size x ranks, got {batch}, batch size {size} and "
                 f"{self.world_size} ranks"
             )
-        if self._next_step and self._known is not None and batch != self._known.batch:
+        if self._next_step and self._current is not None and batch != self._current.batch:
             raise ValueError(
-                f"the global batch was {self._known.batch} for {self._next_step} steps, and would be {batch} now. Make "
-                "a new Mixture, or give it global_batch"
+                f"the global batch was {self._current.batch} for {self._next_step} steps, and would be {batch} now. "
+                "Make a new Mixture, or give it global_batch"
             )
         self._batch_size = size or 1
 
@@ -223,13 +224,13 @@ class Mixture(RankSampler):
                     f"at_step must be {self._next_step} or more, because a loader was given the steps before, got "
                     f"{at_step}. Other ranks may have been given more"
                 )
-            if self._known is not None and self._known.lacks_weight(at_step):
+            if self._current is not None and self._current.lacks_weight(at_step):
                 raise ValueError(
                     f"at_step={at_step}: an epoch ends there, as no source that is left has weight. Choose another step"
                 )
             self._schedule = self._schedule.changed(at_step, weights)
-            if self._known is not None:
-                self._known.change(self._schedule, at_step)
+            if self._current is not None:
+                self._current.change(self._schedule, at_step)
 
     def seen(self, step: int | None = None) -> dict[str, int]:
         """Return how many samples each source gives before a global step, `next_step` by default, on all ranks."""
@@ -276,10 +277,10 @@ class Mixture(RankSampler):
 
     def _shares(self) -> Shares:
         """Return what the sources give. The caller holds the lock."""
-        if self._known is None or self._known.batch != self.global_batch:
+        if self._current is None or self._current.batch != self.global_batch:
             nothing = np.zeros_like(self._sizes)
-            self._known = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
-        return self._known
+            self._current = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
+        return self._current
 
     def _new_shares(self, schedule: WeightSchedule, point: Point) -> Shares:
         repeats = self.on_exhausted == "repeat"
@@ -342,6 +343,7 @@ class Mixture(RankSampler):
             given_then=_by_name(self.lengths, point.given_then),
             numbers=_by_name(self.lengths, numbers),
             lengths=dict(self.lengths),
+            set_ids=dict(self.set_ids),
             changes=changes,
             global_batch=self.global_batch,
             by=self.by,
@@ -349,7 +351,7 @@ class Mixture(RankSampler):
         )
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
-        """See `RankSampler`. Raise StateError if a source has another length, or the mixture other arguments."""
+        """See `RankSampler`. Raise StateError if a source has other samples, or the mixture other arguments."""
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
         _check(found, self)
         schedule = self._schedule.without_changes()
@@ -375,7 +377,7 @@ class Mixture(RankSampler):
                 "sources for the rest of it. Save the state after a whole global step to change them"
             )
         with self._lock:
-            self._schedule, self._known = schedule, shares
+            self._schedule, self._current = schedule, shares
             self._next_step = found["step"] + bool(found["part"])
 
 
@@ -386,14 +388,13 @@ def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str,
 def _check(state: MixtureState, mixture: Mixture) -> None:
     """Raise StateError if a mixture with other arguments, or another source of the same name, saved `state`."""
     fields = "global_batch", "by", "on_exhausted"
-    theirs = {field: state[field] for field in fields}  # type: ignore[literal-required]
-    ours = {field: getattr(mixture, field) for field in fields}
+    pairs = {field: (state[field], getattr(mixture, field)) for field in fields}  # type: ignore[literal-required]
     for name in state["lengths"].keys() & mixture.lengths:
-        theirs[f"length of {name!r}"] = state["lengths"][name]
-        ours[f"length of {name!r}"] = mixture.lengths[name]
-    for field, value in ours.items():
-        if theirs[field] != value:
+        pairs[f"length of {name!r}"] = state["lengths"][name], mixture.lengths[name]
+        pairs[f"set_id of {name!r}"] = state["set_ids"].get(name), mixture.set_ids[name]
+    for field, (theirs, ours) in pairs.items():
+        if theirs != ours:
             raise StateError(
-                f"{field}: the state has {theirs[field]!r}, this Mixture {value!r}; give Mixture the state's. A source "
+                f"{field}: the state has {theirs!r}, this Mixture {ours!r}; give Mixture the state's. A source "
                 "with other samples needs another name"
             )

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
+from fastload.order.batches import set_id_of
 from fastload.rows import Run
 from fastload.sequences.lengths import lengths_of
 from fastload.sequences.packing import MOST_ITEMS, best_fit
@@ -110,16 +111,15 @@ class Packed(Dataset[dict[str, Tensor]]):
             )
         self._pieces, self._begins = best_fit(sizes, self.length, integer("seed", seed))
         needed = int(np.diff(self._begins).max())
-        self.max_segments = (
-            needed if max_segments is None else integer("max_segments", max_segments)
-        )
+        most = needed if max_segments is None else max_segments
+        self.max_segments = integer("max_segments", most)
         if self.max_segments < needed:
             raise ValueError(
                 f"max_segments must be {needed} or more, for the fullest row, got {max_segments}"
             )
         self.useful_share = int(sizes.sum(dtype=np.int64)) / (len(self) * self.length)
         hashed = blake2b(self._planned.data, digest_size=8)
-        inner = getattr(dataset, "set_id", None)
+        inner = set_id_of(dataset)
         hashed.update(repr((inner, self.length, key, self.also, long, pad, int(seed))).encode())
         self.set_id = hashed.hexdigest()
 
@@ -193,10 +193,9 @@ class Packed(Dataset[dict[str, Tensor]]):
                     )
                 into[name][end - size : end] = ids[start : start + size]
 
-    def _read(self, indices: list[int]) -> Sequence[Any]:
+    def _read(self, indices: list[int]) -> list[Any]:
         if hasattr(self.dataset, "__getitems__"):
-            samples: Sequence[Any] = self.dataset.__getitems__(indices)
-            return samples
+            return list(self.dataset.__getitems__(indices))
         return [self.dataset[index] for index in indices]
 
     def _ids(self, index: int, sample: Any, key: Any) -> NDArray[Any]:

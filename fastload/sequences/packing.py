@@ -15,8 +15,7 @@ from fastload._kit.hashing import mix64, mix64s
 
 MOST_ITEMS = (1 << 32) - 1
 _ROWS = 0x726F_7773_0000_0000  # separates the order of the rows from that of the items
-_CHUNK = 1 << 16
-"""Items that are hashed at once: their hashes stay in the cache of a core."""
+_CHUNK = 1 << 16  # items hashed at a time: their hashes stay in the cache of a core
 
 
 class Plan(NamedTuple):
@@ -125,9 +124,8 @@ def _steps(
     for length, left in counts:
         while left:
             room = rooms.smallest(length)
-            each = (
-                room or capacity
-            ) // length  # a row that has taken one item is still the fullest that has room
+            # A row that has taken one item is still the fullest that has room.
+            each = (room or capacity) // length
             needed = -(-left // each)
             if room:
                 rows = rooms.take(room, needed)

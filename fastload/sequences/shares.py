@@ -133,7 +133,8 @@ class Shares:
         point: a known point. Steps before it cannot be found.
         epoch_steps: global steps in an epoch, if sources repeat.
         drop: whether an exhausted source drops out. If not, and without `epoch_steps`, it ends the epoch.
-        by, key: see `Mixture`; 64 bits that select the numbers.
+        by: see `Mixture`.
+        key: 64 bits that select the numbers.
     """
 
     def __init__(
@@ -161,28 +162,30 @@ class Shares:
         self._latest = self._known[-1]
 
     def seek(self, epoch: int, step: float) -> Point:
-        """Return the point before a step of an epoch, counted from 0, or the end of the epoch if it has fewer.
+        """Return the point before a step of an epoch, counted from 0. Return the epoch's end if it has fewer steps.
+
+        An infinite `step` asks for the end.
 
         Raises ValueError if the point lies before the first known one.
         """
         target, known = (epoch, step), self._known
-        place = bisect_right(known, target, key=_within)
+        place = bisect_right(known, target, key=_in_epoch)
         if not place:
-            first, local = _within(known[0])
+            first, local = _in_epoch(known[0])
             raise ValueError(
                 f"step {step} of epoch {epoch} lies before the state that was loaded: the first step that can be read "
                 f"again is {local} of epoch {first}. Make a new Mixture to begin anew"
             )
         point, latest = known[place - 1], self._latest
-        if _within(point) < _within(latest) <= target:
+        if _in_epoch(point) < _in_epoch(latest) <= target:
             point = latest
-        while _within(point) < target:
+        while _in_epoch(point) < target:
             left = step - (point.step - point.began) if point.epoch == epoch else math.inf
             numbers = self.numbers(point, int(min(left, self._stride)))
             if not len(numbers) and point.epoch == epoch:
                 break
             point = point.after(numbers) if len(numbers) else point.next_epoch()
-            if len(numbers) in (0, self._stride) and _within(known[-1]) < _within(point):
+            if len(numbers) in (0, self._stride) and _in_epoch(known[-1]) < _in_epoch(point):
                 known.append(point)
         if known is self._known:  # else a handler of a signal has changed the weights
             self._latest = point
@@ -236,9 +239,8 @@ class Shares:
         # Fractions of 32 bits: their sum with an integer is exact, so no sample is lost to rounding.
         if self._by == "quota":
             begin = np.uint64((step * _GOLDEN + self._key) & MASK)
-            offset = (
-                (begin + number.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
-            ) / 2.0**32
+            words = begin + number.astype(np.uint64) * np.uint64(_GOLDEN)
+            offset = (words >> np.uint64(32)) / 2.0**32
             bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
             return np.diff(bounds, axis=1, prepend=0)
         slots = np.arange(step * self.batch, (step + rows) * self.batch).astype(np.uint64)
@@ -248,5 +250,6 @@ class Shares:
         return np.bincount(found, minlength=ends.size).reshape(ends.shape)
 
 
-def _within(point: Point) -> tuple[int, int]:
+def _in_epoch(point: Point) -> tuple[int, int]:
+    """Return the epoch of a point, and its step in that epoch."""
     return point.epoch, point.step - point.began

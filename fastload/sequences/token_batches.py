@@ -84,7 +84,7 @@ class TokenBatchSampler(RankSampler):
             raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
         self.lengths = checked(lengths)
         self._latest: tuple[int | None, Plan] | None = None
-        self._step = positive("batches_per_step", batches_per_step)
+        self._given_step = positive("batches_per_step", batches_per_step)
         place: dict[str, Any] = {"rank": rank, "world_size": world_size}
         super().__init__(self.lengths, shuffle=shuffle, seed=seed, ends=ends, **place)
         self.budget = positive("budget", integer("budget", budget)) or 1
@@ -124,7 +124,7 @@ class TokenBatchSampler(RankSampler):
     @property
     def batches_per_step(self) -> int:
         """The number of batches of all ranks in an optimizer step. Raise ValueError if the ranks do not divide it."""
-        step = self._step or self.world_size
+        step = self._given_step or self.world_size
         if step % self.world_size:
             raise ValueError(
                 f"batches_per_step must be a multiple of the number of ranks, got {step} for {self.world_size} ranks"
@@ -206,9 +206,9 @@ class TokenBatchSampler(RankSampler):
 
     def _plan(self, epoch: int) -> Plan:
         """Return the plan of an epoch. The last one stays in memory."""
-        key = self._key(epoch)
-        if self._latest is None or self._latest[0] != key:
-            self._latest = None  # free it before another is made
+        key, latest = self._key(epoch), self._latest  # `stats()` may ask in another thread
+        if latest is None or latest[0] != key:
+            self._latest = latest = None  # free it before another is made
             options = self._options()
             make = partial(make_plan, self.lengths, self.buckets, key, **options)
             if self.cache is None:
@@ -217,8 +217,8 @@ class TokenBatchSampler(RankSampler):
                 depends = repr((self._hashes, options, self.shuffle and self.seed))
                 series, number = digest_of([depends.encode()]), epoch if self.shuffle else 0
                 plan = cached_plan(self.cache, series, number, make)
-            self._latest = key, plan
-        return self._latest[1]
+            self._latest = latest = key, plan
+        return latest[1]
 
 
 def _hash(values: NDArray[Any] | None) -> str | None:

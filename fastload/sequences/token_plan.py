@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from fastload._kit.hashing import mix64
 
-_CHUNK = (
-    1 << 15
-)  # words computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
-_AT_ONCE = 20  # 2**20 samples are sorted at a time, unless a pool is larger
+# Words computed at a time: large enough to hide NumPy's call overhead, small enough for the cache.
+_CHUNK = 1 << 15
+_AT_ONCE = 1 << 20  # samples sorted at a time, unless a pool is larger
 _ROUNDS = 4  # of the bijection. With one or two, samples a fixed distance apart often share a pool
 _Words = NDArray[np.uint64]
 
@@ -100,7 +99,7 @@ class _Layout:
         self._index = _Bijection(self.bits, key)
         self._place, self._bucket = np.uint64(place), np.uint64(bucket)
         self._pool = np.uint64(bucket + groups.bit_length())
-        self.at_once = 1 << max(place, _AT_ONCE)
+        self.at_once = max(1 << place, _AT_ONCE)
 
     def sorted_words(self, begin: int) -> _Words:
         """Return the sorted words of the samples in the pools at `begin` and the next: `at_once` places."""
@@ -112,9 +111,8 @@ class _Layout:
             inside = index < len(self._given)
             x, index = x[inside], index[inside].astype(np.int64)
             word = x >> self._place << self._pool | x & _ones(self._place)
-            word |= (self.top - self._given[index].astype(np.int64)).astype(
-                np.uint64
-            ) << self._place
+            shorter = self.top - self._given[index].astype(np.int64)
+            word |= shorter.astype(np.uint64) << self._place
             if self._buckets is not None:
                 word |= self._buckets[index].astype(np.uint64) << self._bucket
             words[n : n + len(word)] = word
@@ -208,9 +206,8 @@ def _starts(
         at, end = at[at < end], end[at < end]
     at, count, number = (np.concatenate(column) for column in zip(*runs, strict=True))
     firsts = np.repeat(np.cumsum(number) - number, number)
-    starts: NDArray[np.int64] = np.repeat(at, number) + np.repeat(count, number) * (
-        np.arange(len(firsts)) - firsts
-    )
+    nth = np.arange(len(firsts)) - firsts  # of its run
+    starts: NDArray[np.int64] = np.repeat(at, number) + np.repeat(count, number) * nth
     starts.sort()
     return starts
 

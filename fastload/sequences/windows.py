@@ -37,8 +37,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
     - `targets`, int64[length]: the next token for each of them.
     - with `end`, `segments`, int32[length]: the number of the document in the window, from 1 on. A marker belongs to
       the document that it ends.
-    - with `end`, `positions`, int64[length]: the place of each token in its document, from 0 at the begin of the window
-      and after each marker.
+    - with `end`, `positions`, int64[length]: the place of each token in its document, from 0 at the beginning of the
+      window and after each marker.
 
     Files are read by position with the GIL released, not mapped: a file that is cut off is an error, and no SIGBUS.
     They are opened when they are needed. The dataset can be shared between threads, pickled, copied, and used after a
@@ -59,7 +59,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         left_out: the number of tokens that are in no window, neither as a token nor as a target.
         set_id: hash of the files' names, sizes and dtypes, and of the arguments. A loader's state contains it.
 
-    Raises ValueError for arguments out of range and dtypes other than integers, and OSError if a file cannot be read.
+    Raises ValueError for arguments out of range, dtypes other than integers and an `end` that one of them cannot hold.
+    Raises OSError if a file cannot be read.
     Raises SequenceError if a file is empty, is not of whole tokens, is not a NumPy file as its name says, or changed
     since the dataset was created.
     """
@@ -80,10 +81,14 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
                 f"expected length of 1 or more and a file or several, got {length=} and {files=}"
             )
         self.length, self.end = int(length), None if end is None else integer("end", end)
-        self._parts = [
-            _part(os.path.abspath(path), kind)
-            for path, kind in zip(given, _dtypes(given, dtype), strict=True)
-        ]
+        kinds = zip(map(os.path.abspath, given), _dtypes(given, dtype), strict=True)
+        self._parts = [_part(path, kind) for path, kind in kinds]
+        for part in self._parts:
+            limits = np.iinfo(part.dtype)
+            if self.end is not None and not limits.min <= self.end <= limits.max:
+                raise ValueError(
+                    f"end must be a token that {part.dtype} can hold, the dtype of {part.path}, got {self.end}"
+                )
         self.files = [part.path for part in self._parts]
         windows = [(part.tokens - 1) // self.length for part in self._parts]
         self._ends = [*accumulate(windows)]
@@ -175,9 +180,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         if file is None or file.part is not part:
             self._open[place] = file = _OpenFile(part)
         size = part.dtype.itemsize
-        return np.frombuffer(
-            file.read((self.length + 1) * size, part.offset + first * size), part.dtype
-        )
+        found = file.read((self.length + 1) * size, part.offset + first * size)
+        return np.frombuffer(found, part.dtype)
 
 
 class _Part(NamedTuple):

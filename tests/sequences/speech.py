@@ -69,7 +69,7 @@ def main(checkpoint: Path, stop: int) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(json.loads(saved["loader"]))
-    frames_seen, useful = [], 0.0
+    frames_seen = []
     while step < stop:
         for frames, classes in loader:
             optimizer.zero_grad()

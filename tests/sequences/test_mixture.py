@@ -30,6 +30,10 @@ LENGTHS = {"a": 50, "b": 31, "c": 7}
 BEGINS = {"a": 0, "b": 50, "c": 81}
 
 
+class Named(Numbers):
+    set_id = "another set"
+
+
 def mixture(
     weights: Any = None, sources: Any = LENGTHS, size: int | None = 10, **options: Any
 ) -> Mixture:
@@ -212,6 +216,7 @@ def test_changes_in_a_state_are_dropped_with_a_warning_if_sources_differ() -> No
     ("other", "field"),
     [
         ({"sources": {**LENGTHS, "b": 32}}, "length of 'b'"),
+        ({"sources": {**LENGTHS, "b": Named(31)}}, "set_id of 'b'"),
         ({"by": "draw"}, "by"),
         ({"on_exhausted": "stop"}, "on_exhausted"),
         ({"size": 20}, "global_batch"),

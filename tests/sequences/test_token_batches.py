@@ -330,7 +330,7 @@ def test_a_plan_of_an_earlier_epoch_is_deleted_and_others_stay(
     after = cached(tmp_path)
     assert len(before) == len(after) == 2
     assert len(set(before) & set(after)) == 1
-    assert [first, *iterator] == list(sampler().ordered(9))  # mapped, though its file is gone
+    assert [first, *iterator] == list(sampler().ordered(9))  # read, though its file is gone
     list(sampler(cache=tmp_path).ordered(9))
     assert len(cached(tmp_path)) == 3
 

@@ -4,7 +4,7 @@
 - Segments and positions in a window of tokens begin again after each marker of the end of a document.
 - Batches of windows equal the windows, for threads and processes, after pickling, after a fork and in a resumed epoch.
 - A file of tokens that is empty, of another size than its dtype needs, cut off or replaced is an error that names it.
-- At most as many files of tokens are open as the process can spare, and they close with the dataset.
+- At most 64 files of tokens are open at once, and they close with the dataset.
 """
 
 from __future__ import annotations
@@ -313,6 +313,9 @@ def test_arguments_that_cannot_be_used(file: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             TokenWindows(files, length, dtype=dtype)  # type: ignore[arg-type]
+    for end in (-1, 1 << 16):
+        with pytest.raises(ValueError, match=f"token that uint16 can hold, .*all.bin, got {end}"):
+            TokenWindows([stored, file], 4, dtype=[None, "uint16"], end=end)
     with pytest.raises(TypeError, match="length must be an integer"):
         TokenWindows(file, 1.5, dtype="uint16")  # type: ignore[arg-type]
     with pytest.raises(OSError, match="not a regular file"):
