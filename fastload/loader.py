@@ -183,7 +183,7 @@ class DataLoader(TorchDataLoader[T]):
         refuse_two_partitions(dataset, samplers)
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
             size = getattr(self._index_sampler, "batch_size", None)
-            single.check_loader(size, known_length(dataset) if single.planned else None)
+            single.check_loader(size, dataset)
         self._epochs = Epochs(samplers)
 
     # ---- what torch asks of a loader ----

@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, Sampler
 
 from fastload._kit.hashing import MASK, finalized, mix64, mix64s
 from fastload._kit.integers import global_position, integer
+from fastload.order.state import known_length
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
@@ -291,13 +292,14 @@ class RankSampler(Sampler[int]):
                 stacklevel=3,
             )
 
-    def check_loader(self, size: int | None, samples: int | None) -> None:
+    def check_loader(self, size: int | None, dataset: Any) -> None:
         """Raise ValueError if a loader cannot have this batch size, or a plan is for another number of samples.
 
         The end of a batch inside a block has no position in the order of all ranks. The size is None if the sampler's
-        items are not put into batches. A subclass may store it.
+        items are not put into batches, and the dataset None if it is not known. A subclass may store the size.
         """
-        if samples not in (None, self.samples):
+        samples = known_length(dataset)
+        if self.planned and samples not in (None, self.samples):
             raise ValueError(
                 f"the sampler's plan is for {self.samples} samples, and the dataset has {samples}"
             )

@@ -10,7 +10,7 @@ import reprlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +23,13 @@ from fastload.order.batches import set_id_of
 from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
 from fastload.sequences.lengths import samples_in
+from fastload.sequences.mixture_state import MixtureState, check_state
 from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
 
 # Added to the seed: keys of three purposes.
 _SLOTS, _SOURCES, _NUMBERS = 0x736C_6F74, 0x736F_7572, 0x6E75_6D62
 # Samples of this rank that are computed at a time, and at least for each source.
 _CHUNK, _CHUNK_OF_SOURCE = 8192, 512
-
-
-class MixtureState(TypedDict):
-    """What a loader's state holds of a mixture."""
-
-    step: int
-    """The global step that the loader reads next, or is in the middle of."""
-    part: int
-    """Samples of that step that were delivered, on all ranks together."""
-    epoch_began: int
-    given: dict[str, int]
-    given_then: dict[str, int]
-    numbers: dict[str, int]
-    """Samples of each source in that step."""
-    lengths: dict[str, int]
-    set_ids: dict[str, str | None]
-    changes: list[Any]
-    global_batch: int
-    by: str
-    on_exhausted: str
 
 
 class Mixture(RankSampler):
@@ -122,10 +103,10 @@ class Mixture(RankSampler):
             name: positive(f"samples of source {name!r}", samples_in(name, source)) or 1
             for name, source in sources.items()
         }
-        self._sources = {name: sources[name] for name in sorted(lengths)}
-        self.lengths = {name: lengths[name] for name in self._sources}
+        self.sources = {name: sources[name] for name in sorted(lengths)}
+        self.lengths = {name: lengths[name] for name in self.sources}
         """Samples of each source."""
-        self.set_ids = {name: set_id_of(source) for name, source in self._sources.items()}
+        self.set_ids = {name: set_id_of(source) for name, source in self.sources.items()}
         """The set that each source reads, or the plan that it has; None if it does not say."""
         super().__init__(
             sum(self.lengths.values()), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed
@@ -161,10 +142,10 @@ class Mixture(RankSampler):
     @property
     def dataset(self) -> ConcatDataset[Any]:
         """The sources, one after another. Raise AttributeError if one was given by its length."""
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             if not isinstance(source, Sized):
                 raise AttributeError(f"source {name!r} is a length, {source}: give its dataset")
-        return ConcatDataset(self._sources.values())  # type: ignore[arg-type]
+        return ConcatDataset(self.sources.values())  # type: ignore[arg-type]
 
     @property
     def global_batch(self) -> int:
@@ -177,9 +158,18 @@ class Mixture(RankSampler):
             )
         return self._batch_size * self.world_size
 
-    def check_loader(self, size: int | None, samples: int | None) -> None:
-        """Store the batch size. Raise ValueError if a global batch is not a whole number of batches on each rank."""
-        super().check_loader(size, samples)
+    def check_loader(self, size: int | None, dataset: Any) -> None:
+        """Store the batch size. Raise ValueError if a global batch is not a whole number of batches on each rank.
+
+        Raise it too if a ConcatDataset has other sources than this mixture, or has them in another order.
+        """
+        super().check_loader(size, dataset)
+        if type(dataset) is ConcatDataset and not _in_order(dataset, self):
+            raise ValueError(
+                f"expected the sources one after another, {self.lengths}, found datasets of "
+                f"{[*map(len, dataset.datasets)]} samples, or in another order. Pass the dataset of the mixture to the "  # type: ignore[arg-type]
+                "loader: mixture.dataset"
+            )
         least = (size or 1) * self.world_size
         batch = least if self._global_batch is None else self._global_batch
         if batch % least:
@@ -353,7 +343,7 @@ class Mixture(RankSampler):
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
         """See `RankSampler`. Raise StateError if a source has other samples, or the mixture other arguments."""
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
-        _check(found, self)
+        check_state(found, self)
         schedule = self._schedule.without_changes()
         if found["lengths"] == self.lengths:
             for step, weights in found["changes"]:
@@ -385,16 +375,11 @@ def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str,
     return dict(zip(lengths, counts.tolist(), strict=True))
 
 
-def _check(state: MixtureState, mixture: Mixture) -> None:
-    """Raise StateError if a mixture with other arguments, or another source of the same name, saved `state`."""
-    fields = "global_batch", "by", "on_exhausted"
-    pairs = {field: (state[field], getattr(mixture, field)) for field in fields}  # type: ignore[literal-required]
-    for name in state["lengths"].keys() & mixture.lengths:
-        pairs[f"length of {name!r}"] = state["lengths"][name], mixture.lengths[name]
-        pairs[f"set_id of {name!r}"] = state["set_ids"].get(name), mixture.set_ids[name]
-    for field, (theirs, ours) in pairs.items():
-        if theirs != ours:
-            raise StateError(
-                f"{field}: the state has {theirs!r}, this Mixture {ours!r}; give Mixture the state's. A source "
-                "with other samples needs another name"
-            )
+def _in_order(dataset: ConcatDataset[Any], mixture: Mixture) -> bool:
+    """Return whether the datasets have the lengths of the sources, and no source is in the place of another."""
+    sources = [*mixture.sources.values()]
+    found = [len(part) for part in dataset.datasets]  # type: ignore[arg-type]
+    return found == [*mixture.lengths.values()] and all(
+        part is own or all(part is not source for source in sources)
+        for part, own in zip(dataset.datasets, sources, strict=True)
+    )

@@ -152,9 +152,9 @@ class TokenBatchSampler(RankSampler):
             for begin, end, position in zip(*places, strict=True):
                 yield PlacedBatch(plan.order[begin:end].tolist(), position)
 
-    def check_loader(self, size: int | None, samples: int | None) -> None:
+    def check_loader(self, size: int | None, dataset: Any) -> None:
         """See `RankSampler`. Raise ValueError if batches of batches would be made."""
-        super().check_loader(size, samples)
+        super().check_loader(size, dataset)
         if size is not None:
             raise ValueError(
                 "give a TokenBatchSampler to the loader as batch_sampler, not as sampler"

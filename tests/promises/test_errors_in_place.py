@@ -298,11 +298,11 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
         "pin": (workers_module, "pin_batch"),
     }[place]
     whole = getattr(owner, name)
-    passages = iter(range(10_000))  # next() is atomic
+    passages = [*range(10_000)]  # pop() is atomic, also without the GIL
 
     def broken(*args: Any) -> Any:
         assert threading.current_thread().name.startswith("fastload-")
-        if next(passages) == 2:
+        if passages.pop(0) == 2:
             raise fault
         return whole(*args)
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset
 
 import fastload
 from fastload.errors import StateError
@@ -296,6 +297,21 @@ def test_lengths_may_be_of_numpy_and_names_are_strings() -> None:
             TypeError, match="weights must be numbers by name, pairs .step, weights. or"
         ):
             mixture(weights)  # type: ignore[arg-type]
+
+
+def test_sources_in_another_order_are_refused() -> None:
+    a, b = Numbers(6), Numbers(6)
+    mixed = Mixture({"a": a, "b": b}, weights={"a": 1, "b": 0})
+    for parts in ([b, a], [a, a], [Numbers(5), Numbers(7)], [Numbers(12)]):
+        with pytest.raises(ValueError, match="Pass the dataset of the mixture to the loader"):
+            fastload.DataLoader(ConcatDataset(parts), 2, sampler=mixed)
+    twice = Mixture({"a": a, "b": a}, weights={"a": 1, "b": 1})
+    for dataset, sampler in (
+        (mixed.dataset, mixed),
+        (ConcatDataset([Numbers(6), b]), mixed),  # one is wrapped
+        (twice.dataset, twice),
+    ):
+        fastload.DataLoader(dataset, 2, sampler=sampler)
 
 
 def test_a_mixture_has_a_dataset_of_its_sources() -> None:
