@@ -127,7 +127,7 @@ class Reach:
         """Note what draws from a global generator in C. Of such functions, only names in modules are routed."""
         if type(x) is types.BuiltinFunctionType and x.__self__ is python_random.GLOBAL:
             self._find("past the routing", path=path, what=f"the function `random.{x.__name__}`")
-        elif isinstance(x, np.random.Generator) and x.bit_generator is numpy_random.GLOBAL[0]:
+        elif type(x) is np.random.Generator and x.bit_generator is numpy_random.GLOBAL[0]:
             self._find("past the routing", path=path, what="a Generator of NumPy's global state")
 
     def _excepted(self, x: Any, user: str) -> bool:
