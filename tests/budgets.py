@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_472,
     # parts of their own, and parts to come
     "process workers": 1_574,
-    "verdicts and allow list": 1_578,
+    "verdicts and allow list": 1_596,
 }
 
 LISTED = {

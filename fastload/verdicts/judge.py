@@ -66,8 +66,9 @@ def verdict(
     found = [*reach.findings]
     found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
     for x in (node.x for node in plan.nodes.values() if hasattr(type(node.x), "__next__")):
-        if not is_copyable(type(x)) and not isinstance(x, GeneratorType):
-            found.append(finding("iterator", path=plan.path(x), kind=kind_of(x)))
+        if not is_copyable(type(x)):
+            key = "running generator" if isinstance(x, GeneratorType) else "iterator"
+            found.append(finding(key, path=plan.path(x), kind=kind_of(x)))
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)

@@ -17,6 +17,7 @@ import torch
 
 from fastload.isolation import rules
 from fastload.isolation.rules import own_dict
+from fastload.random import numpy_random, python_random
 from fastload.verdicts import libraries, objects
 from fastload.verdicts.findings import Finding, finding
 from fastload.verdicts.libraries import library
@@ -98,6 +99,7 @@ class Reach:
         if kind in objects.LEAVES or (id(x), found.stays) in self._seen:
             return
         if issubclass(kind, rules.GENERATORS) and rules.is_global_generator(x):
+            self._past_routing(x, found.path)
             return
         self._seen[id(x), found.stays] = found
         if self._excepted(x, found.path):
@@ -118,7 +120,15 @@ class Reach:
         constant = id(kind) in self._column["constant"]
         for path, part in () if constant else objects.parts_of(x, found.path):
             if type(part) not in objects.LEAVES:
+                self._past_routing(part, path)
                 self._todo.append(Instance(part, path, found.stays))
+
+    def _past_routing(self, x: Any, path: str) -> None:
+        """Note what draws from a global generator in C. Of such functions, only names in modules are routed."""
+        if type(x) is types.BuiltinFunctionType and x.__self__ is python_random.GLOBAL:
+            self._find("past the routing", path=path, what=f"the function `random.{x.__name__}`")
+        elif type(x) is np.random.Generator and x.bit_generator is numpy_random.GLOBAL[0]:
+            self._find("past the routing", path=path, what="a Generator of NumPy's global state")
 
     def _excepted(self, x: Any, user: str) -> bool:
         """Return whether the list excepts an object by its name, and note that if so. `user` is what uses it."""
@@ -257,6 +267,8 @@ class Reach:
                 self._push(method)
             else:
                 self._pending.setdefault(key, []).append(method)
+        called_in_c = member.__func__ if type(member) is staticmethod else member
+        self._past_routing(called_in_c, f"{cls.__module__}.{cls.__qualname__}.{name}")
         holds = bool(own_dict(member)) and type(member) not in objects.METHODS
         plain = (holds or not hasattr(type(member), "__get__")) and not special
         if plain or type(member) is objects.CACHED:
@@ -305,6 +317,13 @@ class Reach:
             self._entry(value.__name__, f"`{'.'.join(path[1:])}`")
         else:
             name, stays = found.dotted(path[1:], path[0]), path[0] != "free" or found.stays
+            of_module = (
+                path[0] == "global"
+                if len(path) == 2
+                else type(named(found, path[:-1])) is ModuleType
+            )
+            if not of_module:
+                self._past_routing(value, name)
             self._todo.append(Instance(value, name, stays))
 
     def _not_imported(self, found: Function, path: Path, line: int) -> None:

@@ -4,11 +4,15 @@
 - If that test fails, `worker_method="auto"` takes processes, which have global generators of their own. The reason
   names what failed.
 - With `worker_method="thread"`, the loader warns of it.
+- `worker_method="auto"` takes processes if an attribute, a container, a default, a closure, a class or a partial holds
+  `random.random`, or if a Generator uses NumPy's global state.
+- It takes processes if a `zip` or `map` of the dataset holds a running generator.
 - A program that replaced a function of `random` before it imported fastload reads all samples.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -27,6 +31,7 @@ from torch.utils.data import Dataset
 import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import numpy_random, python_random, torch_random
+from fastload.verdicts import libraries
 from tests.children import ROOT
 
 DRAWS: dict[str, Callable[[], float]] = {
@@ -153,3 +158,80 @@ def test_a_function_that_was_replaced_before_the_import_is_named() -> None:
     )
     assert done.stdout.startswith("[[0, 1], [2, 3]] threads would share Python's"), done.stderr
     assert "other code had replaced `random.random`" in done.stdout
+
+
+def _partial() -> Callable[[], float]:
+    return functools.partial(random.random)
+
+
+def _default() -> Callable[[], float]:
+    return lambda draw=random.random: draw()
+
+
+def _closure() -> Callable[[], float]:
+    draw = random.random
+    return lambda: draw()
+
+
+class Holds:
+    draw = random.random
+    static = staticmethod(random.random)
+
+
+def _of_class() -> Callable[[], float]:
+    return lambda: Holds.draw()
+
+
+def _static() -> Callable[[], float]:
+    return lambda: Holds.static()
+
+
+def _generator() -> Callable[[], float]:
+    return np.random.Generator(numpy_random.GLOBAL[0]).random
+
+
+def _container() -> Callable[[], float]:
+    draws = {"uniform": random.random}
+    return lambda: draws["uniform"]()
+
+
+HELD = [_partial, _default, _closure, _of_class, _static, _generator, _container]
+
+
+class Calls(Draws):
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return self.draw(), os.getpid()
+
+
+@pytest.mark.filterwarnings("ignore:fastload. Calls seems to draw")  # a worker has one generator
+@pytest.mark.parametrize("held", HELD)
+def test_what_draws_past_the_routing_is_read_by_processes(
+    held: Callable[[], Callable[[], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
+    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
+    before = random.getstate(), str(np.random.get_state())
+    with fastload.DataLoader(Calls(held()), None, num_workers=2, seed=5) as loader:
+        samples = [*loader]
+    assert os.getpid() not in {pid for _, pid in samples}
+    assert len({draw for draw, _ in samples}) == 16
+    assert (random.getstate(), str(np.random.get_state())) == before
+
+
+def test_names_in_modules_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
+    with fastload.DataLoader(Calls(lambda: random.random()), None, num_workers=2) as loader:
+        assert {pid for _, pid in loader} == {os.getpid()}
+
+
+def test_a_generator_that_a_zip_holds_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be copied. Threads shared it."""
+    monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
+    numbers = zip((float(k) for k in range(16)), range(16), strict=True)
+    with fastload.DataLoader(Calls(numbers.__next__), None, num_workers=2) as loader:
+        samples = [*loader]
+    assert os.getpid() not in {pid for _, pid in samples}
+    assert loader.stats().worker_reason.endswith("is a running generator, which cannot be copied")
