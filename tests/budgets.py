@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_769,
+    "the way of an index": 3_770,
     "loaded beside the way": 2_548,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
@@ -41,13 +41,13 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_344,
+    "fastload/sequences": 1_361,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_210,
-    "benchmarks": 2_472,
+    "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_574,
+    "process workers": 1_572,
     "verdicts and allow list": 1_596,
 }
 

@@ -298,10 +298,9 @@ class RankSampler(Sampler[int]):
         The end of a batch inside a block has no position in the order of all ranks. The size is None if the sampler's
         items are not put into batches, and the dataset None if it is not known. A subclass may store the size.
         """
-        samples = known_length(dataset)
-        if self.planned and samples not in (None, self.samples):
+        if self.planned and known_length(dataset) not in (None, self.samples):
             raise ValueError(
-                f"the sampler's plan is for {self.samples} samples, and the dataset has {samples}"
+                f"the sampler's plan is for {self.samples} samples, and the dataset has {len(dataset)}"
             )
         if (size or 1) % self.block:
             raise ValueError(

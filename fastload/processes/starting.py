@@ -35,7 +35,7 @@ from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
 
-_THREADED = {name: "its threads" for name, entry in LIBRARIES.items() if entry.fork == "no"}
+_THREADED = [name for name, entry in LIBRARIES.items() if entry.fork == "no"]
 """Libraries that start threads when they are used, and whose children hang or fail after a fork."""
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
@@ -206,9 +206,7 @@ def _hazard_of_fork() -> str:
     if mpi_is_used():
         return "MPI is in use"
     found = [name for name in _THREADED if name in sys.modules]
-    return (
-        f"{found[0]} is imported, and {_THREADED[found[0]]} do not survive a fork" if found else ""
-    )
+    return f"{found[0]} is imported, and its threads do not survive a fork" if found else ""
 
 
 def _to_preload() -> list[str]:

@@ -6,7 +6,7 @@
 - With `worker_method="thread"`, the loader warns of it.
 - `worker_method="auto"` takes processes if an attribute, a container, a default, a closure, a class or a partial holds
   `random.random`, or if a Generator uses NumPy's global state.
-- It takes processes if a `zip` or `map` of the dataset holds a running generator.
+- `worker_method="auto"` takes processes if a `zip` or `map` of the dataset holds a running generator.
 - A program that replaced a function of `random` before it imported fastload reads all samples.
 """
 

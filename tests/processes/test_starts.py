@@ -375,7 +375,7 @@ def test_beside_a_library_with_threads_the_fork_server_starts_the_workers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert name in THREADED
-    monkeypatch.setattr(starting, "_THREADED", {name: "its threads"})  # of other tests, none counts
+    monkeypatch.setattr(starting, "_THREADED", [name])  # of other tests, none counts
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     options: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
     with fastload.DataLoader(Parents(2), **options) as loader:
