@@ -762,6 +762,7 @@ def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
     return draw_in_turn
 
 
+@pytest.mark.filterwarnings("ignore:.*holds the function `random.random`")
 @pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
