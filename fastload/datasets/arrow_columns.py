@@ -87,6 +87,7 @@ def _dense_kind(kind: pa.DataType) -> Kind | None:
     if pa.types.is_boolean(kind):
         return Kind(torch.bool)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        # `to_pandas_dtype()` imports pandas, and some versions of pyarrow need it.
         return Kind(torch.from_numpy(np.empty(0, np.from_dlpack(pa.nulls(0, kind)).dtype)).dtype)
     return None
 

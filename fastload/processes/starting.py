@@ -234,7 +234,8 @@ def _as_server_starts(preload: list[str]) -> Iterator[None]:
     theirs = getattr(_SERVER, "_preload_modules", [])
     variables = dict.fromkeys(name for name in os.environ if name.startswith(_LAUNCHER))
     if preload:
-        paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+        searched = [path for path in sys.path if isinstance(path, str)]  # Python skips others
+        paths = {"PYTHONPATH": os.pathsep.join(searched), "PYTHONSAFEPATH": "1"}
         variables |= {**paths, ORIGINAL: json.dumps({name: os.environ.get(name) for name in paths})}
     _put(variables)
     _SERVER._preload_modules = preload

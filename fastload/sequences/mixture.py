@@ -99,13 +99,13 @@ class Mixture(RankSampler):
             raise ValueError(f'epoch_samples needs on_exhausted="repeat", got {on_exhausted!r}')
         if not isinstance(sources, Mapping) or not all(isinstance(name, str) for name in sources):
             raise TypeError(f"sources must be datasets by name, got {reprlib.repr(sources)}")
-        lengths = {
-            name: positive(f"samples of source {name!r}", samples_in(name, source)) or 1
-            for name, source in sources.items()
+        self.sources = {name: sources[name] for name in sorted(sources)}
+        self.lengths = {
+            name: samples_in(f"source {name!r}", source) for name, source in self.sources.items()
         }
-        self.sources = {name: sources[name] for name in sorted(lengths)}
-        self.lengths = {name: lengths[name] for name in self.sources}
         """Samples of each source."""
+        for name, length in self.lengths.items():
+            positive(f"samples of source {name!r}", length)
         self.set_ids = {name: set_id_of(source) for name, source in self.sources.items()}
         """The set that each source reads, or the plan that it has; None if it does not say."""
         super().__init__(

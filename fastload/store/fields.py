@@ -29,6 +29,7 @@ def dtype_of(field: pa.Field) -> str | None:
     kind = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
     if not is_number(kind):
         return None
+    # `to_pandas_dtype()` imports pandas, and some versions of pyarrow need it.
     stored = np.from_dlpack(pa.nulls(0, kind)).dtype.name
     about = json.loads((field.metadata or {}).get(b"fastload", b"{}"))
     dtype = str(about["dtype"]) if isinstance(about, dict) and "dtype" in about else stored

@@ -447,7 +447,8 @@ def test_workers_of_a_fork_server_share_what_it_imported_once(
 
 
 SHADOWED = """
-import os, sys
+import os, pathlib, sys
+sys.path.append(pathlib.Path("skipped"))
 import fastload, torch, tqdm
 from tests.fakes import Numbers
 
