@@ -403,9 +403,13 @@ def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkou
         asked = checkout.run("scripts/demo", *given, "--base-dir", "/somewhere")[2]
         assert [line for line in asked if " images " in line] == []
         assert asked[-1].startswith(
-            "-m fastload bench --workers 1,2,4 --loaders serial,thread,plan,torch"
+            "-m fastload bench --workers 1,2 --nsteps 10 --loaders serial,thread,plan,torch"
         )
         assert asked[-1].endswith(" ".join([*given, "--base-dir /somewhere"]))
+    asked = checkout.run("scripts/demo", "--full", "-s", "9")[2]
+    assert asked[-2].endswith(" --count 2048")
+    assert " --workers 1,2,4 --nsteps 20 " in asked[-1]
+    assert asked[-1].endswith(" -s 9")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def options(arguments: Sequence[str]) -> list[str]:
 def _script(name: str, arguments: Sequence[str]) -> Iterator[str]:
     header = (ROOT / name).read_text().partition("\n\n")[0]
     if name == "scripts/demo":
-        yield from _parsed(fastload_main, "fastload", ["bench", *arguments], part=True)
+        theirs = arguments[arguments[:1] == ["--full"] :]
+        yield from _parsed(fastload_main, "fastload", ["bench", *theirs], part=True)
     elif name == "scripts/bench":
         named = ["peers" if argument == "--peers" else argument for argument in arguments]
         yield from _parsed(benchmarks_main, "benchmarks", named)
