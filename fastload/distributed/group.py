@@ -120,8 +120,13 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     if joined is None or joined.store is None:
         return
     if isinstance(error, KeyboardInterrupt):  # it may be a second one, so wait for nothing
-        if _mpi_in_use() is not None:
-            joined.abort(type(error), error, error.__traceback__)
+        if (mpi := _mpi_in_use()) is not None:
+            print(
+                f"fastload: {joined.rank} was interrupted and ends the job",
+                file=sys.stderr,
+                flush=True,
+            )
+            mpi.COMM_WORLD.Abort(code)
         return
 
     def tell(*, alone: bool = False) -> None:

@@ -1,5 +1,5 @@
-"""Promise: An error that is caught and printed in one line ends all ranks of an MPI job, as an uncaught error does.
-No process is left.
+"""Promise: An error or a signal that is caught and printed in one line ends all ranks of an MPI job, as an uncaught
+error does. No process is left.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ def test_the_error_is_told_and_all_ranks_end(
     assert told.endswith("no such file\n")
     assert ("Traceback" in told) == (line is None)
     assert line is None or told == f"{line}\n"
+
+
+def test_a_signal_ends_all_ranks_with_one_line(
+    aborted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    distributed.end_job(KeyboardInterrupt())  # as at a time limit that strikes while ranks start
+    assert aborted == [1]
+    assert capsys.readouterr().err == "fastload: rank 1 of 2 was interrupted and ends the job\n"
 
 
 def test_after_shutdown_the_hook_is_the_one_from_before_and_nothing_is_ended(
