@@ -157,13 +157,8 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
         return
     rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
-    of_mpi: dict[Field, int] = {"world_size": size, "rank": rank}
-    wrong = [
-        f"{name}={value}"
-        for field, found in of_mpi.items()
-        for name, value in claims.get(field, {}).items()
-        if value != found
-    ]
+    wrong = [f"{name}={v}" for name, v in claims.get("world_size", {}).items() if v != size]
+    wrong += [f"{name}={v}" for name, v in claims["rank"].items() if v != rank]
     unknown = size == 1 and "world_size" not in claims
     if unknown and ("Open MPI" in library or mpi.COMM_WORLD.Get_attr(mpi.APPNUM) is None):
         wrong.append(_first(claims, "rank"))
