@@ -33,7 +33,7 @@ BUDGETS = {
     "fastload/compat": 441,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
-    "fastload/distributed": 1_713,
+    "fastload/distributed": 1_738,
     "fastload/elastic": 713,
     "fastload/flow": 1_056,
     "fastload/image": 911,

@@ -11,7 +11,8 @@
 
 All variables that are set must agree. An exception is one launcher inside another. Under torchrun, all other variables
 describe its agent, one per node. A Slurm step with one task per node, or with a terminal, runs the daemons of an MPI or
-a shell.
+a shell. `srun --mpi=cray_shasta` sets PALS_RANKID, and `--mpi=pmi2` sets PMI_RANK and PMI_SIZE, without a local rank.
+So a rank that equals SLURM_PROCID, in a family of variables without a local rank, is srun's own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,20 +43,24 @@ _TORCH: dict[str, Field] = {
     "LOCAL_RANK": "local_rank",
     "LOCAL_WORLD_SIZE": "local_size",
 }
-_MPI: dict[str, Field] = {
-    "OMPI_COMM_WORLD_RANK": "rank",
-    "OMPI_COMM_WORLD_SIZE": "world_size",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "local_size",
-    "PALS_RANKID": "rank",
-    "PALS_LOCAL_RANKID": "local_rank",
-    "PMI_RANK": "rank",
-    "PMI_SIZE": "world_size",
-    "PMI_LOCAL_RANK": "local_rank",
-    "PMI_LOCAL_SIZE": "local_size",
-    "MPI_LOCALRANKID": "local_rank",
-    "MPI_LOCALNRANKS": "local_size",
-}
+_MPI: tuple[dict[str, Field], ...] = (
+    {
+        "OMPI_COMM_WORLD_RANK": "rank",
+        "OMPI_COMM_WORLD_SIZE": "world_size",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "local_size",
+    },
+    {"PALS_RANKID": "rank", "PALS_LOCAL_RANKID": "local_rank"},
+    {
+        "PMI_RANK": "rank",
+        "PMI_SIZE": "world_size",
+        "PMI_LOCAL_RANK": "local_rank",
+        "PMI_LOCAL_SIZE": "local_size",
+        "MPI_LOCALRANKID": "local_rank",
+        "MPI_LOCALNRANKS": "local_size",
+    },
+)
+"""The variables of each family of launchers."""
 _SLURM: dict[str, Field] = {
     "SLURM_STEP_NUM_TASKS": "world_size",
     "SLURM_LOCALID": "local_rank",
@@ -105,11 +111,12 @@ def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
     """Return the rank by `detect_by_variables`. Get missing values from mpi4py, on all ranks, or from the node file.
 
     Raises:
-        RankError: see `detect_by_variables`. Also if the node file cannot be read, or lists no host.
+        RankError: see `detect_by_variables` and `check_world`. Also if the node file cannot be read, or lists no host.
     """
 
     def ask(launcher: Launcher) -> Answer:
         if launcher in MPI_LAUNCHERS and (mpi := mpi4py()) is not None:
+            check_world(mpi, environ)
             world = mpi.COMM_WORLD
             node = world.Split_type(mpi.COMM_TYPE_SHARED)
             try:
@@ -131,25 +138,39 @@ def mpi4py() -> Any | None:
         return None
 
 
+def mpi_of(rank: Rank) -> Any | None:
+    """Return `mpi4py.MPI` if an MPI launcher started this process and that MPI knows it as `rank`, else None."""
+    mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS else None
+    world = mpi and (mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size())
+    return mpi if world == (rank.rank, rank.world_size) else None
+
+
 def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Raise RankError if MPI numbers this process differently from the variables of its launcher.
 
-    Under srun without a PMI that fits, each rank has an MPI world of its own, of size 1.
+    An MPI that does not know the launcher, such as one without a PMI that fits srun, makes a world of size 1 of each
+    rank. If the launcher does not say its size, only MPICH and MPIs like it show that: they set no APPNUM. PALS and
+    Hydra do not start Open MPI.
     """
     claims = _claims(environ)
-    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-    said = [(*claim, size) for claim in claims.get("world_size", {}).items()]
-    said += [(*claim, rank) for claim in claims.get("rank", {}).items()]
-    wrong = [f"{name}={value}" for name, value, found in said if value != found]
-    if "rank" not in claims or not wrong:
+    if "rank" not in claims:
         return
-    remedy = "Start them with its mpiexec. Under Open MPI and PALS, ranks also meet without mpi4py"
-    if _launcher(environ, claims) == "slurm":
-        remedy = (
-            "Name a PMI that it knows, such as srun --mpi=pmix for Open MPI, or --mpi=pmi2 for MPICH and Intel MPI. "
-            "`srun --mpi=list` prints the choices"
-        )
+    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
+    wrong = [f"{name}={v}" for name, v in claims.get("world_size", {}).items() if v != size]
+    wrong += [f"{name}={v}" for name, v in claims["rank"].items() if v != rank]
+    unknown = size == 1 and "world_size" not in claims
+    if unknown and ("Open MPI" in library or mpi.COMM_WORLD.Get_attr(mpi.APPNUM) is None):
+        wrong.append(_first(claims, "rank"))
+    if not wrong:
+        return
+    remedy = (
+        "Name a PMI that it knows, such as srun --mpi=pmix for Open MPI, or --mpi=pmi2 for MPICH and Intel MPI. "
+        "`srun --mpi=list` prints the choices"
+        if _launcher(environ, claims) == "slurm"
+        else "Start them with its mpiexec, or install the mpi4py of this launcher's MPI. If they need no MPI, set "
+        "WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE on each rank"
+    )
     raise RankError(
         f"{wrong[0]}, but mpi4py says rank {rank} of {size}. Its library is {library!r}, which does not know the ranks "
         f"of this launcher. {remedy}"
@@ -223,13 +244,23 @@ def _claims(environ: Mapping[str, str]) -> Claims:
         _read(claims, environ, field, name)
     if environ.get("TORCHELASTIC_RUN_ID") and "rank" in claims:
         return claims
-    for name, field in _MPI.items():
-        _read(claims, environ, field, name)
+    own = _number(environ, "SLURM_PROCID")
+    for family in _MPI:
+        found: Claims = {}
+        for name, field in family.items():
+            _read(found, environ, field, name)
+        if own and "local_rank" not in found and own[1] in found.get("rank", {}).values():
+            del found["rank"]  # `srun --mpi` set it
+        _merge(claims, found)
     slurm = _slurm_claims(environ)
     if "rank" not in claims or not _carries_others(environ, slurm):
-        for field, said in slurm.items():
-            claims.setdefault(field, {}).update(said)
+        _merge(claims, slurm)
     return claims
+
+
+def _merge(claims: Claims, more: Claims) -> None:
+    for field, said in more.items():
+        claims.setdefault(field, {}).update(said)
 
 
 def _slurm_claims(environ: Mapping[str, str]) -> Claims:
@@ -353,7 +384,7 @@ def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str
         "torchrun": (_TORCH, ""),
         "environment": (_TORCH, ""),
         "slurm": (_SLURM, ""),
-    }.get(launcher, (_MPI, "; mpi4py and a node file are missing too"))
+    }.get(launcher, (dict(ChainMap(*_MPI)), "; mpi4py and a node file are missing too"))
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (

@@ -23,7 +23,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.affinity import cores_of
-from fastload.distributed.detect import MPI_LAUNCHERS, Rank, detect_rank, mpi4py
+from fastload.distributed.detect import Rank, detect_rank
 from fastload.distributed.rendezvous import rendezvous
 from fastload.errors import RankError, RendezvousError
 
@@ -42,9 +42,9 @@ class _Joined:
     met_by: str = "no process group for a single process"
     on_node: list[list[int]] = field(default_factory=list)
     """The cores of each rank of this node, or [] if no group was made."""
-    abort: _Hook | None = None
-    """Replacement for sys.excepthook that ends all ranks, or None if no rank waits for another one's end."""
-    before: _Hook | None = None
+    abort: _Hook = sys.excepthook
+    """Replacement for sys.excepthook that ends all ranks if MPI is in use."""
+    before: _Hook = sys.excepthook
     """The sys.excepthook that `abort` replaced."""
     store: Store | None = None
 
@@ -69,8 +69,8 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
         timeout_s: seconds to wait for the others here, and in each later collective of Gloo. If a rank is stuck, the
             others raise instead of hanging.
 
-    If mpi4py was used, an uncaught exception aborts the whole job, because MPI's end would wait forever for all ranks.
-    `shutdown()` is called at exit.
+    If this process uses mpi4py, an uncaught exception aborts the whole job, because MPI's end would wait forever for
+    all ranks. `shutdown()` is called at exit.
 
     Raises:
         RankError: see `detect_rank`.
@@ -102,7 +102,7 @@ def shutdown() -> None:
     if joined is None:
         return
     atexit.unregister(shutdown)
-    if joined.abort is not None and sys.excepthook is joined.abort and joined.before is not None:
+    if sys.excepthook is joined.abort:
         sys.excepthook = joined.before
     if joined.store is not None and dist.is_initialized():
         gc.collect()  # DistributedDataParallel, which holds the group, is part of reference cycles
@@ -117,11 +117,16 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     Return if there is only one process, or if `init()` did not make the process group.
     """
     joined = _joined
-    if joined is None or (joined.store is None and joined.abort is None):
+    if joined is None or joined.store is None:
         return
     if isinstance(error, KeyboardInterrupt):  # it may be a second one, so wait for nothing
-        if joined.abort is not None:
-            joined.abort(type(error), error, error.__traceback__)
+        if (mpi := _mpi_in_use()) is not None:
+            print(
+                f"fastload: {joined.rank} was interrupted and ends the job",
+                file=sys.stderr,
+                flush=True,
+            )
+            mpi.COMM_WORLD.Abort(code)
         return
 
     def tell(*, alone: bool = False) -> None:
@@ -129,18 +134,16 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
         if said is None and alone and isinstance(error, RuntimeError):  # a collective raised it
             said = f"fastload: {joined.rank} ends, because rank 0 has ended"
         if said is None:
-            (joined.before or sys.excepthook)(type(error), error, error.__traceback__)
+            joined.before(type(error), error, error.__traceback__)
         else:
             print(said, file=sys.stderr, flush=True)
 
     together = False
-    if joined.store is None or not _is_there(joined.store):
-        tell(alone=joined.store is not None)
+    if not _is_there(joined.store):
+        tell(alone=True)
     else:
         together = _all_end(joined.rank, joined.store, tell)
-    if not together and joined.abort is not None:
-        mpi = mpi4py()
-        assert mpi is not None  # the hook aborts through it
+    if not together and (mpi := _mpi_in_use()) is not None:
         mpi.COMM_WORLD.Abort(code)
     raise SystemExit(code)
 
@@ -310,17 +313,22 @@ def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[lis
     return [json.loads(store.get(f"cores of {machine}/{number}")) for number in ranks]
 
 
-def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:
-    """Let an uncaught exception end all ranks, after its traceback. Return the hook, or None if it is not needed."""
-    mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS and rank.world_size > 1 else None
-    if mpi is None:
-        return None
+def _mpi_in_use() -> Any | None:
+    """Return `mpi4py.MPI` if this process has started it, together with others, else None."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    running = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
+    return mpi if running and mpi.COMM_WORLD.Get_size() > 1 else None
+
+
+def _abort_when_nobody_catches(rank: Rank) -> _Hook:
+    """Let an uncaught exception end all ranks after its traceback, if MPI would wait for them. Return the hook."""
     before: _Hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        print(f"fastload: {rank} ends the job", file=sys.stderr, flush=True)
-        mpi.COMM_WORLD.Abort(1)
+        if (mpi := _mpi_in_use()) is not None:
+            print(f"fastload: {rank} ends the job", file=sys.stderr, flush=True)
+            mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook
     return hook

@@ -1,7 +1,8 @@
 """How the ranks find each other: rank 0 opens torch's store on a port that the system chooses, and announces it.
 
-The others learn the port from torchrun's variables, from a broadcast of MPI, or, without mpi4py, from a small file that
-all nodes see. The file is named after the launch, is put in place by a rename, and exists only while the ranks connect.
+The others learn the port from torchrun's variables, from a broadcast of MPI, or from a small file that all nodes see.
+The file is for Slurm, and for ranks without an mpi4py that knows them. It is named after the launch, is put in place by
+a rename, and exists only while the ranks connect.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
 from fastload._kit.disk import write_file
 from fastload.distributed.addresses import own_address
-from fastload.distributed.detect import MPI_LAUNCHERS, Rank, check_world, mpi4py
+from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi_of
 from fastload.errors import RendezvousError
 
 # Variables that identify one start of the ranks: equal on all ranks, and new at each start. Hydra sets none.
@@ -50,12 +51,10 @@ def rendezvous(
 
     Raises:
         RendezvousError: the others did not connect within `timeout_s` seconds, or there is no way to reach them.
-        RankError: MPI numbers the ranks differently from the launcher.
     """
     timeout = timedelta(seconds=timeout_s)
-    mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS else None
-    if mpi is not None:
-        yield _by_mpi(mpi, rank, environ, timeout), "MPI"
+    if (mpi := mpi_of(rank)) is not None:
+        yield _by_mpi(mpi, rank, timeout), "MPI"
     elif (key := _launch_key(rank, environ)) is not None:
         path = _place(rank, environ) / f"fastload-ranks-{key}-{number}"
         store = _open(rank, timeout) if rank.rank == 0 else None
@@ -160,8 +159,7 @@ def _connect(rank: Rank, place: Mapping[str, Any], timeout: timedelta) -> TCPSto
     return store
 
 
-def _by_mpi(mpi: Any, rank: Rank, environ: Mapping[str, str], timeout: timedelta) -> Store:
-    check_world(mpi, environ)
+def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
     world = mpi.COMM_WORLD
     store: TCPStore | None = None
     place: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 - The rank is found from the variables of torchrun, Open MPI, MPICH, PALS and Slurm (but not in Slurm's batch shell),
   and inside another launcher.
 - Variables that disagree, are missing or are not numbers are named.
+- The variables that srun sets for an MPI are not those of another launcher.
 - An MPI that does not know the ranks of srun or of another launcher is refused, with the remedy.
 
 The environments of torchrun, Open MPI, MPICH and Slurm are as seen under them (`test_real_ranks.py` and
@@ -110,6 +111,26 @@ def test_a_step_of_slurm_may_carry_the_daemons_of_an_mpi(
     assert rank_by(SLURM | step | mpi) == rank_by(mpi)
 
 
+CRAY_SHASTA = words("PALS_RANKID=5 PALS_NODEID=1 PALS_APID=9.0 PALS_APINFO=/x")
+PMI2 = words("PMI_RANK=5 PMI_SIZE=8 PMI_FD=9 PMI_JOBID=9.0")
+
+
+@pytest.mark.parametrize("plugin", [CRAY_SHASTA, PMI2], ids=["cray_shasta", "pmi2"])
+def test_what_srun_sets_for_an_mpi_is_no_other_launcher(plugin: dict[str, str]) -> None:
+    assert rank_by(SLURM | plugin) == Rank(5, 8, 1, 4, "slurm")
+    one_per_node = words("SLURM_STEP_NUM_NODES=8 SLURM_STEP_TASKS_PER_NODE=1(x8) SLURM_NODEID=5")
+    assert rank_by(SLURM | one_per_node | words("SLURM_LOCALID=0") | plugin) == Rank(
+        5, 8, 0, 1, "slurm"
+    )
+    shell = BATCH_SHELL | {name: "0" if "RANK" in name else "1" for name in plugin}
+    assert rank_by(shell) == Rank(0, 1, 0, 1, "none")
+
+
+def test_a_daemon_of_srun_passes_its_own_number_to_all_its_ranks() -> None:
+    step = words("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PALS_RANKID=1")
+    assert rank_by(SLURM | step | MPICH) == Rank(5, 8, 1, 4, "mpich")
+
+
 def test_agreement_is_no_error_and_names_all_its_sources() -> None:
     detected = detect_by_variables(SLURM | BY_HAND | MPICH)
     assert detected.rank == Rank(5, 8, 1, 4, "mpich")
@@ -162,10 +183,21 @@ def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
 
 
 def test_an_mpi_that_does_not_know_the_ranks_of_the_launcher_is_refused() -> None:
-    def world(rank: int, size: int) -> SimpleNamespace:
+    def world(
+        rank: int,
+        size: int,
+        appnum: int | None = None,
+        library: str = "MPICH Version:      4.0.2\nx, y",
+    ) -> SimpleNamespace:
+        of_world = {
+            "Get_rank": lambda: rank,
+            "Get_size": lambda: size,
+            "Get_attr": lambda _: appnum,
+        }
         return SimpleNamespace(
-            COMM_WORLD=SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: size),
-            Get_library_version=lambda: "MPICH Version:      4.0.2\nMPICH Release date: x, y",
+            COMM_WORLD=SimpleNamespace(**of_world),
+            Get_library_version=lambda: library,
+            APPNUM=0,
         )
 
     first = SLURM | words("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0")
@@ -183,6 +215,11 @@ def test_an_mpi_that_does_not_know_the_ranks_of_the_launcher_is_refused() -> Non
         check_world(world(0, 1), first)
     with pytest.raises(RankError, match="WORLD_SIZE=8, but mpi4py .* Start them with its mpiexec"):
         check_world(world(0, 1), TORCHRUN)
+    no_size = words("PALS_RANKID=0 PALS_LOCAL_RANKID=0")
+    check_world(world(0, 1, appnum=0), no_size)
+    for foreign in (world(0, 1), world(0, 1, appnum=0, library="Open MPI v5.0.8, x")):
+        with pytest.raises(RankError, match="PALS_RANKID=0, but .* set WORLD_SIZE, LOCAL_RANK and"):
+            check_world(foreign, no_size)
 
 
 def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:

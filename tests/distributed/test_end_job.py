@@ -1,5 +1,5 @@
-"""Promise: An error that is caught and printed in one line ends all ranks of an MPI job, as an uncaught error does.
-No process is left.
+"""Promise: An error or a signal that is caught and printed in one line ends all ranks of an MPI job, as an uncaught
+error does. No process is left.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastload import distributed
 from fastload.distributed import Rank, group
@@ -17,12 +18,15 @@ from fastload.distributed import Rank, group
 def aborted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What MPI's Abort was called with, in a job of two ranks that is simulated: there is no MPI."""
     codes: list[int] = []
-    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=codes.append))
-    monkeypatch.setattr(group, "mpi4py", lambda: mpi)
+    world = SimpleNamespace(Abort=codes.append, Get_size=lambda: 2)
+    running = {"Is_initialized": lambda: True, "Is_finalized": lambda: False}
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(COMM_WORLD=world, **running))
+    monkeypatch.setattr(group, "_ALL_END_S", 0.0)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # and put back afterwards
     rank = Rank(1, 2, 1, 2, "openmpi")
     before, abort = sys.excepthook, group._abort_when_nobody_catches(rank)
-    monkeypatch.setattr(group, "_joined", group._Joined(rank, abort=abort, before=before))
+    joined = group._Joined(rank, abort=abort, before=before, store=HashStore())
+    monkeypatch.setattr(group, "_joined", joined)
     return codes
 
 
@@ -49,6 +53,14 @@ def test_the_error_is_told_and_all_ranks_end(
     assert told.endswith("no such file\n")
     assert ("Traceback" in told) == (line is None)
     assert line is None or told == f"{line}\n"
+
+
+def test_a_signal_ends_all_ranks_with_one_line(
+    aborted: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    distributed.end_job(KeyboardInterrupt())  # as at a time limit that strikes while ranks start
+    assert aborted == [1]
+    assert capsys.readouterr().err == "fastload: rank 1 of 2 was interrupted and ends the job\n"
 
 
 def test_after_shutdown_the_hook_is_the_one_from_before_and_nothing_is_ended(

@@ -29,7 +29,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from fastload.distributed import Rank, init, shutdown
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.rendezvous import _by_torchrun, _call, _open, rendezvous
-from fastload.errors import RankError, RendezvousError
+from fastload.errors import RendezvousError
 from tests.children import Python
 from tests.distributed.launching import warm_environment
 
@@ -180,16 +180,18 @@ def test_a_rank_of_torchrun_that_waits_in_vain_says_so(number: int) -> None:
         _by_torchrun(agent, two(number, "torchrun"))
 
 
-def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    mpi = SimpleNamespace(
-        COMM_WORLD=SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1),
-        Get_library_version=lambda: "Open MPI v5.0.11, package: x",
-    )
-    monkeypatch.setattr("fastload.distributed.rendezvous.mpi4py", lambda: mpi)
-    named = "PMI_SIZE=2, but mpi4py says rank 0 of 1. Its library is 'Open MPI v5"
-    with pytest.raises(RankError, match=named):
-        environ = {"PMI_RANK": "1", "PMI_SIZE": "2"}
-        rendezvous(two(1, "mpich"), environ, timeout_s=5).__enter__()
+def test_ranks_that_an_mpi_does_not_know_meet_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1))
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", alone)
+    environ = {"PALS_APID": "a-b", "FASTLOAD_MEETING_DIR": str(tmp_path)}
+    with rendezvous(two(0, "pals"), environ, timeout_s=20) as (_, way):
+        assert way.startswith(f"the file {tmp_path}/fastload-ranks-")
+        with rendezvous(two(1, "pals"), environ, timeout_s=20) as (_, joined):
+            assert joined == way
+    with pytest.raises(RendezvousError, match="install mpi4py, built for the MPI of this mpiexec"):
+        rendezvous(two(1, "mpich"), {}, timeout_s=5).__enter__()
 
 
 def test_alone_there_is_no_group_and_ending_it_is_no_error() -> None:

@@ -35,6 +35,7 @@ esac
 rank="${{PMI_RANK:-none}}/${{PMI_SIZE:-none}}"
 [[ -z "${{SLURM_STEP_ID:-}}" ]] || rank="$SLURM_PROCID/$SLURM_STEP_NUM_TASKS"
 echo "rank $rank master ${{MASTER_ADDR:-none}}: $*" >>"$NOTES"
+[[ -z "${{CCL_WORKER_AFFINITY:-}}" ]] || echo "oneCCL's workers on $CCL_WORKER_AFFINITY" >>"$NOTES"
 echo "output of $*"
 [[ -z "${{FAIL_ON:-}}" || "$*" != *"$FAIL_ON"* ]] || exit 3
 """
@@ -127,7 +128,8 @@ def test_polaris_trains_on_four_ranks_of_each_node_once_for_each_number_of_worke
     train = "-m fastload train --nworkers {} --nbatch 64 --nsteps 20 --logdir logdir " + data
     for workers, ran in ((0, notes[3:12]), (2, notes[12:])):
         asked = train.format(workers)
-        assert ran[0] == f"mpiexec -n 8 --ppn 4 --depth 16 --cpu-bind depth python {asked}"
+        bound = "list:24-31,56-63:16-23,48-55:8-15,40-47:0-7,32-39"  # GPU 0 is next to core 24
+        assert ran[0] == f"mpiexec -n 8 --ppn 4 --depth 16 --cpu-bind {bound} python {asked}"
         assert ran[1:] == [f"rank {rank}/8 master node1: {asked}" for rank in range(8)]
         log = (site.clone / "logdir" / f"123-w{workers}.log").read_text()
         assert log.splitlines() == [f"output of {asked}"] * 8
@@ -141,12 +143,13 @@ def test_polaris_trains_on_four_ranks_of_each_node_once_for_each_number_of_worke
     ]
 
 
-def test_aurora_binds_twelve_ranks_to_the_cores_that_are_not_the_systems(site: Site) -> None:
-    status, output, notes = site.qsub("aurora.pbs", f"WORKERS=1,{DATA}")
+def test_aurora_binds_twelve_ranks_to_cores_of_neither_the_system_nor_oneccl(site: Site) -> None:
+    settings = f"WORKERS=1,{DATA},CCL_WORKER_AFFINITY=5"
+    status, output, notes = site.qsub("aurora.pbs", settings)
     assert status == 0, output
     assert notes[0] == "module load frameworks"
     (launch,) = launches(notes)
-    assert launch.startswith("mpiexec -n 24 --ppn 12 --depth 8 --cpu-bind list:1-8:9-16:")
+    assert launch.startswith("mpiexec -n 24 --ppn 12 --depth 4 --cpu-bind list:4-7:8-11:")
     ranges = re.search(r"list:([\d:-]+)", launch)
     assert ranges is not None
     cores = [
@@ -154,9 +157,11 @@ def test_aurora_binds_twelve_ranks_to_the_cores_that_are_not_the_systems(site: S
         for first, last in (piece.split("-") for piece in ranges[1].split(":"))
         for core in range(int(first), int(last) + 1)
     ]
-    assert len(cores) == len(set(cores)) == 12 * 8
-    assert not {0, 52} & set(cores)
-    assert max(cores) < 104
+    assert len(cores) == len(set(cores)) == 12 * 4
+    assert {core // 52 for core in cores[:24]} == {0}
+    assert {core // 52 for core in cores[24:]} == {1}
+    assert not {0, 52, *range(40, 52), *range(92, 104)} & set(cores)
+    assert "oneCCL's workers on 5" not in notes  # they choose among their own cores
 
 
 def test_a_generic_pbs_takes_the_ranks_of_the_node_file_and_any_mpiexec(site: Site) -> None:
@@ -176,7 +181,8 @@ def test_perlmutter_trains_under_slurm(site: Site) -> None:
     assert status == 0, output
     assert notes[0] == "module load pytorch"
     assert launches(notes)[0].startswith(
-        "srun --nodes 2 --cpus-per-task 32 --cpu-bind cores --ntasks 8 --ntasks-per-node 4 python "
+        "srun --mpi none --nodes 2 --cpus-per-task 32 --cpu-bind map_ldom:3,2,1,0 --ntasks 8 "
+        "--ntasks-per-node 4 python "
     )
     assert sum(line.startswith("rank ") for line in notes) == 8
 

@@ -1,7 +1,8 @@
 """Promises:
 - Under a real Slurm, a time limit, `scancel` and a signal to `fastload submit` leave the checkpoint of the last step
   and the closing lines.
-- Under its srun without a PMI, ranks train together, and what uses MPI raises with the remedy.
+- Under its srun without a PMI, ranks train together, and what uses MPI raises with the remedy. Ranks also meet under
+  `--mpi=cray_shasta` and `--mpi=pmi2`, beside an mpi4py of another MPI.
 - `fastload flow status` knows the jobs of a Slurm without an accounting database.
 
 A controller, one node and munge run as children of the test, from a folder of its own. They need root and the packages
@@ -249,6 +250,19 @@ def test_without_a_pmi_what_uses_mpi_raises_with_the_remedy(slurm: Slurm, tmp_pa
     assert status != 0
     assert said.count("SLURM_STEP_NUM_TASKS=2, but mpi4py says rank 0 of 1. ") == 2, said
     assert said.count("`srun --mpi=list`") == 2
+
+
+@pytest.mark.parametrize("plugin", ["cray_shasta", "pmi2"])
+def test_ranks_meet_whatever_srun_sets_for_an_mpi(
+    plugin: str, slurm: Slurm, tmp_path: Path
+) -> None:
+    *_, python, _ = command("openmpi", 1, "")  # with an mpi4py that knows no PMI of these
+    srun = ("srun", f"--mpi={plugin}", "--ntasks=2", "--overcommit")
+    status, said = slurm.run(*srun, python, "-m", "fastload", "env", "--meet", cwd=tmp_path)
+    assert status == 0, said
+    for rank in range(2):
+        assert f"rank {rank} of 2: local rank {rank} of 2 on " in said
+    assert said.count("launcher slurm\n") == said.count("the ranks add up to 1\n") == 2, said
 
 
 def test_flow_status_knows_jobs_without_a_database(slurm: Slurm, tmp_path: Path) -> None:
