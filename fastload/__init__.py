@@ -29,7 +29,7 @@ The way of an index, room by room, from what a user holds to the batch:
                   batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
                   iterator; rows: who fills rows; failures: what an error becomes; run_length: how much a worker claims
                   at once, which the window asks; worker_context: what a worker reads and collates with; notices:
-                  warnings for the loop; tripwire: compares what the first samples in threads must not change
+                  warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a

@@ -48,7 +48,7 @@ class DatasetCopyError(FastloadError, RuntimeError):
 
 
 class SharedStateError(FastloadError, RuntimeError):
-    """Threads share what samples change, and were asked for, or chosen. The message names it and says what to do."""
+    """Threads share what samples change, and were asked for, or processes cannot start. The message says what to do."""
 
 
 class SharedStateWarning(UserWarning):
