@@ -61,6 +61,9 @@ Plug-ins, which none of these imports:
 
 from typing import TYPE_CHECKING, Any
 
+# `errors` looks for it: the project `fastload` of PyPI has a module of that name.
+__distribution__ = "torch-fastload"
+
 from fastload import errors
 
 if TYPE_CHECKING:
@@ -100,7 +103,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import distributions
 
-        return next((found.version for found in distributions(name="fastload")), "0+unknown")
+        ours = distributions(name=__distribution__)
+        return next((found.version for found in ours), "0+unknown")
     if name == "predict":  # training loops do without
         from fastload.stream import predict
 
@@ -109,6 +113,7 @@ def __getattr__(name: str) -> Any:
         from fastload.memory.prefetch import prefetch_to
 
         return prefetch_to
+    errors.warn_of_namesake()
     from fastload import loader, telemetry
     from fastload.order import sampler
     from fastload.random import streams

@@ -85,7 +85,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     default="-",
     metavar="SOURCE",
     help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
-    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install 'fastload[stream]'.",
+    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install '.[stream]' in the clone of fastload.",
 )
 @click.option(
     "--sink",
