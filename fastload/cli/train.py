@@ -28,7 +28,7 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
 @click.option(
     "--packed",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder of a packed set (`fastload pack`), instead of a list.",
+    help="Folder of a packed set (`fastload pack`), instead of a list. Needs pip install '.[arrow]' in the clone.",
 )
 @click.option(
     "--transform",
@@ -156,7 +156,10 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
     "warm-up step.",
 )
 @click.option(
-    "--scalars", is_flag=True, help="Write TensorBoard scalars into the run's folder in --logdir."
+    "--scalars",
+    is_flag=True,
+    help="Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the "
+    "clone.",
 )
 @click.option(
     "--logdir",
