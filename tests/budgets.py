@@ -20,16 +20,16 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_752,
-    "loaded beside the way": 2_544,
+    "loaded beside the way": 2_570,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_465,
-    "fastload/telemetry": 269,
+    "fastload/telemetry": 279,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
     "fastload/bench": 977,
     "fastload/check": 620,
-    "fastload/cli": 2_215,
+    "fastload/cli": 2_218,
     "fastload/compat": 441,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
@@ -41,10 +41,10 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_361,
+    "fastload/sequences": 1_404,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
-    "fastload/train": 1_210,
+    "fastload/train": 1_206,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
     "process workers": 1_572,

@@ -69,7 +69,7 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
     "--loader",
     default="thread",
     type=click.Choice(["thread", "process", "cached"]),
-    help="Loader of the samples. thread: fastload's threads. process: torch's worker processes. cached: repeat a few "
+    help="Loader of the samples. thread: fastload's threads. process: its worker processes. cached: repeat a few "
     "batches, to measure training without loading.",
 )
 @click.option(

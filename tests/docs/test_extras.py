@@ -142,7 +142,7 @@ def test_a_command_without_its_extra_says_what_to_install(
 ) -> None:
     (tmp_path / "index.json").write_text("{}")
     (tmp_path / "inbox").mkdir()
-    (tmp_path / "mine.py").write_text("samples = [1]\ndef model(x=None): return x\n")
+    (tmp_path / "mine.py").write_text("samples = [1]\ndef model(x): return x\n")
     assert any(
         re.search(pattern, f"fastload {line}") for pattern, e in EXTRAS.items() if e == extra
     )
