@@ -132,7 +132,7 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
         benchmark = load(name)
     except ImportError as exc:
         raise click.ClickException(
-            f"{name} needs {exc.name}, which is not installed. Run pip install 'fastload[images,arrow]'"
+            f"{name} needs {exc.name}, which is not installed. Run pip install '.[images,arrow]' here"
         ) from exc
     if hasattr(benchmark, "prepare"):
         benchmark.prepare(smoke=smoke)

@@ -29,7 +29,7 @@ The way of an index, room by room, from what a user holds to the batch:
                   batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
                   iterator; rows: who fills rows; failures: what an error becomes; run_length: how much a worker claims
                   at once, which the window asks; worker_context: what a worker reads and collates with; notices:
-                  warnings for the loop; tripwire: compares what the first samples in threads must not change
+                  warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a
@@ -60,6 +60,9 @@ Plug-ins, which none of these imports:
 """
 
 from typing import TYPE_CHECKING, Any
+
+# `errors` looks for it: the project `fastload` of PyPI has a module of that name.
+__distribution__ = "torch-fastload"
 
 from fastload import errors
 
@@ -100,7 +103,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import distributions
 
-        return next((found.version for found in distributions(name="fastload")), "0+unknown")
+        ours = distributions(name=__distribution__)
+        return next((found.version for found in ours), "0+unknown")
     if name == "predict":  # training loops do without
         from fastload.stream import predict
 
@@ -109,6 +113,7 @@ def __getattr__(name: str) -> Any:
         from fastload.memory.prefetch import prefetch_to
 
         return prefetch_to
+    errors.warn_of_namesake()
     from fastload import loader, telemetry
     from fastload.order import sampler
     from fastload.random import streams

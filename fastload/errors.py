@@ -9,6 +9,35 @@ RuntimeError if it cannot.
 from __future__ import annotations
 
 import errno
+import sys
+import warnings
+
+_NAMESAKE = (
+    "Run pip uninstall fastload torch-fastload, and install torch-fastload again from its clone"
+)
+
+if not hasattr(sys.modules["fastload"], "__distribution__"):
+    raise ImportError(
+        f"the package `fastload` in {sys.modules['fastload'].__path__} is not that of torch-fastload: the project "
+        f"`fastload` of PyPI replaced it. {_NAMESAKE}"
+    )
+
+
+def warn_of_namesake() -> None:
+    """Warn if the project `fastload` of PyPI is installed in this folder: uninstalling it deletes our files."""
+    from importlib.metadata import distributions
+    from pathlib import Path
+
+    ours = Path(__file__)
+    for other in distributions(name="fastload"):
+        if any(
+            other.locate_file(file) == ours.with_name("__init__.py") for file in other.files or ()
+        ):
+            warnings.warn(
+                f"fastload: the project `fastload` of PyPI is installed in {ours.parent}, too. "
+                f"pip deletes our files with its own. {_NAMESAKE}",
+                stacklevel=3,
+            )
 
 
 class FastloadError(Exception):
@@ -48,7 +77,7 @@ class DatasetCopyError(FastloadError, RuntimeError):
 
 
 class SharedStateError(FastloadError, RuntimeError):
-    """Threads share what samples change, and were asked for, or chosen. The message names it and says what to do."""
+    """Threads share what samples change, and were asked for, or processes cannot start. The message says what to do."""
 
 
 class SharedStateWarning(UserWarning):
@@ -206,6 +235,6 @@ def in_one_line(error: BaseException) -> str:
 def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
     """Return the error for an optional library that is missing. It says how to install the library."""
     return ModuleNotFoundError(
-        f'{what} needs {package}, which is not installed: pip install "fastload[{extra}]"',
+        f"{what} needs {package}, which is not installed. Run pip install '.[{extra}]' in the clone of fastload",
         name=error.name,
     )

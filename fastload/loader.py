@@ -38,7 +38,6 @@ from fastload.order.sampler_state import (
     single_sampler,
 )
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
-from fastload.reading.tripwire import Tripwire
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 
@@ -150,7 +149,6 @@ class DataLoader(TorchDataLoader[T]):
         self._counts: EpochCounts | None = None  # of the latest iterator
         self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
         self._warned: set[str] = set()  # the warnings that were given, each once
-        self._tripwire = Tripwire()
         sampler = divided_once(sampler)
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
@@ -214,9 +212,7 @@ class DataLoader(TorchDataLoader[T]):
     def _get_iterator(self) -> Any:
         if self._is_ours:
             with self._epochs.beginning():
-                iterator = LoaderIterator(
-                    self._chosen(), self._epochs, self._warned, self._tripwire
-                )
+                iterator = LoaderIterator(self._chosen(), self._epochs, self._warned)
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
                 self._iterators[id(iterator)] = iterator

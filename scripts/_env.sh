@@ -107,7 +107,8 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
         "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
             die "$VENV has no pip. Remove it to create it again."
         extras="$(IFS=,; echo "${missing[*]}")"
-        echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
+        echo "Installing fastload with its extras $extras in $VENV (once; torch may be several GB)"
+        "$PYTHON" -m pip uninstall --quiet --yes fastload 2>/dev/null || true # the name of torch-fastload until November 2026
         install --editable "${ROOT}[$extras]" || die "The installation failed; pip's message is above. Run the same command again to go on."
         if [[ ! -f "$STAMP" ]]; then
             echo "$source" >"$STAMP"

@@ -19,17 +19,17 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_770,
-    "loaded beside the way": 2_548,
+    "the way of an index": 3_752,
+    "loaded beside the way": 2_570,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_475,
-    "fastload/telemetry": 269,
+    "fastload/isolation": 1_465,
+    "fastload/telemetry": 279,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
     "fastload/bench": 977,
-    "fastload/check": 622,
-    "fastload/cli": 2_215,
+    "fastload/check": 620,
+    "fastload/cli": 2_218,
     "fastload/compat": 441,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
@@ -41,14 +41,14 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_361,
+    "fastload/sequences": 1_404,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
-    "fastload/train": 1_210,
+    "fastload/train": 1_206,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_573,
-    "verdicts and allow list": 1_596,
+    "process workers": 1_572,
+    "verdicts and allow list": 1_440,
 }
 
 LISTED = {
@@ -77,7 +77,7 @@ LISTED = {
         processes/wire
     """,
     "verdicts and allow list": """
-        engine/choice reading/tripwire
+        engine/choice
         verdicts/__init__ verdicts/changes verdicts/effects verdicts/findings verdicts/judge verdicts/libraries
         verdicts/objects verdicts/reach verdicts/reader verdicts/values
     """,

@@ -268,7 +268,7 @@ def test_a_missing_package_names_the_extra(
     )
     refuse(
         call("bench", "--file-list", file_list, "--plot", "out.png"),
-        f"pip install 'fastload[{extra}]'",
+        f"pip install '.[{extra}]' in the clone of fastload",
     )
 
 

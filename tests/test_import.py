@@ -2,6 +2,7 @@
 - `import fastload` loads no plug-in and changes nothing in the process. torch and numpy are loaded when a name needs
   them, and nothing beside them.
 - `fastload flow`, `store ls`, `store info`, `store gc`, `inspect` and `env` load no torch.
+- If the module of another project is in our place, or its files lie in our folder, a sentence says so.
 - `fastload.__version__` is the version of the installed package, which a build takes from the git tag.
 """
 
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -179,9 +181,43 @@ def test_every_public_name_is_there_and_the_package_is_typed() -> None:
 
 
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastload.__version__ == metadata.version("fastload")
+    assert fastload.__version__ == metadata.version("torch-fastload")
     monkeypatch.setattr(metadata, "distributions", lambda name: iter(()))
     assert fastload.__version__ == "0+unknown", "only the source is on the path"
+
+
+def test_another_module_in_our_place_is_named(tmp_path: Path) -> None:
+    """As after `pip install fastload`, which replaces files of torch-fastload."""
+    (tmp_path / "fastload").mkdir()
+    for path in (ROOT / "fastload").iterdir():
+        (tmp_path / "fastload" / path.name).symlink_to(path)
+    (tmp_path / "fastload" / "__init__.py").unlink()
+    (tmp_path / "fastload" / "__init__.py").write_text("def download(): ...\n")
+    for module in ("fastload.cli", "fastload.loader", "fastload.integrations.lightning"):
+        ended = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        last = ended.stderr.strip().rpartition("\n")[2]
+        assert last.startswith("ImportError: the package `fastload` in"), ended.stderr
+        assert str(tmp_path) in last
+        assert "pip uninstall fastload torch-fastload" in last
+
+
+@pytest.mark.parametrize(("file", "warns"), [("__init__.py", True), ("other.py", False)])
+def test_another_project_in_our_folder_is_told(
+    file: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "METADATA").write_text("Name: fastload\n")
+    (tmp_path / "RECORD").write_text(f"fastload/{file},,\n")
+    found = metadata.PathDistribution(tmp_path)
+    monkeypatch.setattr(found, "locate_file", lambda name: ROOT / name)
+    monkeypatch.setattr(metadata, "distributions", lambda name: [found] * (name == "fastload"))
+    with pytest.warns(UserWarning, match="pip deletes our files") if warns else nullcontext():
+        fastload.errors.warn_of_namesake()
 
 
 @pytest.mark.parametrize("name", ["store", "image", "datasets.packed"])

@@ -11,8 +11,7 @@ import random
 import sys
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -31,7 +30,6 @@ from fastload.isolation.kinds import _reduced
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
-from fastload.reading import tripwire
 from fastload.reading.rows import Gatherer
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
@@ -361,23 +359,6 @@ def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None
         at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
         with pytest.raises(LoaderClosedError):
             next(iterators[0])
-
-
-@pytest.mark.parametrize("kind", [set, deque])
-def test_the_tripwire_survives_a_container_that_changes_while_it_looks(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the GIL another worker may change it between two elements. That used to end the worker."""
-    held, add = kind([1, 2]), "add" if kind is set else "append"
-    before = tripwire._content(held)
-
-    def slowly(elements: Iterator[Any]) -> Iterator[Any]:
-        for pair in enumerate(elements):
-            yield pair
-            getattr(held, add)(7 + len(held))
-
-    monkeypatch.setattr(tripwire, "enumerate", slowly, raising=False)
-    assert tripwire._content(held) != before
 
 
 def test_effects_are_found_although_the_code_that_was_the_key_ends(

@@ -177,9 +177,6 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
     for _ in range(MOST_READINGS):
         with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
             iterator = iter(loader)
-            # Workers wait for the first `next()`, see `Tripwire`.
-            with suppress(Exception):  # of the sample
-                next(iterator)
             while loader.stats().workers and perf_counter() < deadline:
                 started, delayed = perf_counter(), delayed_s()
                 select.select((), (), (), NAP_S)

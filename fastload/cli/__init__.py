@@ -42,11 +42,11 @@ def main() -> None:
         from fastload import DataLoader
 
     To measure it on this machine, make sample images. Then compare serial loading, fastload's threads and torch's
-    worker processes on them:
+    worker processes on them. Images need pip install '.[images]' in the clone:
 
     \b
         fastload images samples
-        fastload bench --file-list-path samples/filelist.txt --html report.html
+        fastload bench --file-list-path samples/filelist.txt
     """
 
 

@@ -130,13 +130,13 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a report that opens offline. Needs pip install 'fastload[bench]'.  [default: no file]",
+    help="File for a report that opens offline. Needs pip install '.[bench]' in the clone.  [default: no file]",
 )
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a plot of the rates, as PNG. Needs pip install 'fastload[bench]'.  [default: no file]",
+    help="File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone.  [default: no file]",
 )
 def bench(
     file_list: Path | None,

@@ -98,7 +98,7 @@ def featurize(**options: Any) -> None:
 
     If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
     the set is complete, no image is read. If the weights, the images or an option have changed, the command names the
-    change and exits.
+    change and exits. Needs pip install '.[arrow]' in the clone.
 
     \b
     Examples:

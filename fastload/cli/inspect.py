@@ -19,7 +19,7 @@ def inspect(path: str, records: int) -> None:
     """Describe a set, or read the position of each loader out of a checkpoint.
 
     A set is the folder of a packed set (`fastload pack`) or of a set of columns (`fastload store`). You see its
-    columns, counts and sizes, how it was made, and its first records.
+    columns, counts and sizes, how it was made, and its first records. Needs pip install '.[arrow]' in the clone.
 
     A checkpoint is a file of torch.save, Lightning or JSON, or a folder of torch.distributed.checkpoint or Accelerate.
     You see the epoch, batches and samples of each `loader.state_dict()` in it, at any depth, and the seed, sampler and

@@ -70,6 +70,8 @@ def pack(source: str, out: str, **options: Any) -> None:
     index and Arrow files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is
     stopped, run the command again to complete it. Until then, OUT cannot be opened as a set.
 
+    Needs pip install '.[arrow]' in the clone.
+
     \b
     Examples:
         fastload pack train.txt packed --mode jpeg --max-size 256 --quality 90

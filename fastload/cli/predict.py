@@ -85,7 +85,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     default="-",
     metavar="SOURCE",
     help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
-    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install 'fastload[stream]'.",
+    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install '.[stream]' in the clone of fastload.",
 )
 @click.option(
     "--sink",
@@ -124,7 +124,8 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
     with required arguments is the model itself, and is called with each batch.
 
     With DATASET, the answers are saved as a set, which is a folder of files with one row per sample (see `fastload
-    store`). Row i is the answer for sample i. --name names the set. Its rows are divided into parts, of one file each.
+    store`). This needs pip install '.[arrow]' in the clone. Row i is the answer for sample i. --name names the set. Its
+    rows are divided into parts, of one file each.
     Under mpiexec, srun or torchrun, each process is a rank and makes some of the parts. If a run is stopped, run the
     same command again, on any number of ranks. It makes only the missing parts.
 

@@ -31,7 +31,7 @@ def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
     SRC is the folder of a packed set or of a set of columns. DST becomes such a folder. Every byte is checked
     against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set.
     Run the command again to complete it. All ranks may run this at the same time: one rank per node copies, and the
-    others wait.
+    others wait. Needs pip install '.[arrow]' in the clone.
 
     If DST is in /dev/shm/fastload-UID, `fastload store ls` lists a set of columns, and `fastload.store.get("mnist")`
     opens it by its name. Open any other copy by its path: `fastload.store.get(DST)`.

@@ -24,7 +24,7 @@ def store() -> None:
 
     A set has columns of tensors, numbers or strings, with one row per sample. The rows are divided into parts, of one
     file each. By default, sets are in shared memory, and no server is needed. A program opens a set by its name:
-    fastload.store.get("mnist").
+    fastload.store.get("mnist"). Needs pip install '.[arrow]' in the clone.
 
     \b
     Examples:

@@ -32,7 +32,8 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
 
     Prints the address, and the ssh command that forwards it from a login node to your own machine. Profiles of
     `fastload train --profile` are in the tab PYTORCH_PROFILER. That tab loads its charts from the web. If the browser
-    is offline, open the profile in chrome://tracing instead.
+    is offline, open the profile in chrome://tracing instead. Needs pip install '.[tensorboard]' in the
+    clone.
 
     \b
     Examples:

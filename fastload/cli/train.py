@@ -28,7 +28,7 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
 @click.option(
     "--packed",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder of a packed set (`fastload pack`), instead of a list.",
+    help="Folder of a packed set (`fastload pack`), instead of a list. Needs pip install '.[arrow]' in the clone.",
 )
 @click.option(
     "--transform",
@@ -69,7 +69,7 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
     "--loader",
     default="thread",
     type=click.Choice(["thread", "process", "cached"]),
-    help="Loader of the samples. thread: fastload's threads. process: torch's worker processes. cached: repeat a few "
+    help="Loader of the samples. thread: fastload's threads. process: its worker processes. cached: repeat a few "
     "batches, to measure training without loading.",
 )
 @click.option(
@@ -156,7 +156,10 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
     "warm-up step.",
 )
 @click.option(
-    "--scalars", is_flag=True, help="Write TensorBoard scalars into the run's folder in --logdir."
+    "--scalars",
+    is_flag=True,
+    help="Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the "
+    "clone.",
 )
 @click.option(
     "--logdir",

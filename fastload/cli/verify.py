@@ -16,7 +16,7 @@ def verify(path: str, workers: int | None) -> None:
     SET is the folder of a packed set (`fastload pack`) or of a set of columns (`fastload store`). Every record of a
     packed set, and every part of a set of columns, is checked against its checksum. Of parts without checksums, only
     the form is checked, and the output says so. Parts on other nodes are listed, but do not count as damaged. The exit
-    code is 1 if anything is damaged.
+    code is 1 if anything is damaged. Needs pip install '.[arrow]' in the clone.
 
     \b
     Examples:

@@ -180,7 +180,7 @@ def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) ->
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port:
         hint = (
-            "install mpi4py, built for the MPI of this mpiexec (pip install 'fastload[mpi]')"
+            "install mpi4py, built for the MPI of this mpiexec (pip install '.[mpi]' in the clone of fastload)"
             if rank.launcher in MPI_LAUNCHERS
             else "start them with torchrun, mpiexec or srun"
         )

@@ -26,7 +26,6 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import current_stream, entered, leave
 from fastload.reading.notices import Notices
-from fastload.reading.tripwire import Tripwire
 from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
@@ -39,18 +38,14 @@ class LoaderIterator(Iterator[Any]):
         settings: the loader's arguments.
         epochs: says which epoch begins, and after which batch.
         warned: the warnings that the loader has given already.
-        tripwire: looks at the first samples of threads.
     """
 
-    def __init__(
-        self, settings: Settings, epochs: Epochs, warned: set[str], tripwire: Tripwire
-    ) -> None:
+    def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
         settings.check_loadable()
         self._pid = os.getpid()
         self._epochs = epochs
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._tripwire = tripwire
-        self._notices = Notices(tripwire)
+        self._notices = Notices()
         # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
         self._readers = Readers(settings, self._notices, stacklevel=4)
         self._inline = self._readers.workers == 0
@@ -90,7 +85,6 @@ class LoaderIterator(Iterator[Any]):
         self._may_begin_early = True
         self._begun = False  # whether the loop has asked for a batch
         self._ended = False
-        self._tripwire.begin_epoch(threads=not (self._inline or self._readers.in_processes))
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)
@@ -123,7 +117,6 @@ class LoaderIterator(Iterator[Any]):
                 self._ahead = self._new_order(self._order.base_seed, early=True)
             except Exception:  # the next `iter()` raises it again
                 self._may_begin_early = False
-            self._tripwire.whole = True
             return self._ahead
         return None
 
@@ -139,7 +132,6 @@ class LoaderIterator(Iterator[Any]):
         if self._ended:
             return
         self._ended = True
-        self._tripwire.whole = True
         self._order.end()
         self.counts.end()
         if not self._settings.persistent_workers:
@@ -209,9 +201,7 @@ class LoaderIterator(Iterator[Any]):
                 return None
             self._reports.tell_if_due()
             try:
-                self._tripwire.begin(self._window.changes.tell)
                 batch = self._take()
-                self._tripwire.end(batch, self._settings, self._notices.notice)
                 if batch is not None:
                     self._reports.count(batch)
                     counted[:] = [self._order.count(batch)]

@@ -102,12 +102,11 @@ class Reports:
                 self._warned.add(kind)
                 warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=4)
         while self._notices.noticed:
-            category, what = self._notices.noticed.popleft()
+            what = self._notices.noticed.popleft()
             if not self._settings.keyed or what in self._warned:
                 continue
             self._warned.add(what)
             warnings.warn(
                 f"fastload: {type(self._settings.dataset).__name__} seems to {what}",
-                category,
                 stacklevel=4,
             )

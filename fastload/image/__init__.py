@@ -9,8 +9,8 @@ try:
     import PIL  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "fastload reads and writes images with Pillow, which is not installed: "
-        'pip install "fastload[images]"',
+        "fastload reads and writes images with Pillow, which is not installed. Run pip install '.[images]' in the "
+        "clone of fastload",
         name=error.name,
     ) from error
 

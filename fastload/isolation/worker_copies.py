@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from fastload._kit.torch_private import is_shared
@@ -29,8 +26,6 @@ class WorkerCopies:
     dataset: Any
     collate_fn: Any
     init_fn: Callable[[int], None] | None
-    watched: Sequence[tuple[str, Any]] = ()
-    """Objects that samples may change although all workers share them, each with its path in code."""
     generators: Sequence[tuple[str, Any]] = ()
     """The random generators in the copies, each with its path."""
 
@@ -96,18 +91,10 @@ class Isolation:
         """
         self.check()
         if not self._copies:
-            return replace(self._originals, watched=[("dataset", self._originals.dataset)])
+            return self._originals
         copies, generators = make_copies(self.plan)
         dataset, collate_fn, init_fn = copies.values()
-        return WorkerCopies(dataset, collate_fn, init_fn, self._watched, generators)
-
-    @cached_property
-    def _watched(self) -> list[tuple[str, Any]]:
-        """Return the objects in the graph that samples may change although no worker has its own copy."""
-        plan = self.plan
-        # What lies in shared memory, processes share as well.
-        shared = [plan.nodes[i].x for i, why in plan.shared.items() if why != IN_SHARED_MEMORY]
-        return [(plan.path(x), x) for x in shared if issubclass(type(x), _DATA)]
+        return WorkerCopies(dataset, collate_fn, init_fn, generators)
 
     def shared_state(self) -> str:
         """Return a clause that names the first object whose state all workers share, or ""."""
@@ -149,9 +136,6 @@ def _brings_messages(x: Any) -> bool:
 
 _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
-
-
-_DATA: Any = np.ndarray | torch.Tensor | list | dict | tuple | deque
 
 
 def _refusal(refused: Sequence[Named]) -> str:

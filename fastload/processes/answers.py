@@ -72,5 +72,5 @@ def report(
     recorder.waited(core_wait_s, switches)
     for kind, sentence in answer.warnings:
         notices.warn(kind, sentence)
-    for category, sentence in answer.noticed:
-        notices.notice(category, sentence)
+    for sentence in answer.noticed:
+        notices.notice(sentence)

@@ -47,7 +47,6 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
-from fastload.reading.tripwire import Tripwire
 from fastload.reading.worker_context import (
     WorkerContext,
     finish,
@@ -200,7 +199,7 @@ class _Worker:
         self._memory = TicketMemory(
             job.worker, channels_last=settings.memory_format is torch.channels_last
         )
-        self._notices = Notices(Tripwire())
+        self._notices = Notices()
         self._fetcher = Fetcher(settings, self._memory, self._notices)
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"

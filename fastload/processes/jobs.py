@@ -104,4 +104,4 @@ class Answer(NamedTuple):
     waits: tuple[float, int, float]
     """Since the last look: seconds without a core, times it blocked, CPU seconds. Zeros between looks."""
     warnings: list[tuple[str, str]]
-    noticed: list[tuple[type[Warning], str]]
+    noticed: list[str]

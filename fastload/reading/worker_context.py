@@ -50,7 +50,6 @@ class WorkerContext:
         self.worker = worker
         self.dataset = own.dataset
         self.collate_fn = own.collate_fn
-        self.watched = own.watched
         self.info = info
         self.lane = lane
         self.stream = stream
@@ -141,7 +140,7 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
 
 def _tell(context: WorkerContext) -> None:
     while context.stream.noticed:
-        context.fetcher.notices.notice(UserWarning, context.stream.noticed.pop())
+        context.fetcher.notices.notice(context.stream.noticed.pop())
 
 
 def _read(
@@ -155,11 +154,8 @@ def _read(
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
-    trip = context.fetcher.notices.tripwire
-    first, indices = batch.position + start, batch.indices[start:stop]
-    around = trip.around(context.watched, first, indices, context.wait)
     try:
-        with recording(recorder), span("sample"), context.looking("sample"), around:
+        with recording(recorder), span("sample"), context.looking("sample"):
             samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.

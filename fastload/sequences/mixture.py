@@ -25,6 +25,7 @@ from fastload.order.state import read_fields
 from fastload.sequences.lengths import samples_in
 from fastload.sequences.mixture_state import MixtureState, check_state
 from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
+from fastload.sequences.windows import check_rows
 
 # Added to the seed: keys of three purposes.
 _SLOTS, _SOURCES, _NUMBERS = 0x736C_6F74, 0x736F_7572, 0x6E75_6D62
@@ -70,7 +71,8 @@ class Mixture(RankSampler):
 
     Cost: about 0.6 us a sample. Other threads may call its methods while a loader uses it.
 
-    Raises ValueError for weights that are negative, not finite, all 0, or name other sources.
+    Raises ValueError for weights that are negative, not finite, all 0, or name other sources. Raises it too if sources
+    are `Packed` or `TokenWindows` whose rows do not fit into one batch.
     """
 
     planned = sources_vary = True
@@ -106,6 +108,7 @@ class Mixture(RankSampler):
         """Samples of each source."""
         for name, length in self.lengths.items():
             positive(f"samples of source {name!r}", length)
+        check_rows(self.sources)
         self.set_ids = {name: set_id_of(source) for name, source in self.sources.items()}
         """The set that each source reads, or the plan that it has; None if it does not say."""
         super().__init__(

@@ -52,8 +52,8 @@ class Packed(Dataset[dict[str, Tensor]]):
             beyond `length`. "error" raises ValueError.
         pad: the token of the padding.
         seed: decides which samples of equal length share a row, and the numbers of the rows.
-        max_segments: entries of `cu_seqlens`, less 2. By default, as many as the fullest row needs. Give the sources of
-            a `Mixture` the same number, so that their rows fit into one batch.
+        max_segments: entries of `cu_seqlens`, less 2. By default `length`, which fits any samples: 4 more bytes for
+            each token of a row. Give the sources of a `Mixture` the same number.
 
     Memory: 8 bytes for each sample and for each row, and 8 more for each sample if one is split or has no tokens. While
     the constructor plans, at most 20 more for each sample and 48 for each row. Threads share the plan, and have copies
@@ -111,8 +111,9 @@ class Packed(Dataset[dict[str, Tensor]]):
             )
         self._pieces, self._begins = best_fit(sizes, self.length, integer("seed", seed))
         needed = int(np.diff(self._begins).max())
-        most = needed if max_segments is None else max_segments
-        self.max_segments = integer("max_segments", most)
+        self.max_segments = (
+            self.length if max_segments is None else integer("max_segments", max_segments)
+        )
         if self.max_segments < needed:
             raise ValueError(
                 f"max_segments must be {needed} or more, for the fullest row, got {max_segments}"

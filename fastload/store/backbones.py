@@ -66,7 +66,7 @@ def backbone(
 def _network(name: str, weights: str | os.PathLike[str], seed: int) -> nn.Module:
     if importlib.util.find_spec("torchvision") is None:
         raise UsageError(
-            "backbones need torchvision, which is not installed. Run pip install 'fastload[images]'"
+            "backbones need torchvision, which is not installed. Run pip install '.[images]' in the clone of fastload"
         )
     from torchvision import models
 

@@ -30,8 +30,7 @@ IDLE = 0.60
 """Share of the workers' time. If they idle more, half of them are enough, even with room for uneven samples."""
 
 PRESSURE = 0.30
-"""GIL pressure: a wait of 1.5 ms each time that a thread releases the GIL. Samples of a few milliseconds lose as much
-time as they take."""
+"""GIL pressure: a wait of 1.5 ms each time that a thread releases the GIL, as long as some samples take."""
 
 MIDDLE_HOLDS = 0.07
 """GIL pressure (a third of a millisecond) that is enough if the process keeps exactly one of several cores busy. Two
@@ -39,19 +38,16 @@ threads that hold the GIL for 0.7 ms each show 0.09 then, and one thread alone a
 
 SHORT_HOLDS = 0.05
 """GIL pressure (a quarter of a millisecond) that is enough if samples wait and about one core is busy (`ONE_CORE`).
-Threads that hold the GIL for 100 us each wait for a few others, not for the switch interval. A late wake alone looks
-like 0.02."""
+Threads that hold the GIL for 100 us each wait for a few others. A late wake alone looks like 0.02."""
 
 ONE_CORE = (0.5, 1.15)
 """Cores used under the GIL: one, and a little for code without the GIL. It is less if other processes use some."""
 
 TURN_S = 1e-4
-"""Seconds for each time that a worker stopped. Threads that call into libraries hold the GIL for 15 to 50 us in turn. A
-read that is not in memory takes at least 80 us, and usually more."""
+"""Seconds for each time that a worker stopped. Threads hold the GIL for 15 to 50 us in turn, and a read takes 80 us."""
 
 TURNS = 0.25
-"""Share of the samples' time that such turns take. Tiny tensors lose 0.4 of it, and two workers halve their rate.
-Pillow and torchvision's transforms lose 0.1, and two workers nearly double their rate."""
+"""Share of the samples' time that such turns take. Tiny tensors lose 0.4 of it, Pillow and torchvision's v1 0.1."""
 
 STRAGGLER = 20
 """The slowest sample, as a multiple of the median. JPEG files of one set differ by a factor of 10 at most. A cold read
@@ -61,12 +57,10 @@ MOSTLY = 0.5
 """The share from which the report calls a part "most": without it, less than half would remain."""
 
 COMPUTES = 0.5
-"""Share of the samples' time for computing, or waiting for a core. If it is less, samples mostly wait for something
-else."""
+"""Share of the samples' time for computing, or waiting for a core. If it is less, samples mostly wait."""
 
 LACKS = 0.5
-"""Seconds without a core for each second of computing. If it is more, threads lack a third of the cores that
-they want, and another worker would only slow down the present ones."""
+"""Seconds without a core for each second of computing. If it is more, threads lack a third of the cores they want."""
 
 FULL = 0.85
 """Share of the CPU time of all cores. Even a full machine loses the rest by switching threads."""
@@ -102,8 +96,7 @@ class Finding(NamedTuple):
 def bound(stats: Snapshot) -> Finding:
     """Return what bounds the run that `stats` describes.
 
-    The first rule that holds decides. Causes that make other figures mislead come first: samples also wait if all cores
-    are busy, or if other threads hold the GIL.
+    The first rule that holds decides. Causes that make other figures mislead come first.
     """
     if stats.epoch < 0:
         return _finding(
@@ -140,6 +133,14 @@ def _finding(cause: str, fact: str, advice: str) -> Finding:
     return Finding(cause, advice, f"{fact}; {advice}.")
 
 
+def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Finding:
+    """Return a finding that also tells if threads wait for the GIL, for a cause that would hide it."""
+    if stats.gil and stats.gil_pressure > PRESSURE:
+        fact += f", while threads wait for the GIL (pressure {stats.gil_pressure:.2f})"
+        advice += ', but try worker_method="process", which takes samples off this GIL'
+    return _finding(cause, fact, advice)
+
+
 def _too_little(stats: Snapshot) -> Finding:
     seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
     least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
@@ -158,10 +159,11 @@ def _step(stats: Snapshot) -> Finding:
     fact = f"The training step bounds the run: the loop waited {percent(waited_share(stats))} of the time"
     idle = idle_share(stats)
     enough = ceil(1.3 * (1 - idle) * stats.workers)  # 1.3: room for what is uneven
+    advice = "nothing in the loader would make it faster"
     if idle > IDLE and enough < stats.workers:
         fact += f", and the workers were idle for {percent(idle)} of theirs"
-        return _finding("step", fact, f"num_workers={max(1, enough)} would do")
-    return _finding("step", fact, "nothing in the loader would make it faster")
+        advice = f"num_workers={max(1, enough)} would do"
+    return _beside_gil(stats, "step", fact, advice)
 
 
 def _inline(stats: Snapshot) -> Finding:
@@ -204,17 +206,14 @@ def _straggler(stats: Snapshot) -> Finding | None:
 
 
 def _others(stats: Snapshot) -> Finding | None:
-    """Return a finding if other processes keep the cores from the workers. Then no figure says much about the loader.
-
-    A thread that loses its core while it holds the GIL makes all others wait. The GIL looks busy, but no code holds
-    it for long.
-    """
+    """Return a finding if other processes keep the cores from the workers. Then figures say little about the loader."""
     crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
     return _crowded(stats) if crowded and _lacks_cores(stats) else None
 
 
 def _crowded(stats: Snapshot) -> Finding:
-    return _finding(
+    return _beside_gil(
+        stats,
         "others",
         f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
         f"lacked a core for {duration(stats.core_wait_s)}",
@@ -237,10 +236,12 @@ def _gil(stats: Snapshot) -> Finding | None:
     if stats.gil_pressure <= PRESSURE and not short and not full:
         return None
     turns = "the worker and the loop" if stats.workers == 1 else f"{stats.workers} workers"
+    others = others_share(stats)
+    beside = f"; other processes take {percent(others)} of the cores" if others > OTHERS else ""
     return _finding(
         "gil",
         f"Python code under the GIL bounds the run{_in_most_computing(stats)}: {turns} take turns, "
-        f"GIL pressure {stats.gil_pressure:.2f}",
+        f"GIL pressure {stats.gil_pressure:.2f}{beside}",
         'use worker_method="process", data that is packed ready to use, or fewer workers; not more',
     )
 
@@ -318,7 +319,8 @@ def _work(stats: Snapshot) -> Finding:
             less,
         )
     if _lacks_cores(stats):
-        return _finding(
+        return _beside_gil(
+            stats,
             cause or "cores",
             f"Too few cores bound the run: samples computed for {duration(stats.sample_cpu_s)}{where}, workers lacked "
             f"a core for {duration(stats.core_wait_s)}, and {waited}",
@@ -388,10 +390,7 @@ def _in_most_computing(stats: Snapshot) -> str:
 
 
 def _enough(stats: Snapshot) -> int:
-    """Return the number of workers that keep up with the loop if they share the work evenly.
-
-    It is at most four times the present number. If samples compute, it is also at most the number of cores.
-    """
+    """Return how many workers keep up with the loop: at most four times as many, or the cores if they compute."""
     work = stats.workers * stats.elapsed_s - stats.worker_wait_s
     need = ceil(work / max(stats.elapsed_s - stats.consumer_wait_s, 1e-9))
     most = 4 * stats.workers

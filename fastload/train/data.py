@@ -48,18 +48,12 @@ def open_loader(
     recipe: Recipe, dataset: Dataset[Any], *, rank: int, world_size: int, pin_memory: bool
 ) -> fastload.DataLoader[Batch]:
     """Return the loader of a rank, over its part of one global order. The order depends only on the seed."""
-    processes = recipe.loader == "process"
     sampler = fastload.RankSampler(
         dataset,  # type: ignore[arg-type]
         rank=rank,
         world_size=world_size,
         seed=recipe.seed,
     )
-    threads: dict[str, Any] = {
-        "prefetch_batches": recipe.prefetch_batches if recipe.workers else None,
-        "seed": recipe.seed,
-        "memory_format": torch.channels_last if recipe.channels_last else torch.contiguous_format,
-    }
     return fastload.DataLoader(
         dataset,
         recipe.batch_size,
@@ -67,8 +61,10 @@ def open_loader(
         num_workers=recipe.workers,
         pin_memory=pin_memory,
         persistent_workers=recipe.workers > 0,
-        worker_method="torch" if processes else "thread",
-        **({} if processes else threads),
+        worker_method="process" if recipe.loader == "process" else "thread",
+        prefetch_batches=recipe.prefetch_batches if recipe.workers else None,
+        seed=recipe.seed,
+        memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
     )
 
 
@@ -92,7 +88,7 @@ def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
     """Return up to 64 indices of samples that this rank reads in the next steps of this epoch, evenly spread."""
     sampler = loader.sampler
     assert isinstance(sampler, fastload.RankSampler)
-    done = loader.state_dict()["batches"] if loader.worker_method != "torch" else 0
+    done = loader.state_dict()["batches"]
     size = loader.batch_size or 1
     last = min((done + steps) * size, len(sampler))
     stride = max(1, (last - done * size) // _LOOKED_AT)

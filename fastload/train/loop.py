@@ -184,7 +184,7 @@ def fit(
     """Run the training loop on the result of `begin`, until the last step or a signal. For arguments, see `train`."""
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
-    stats = source.stats if recipe.loader == "thread" else None
+    stats = source.stats if recipe.loader != "cached" else None
     recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
     meter = Meter(stats, step_ms=recipe.step_ms, device=learner.device, traffic=learner.traffic)
     seen = torch.zeros(len(source.dataset), dtype=torch.bool, device=learner.device)

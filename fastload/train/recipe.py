@@ -80,9 +80,9 @@ class Recipe:
         if self.checkpoint is None and (self.every is not None or self.resume):
             which = "--every" if self.every is not None else "--resume"
             raise TrainError(f"{which} needs a folder for the checkpoint. Give --checkpoint DIR")
-        if self.checkpoint is not None and self.loader != "thread":
+        if self.checkpoint is not None and self.loader == "cached":
             raise TrainError(
-                f"--loader {self.loader} cannot resume within an epoch. Use --loader thread, or remove --checkpoint"
+                "--loader cached cannot resume within an epoch. Use another --loader, or remove --checkpoint"
             )
         if self.loader == "process" and self.workers == 0:
             raise TrainError("--loader process needs --nworkers 1 or more")

@@ -161,12 +161,11 @@ class Summary:
 def _loader(recipe: Recipe) -> str:
     if recipe.loader == "cached":
         return "none: a few batches in memory, repeated"
-    if recipe.loader == "process":
-        return f"torch, worker processes per rank: {recipe.workers}"
     if recipe.workers == 0:
         return "fastload, serial: in the thread of the loop"
-    threads = f"{recipe.workers} thread{'s' * (recipe.workers > 1)}"
-    return f"fastload, {threads} per rank, at most {recipe.prefetch_batches} batches in flight"
+    kind = {"thread": ("thread", "threads"), "process": ("process", "processes")}[recipe.loader]
+    workers = f"{recipe.workers} {kind[recipe.workers > 1]}"
+    return f"fastload, {workers} per rank, at most {recipe.prefetch_batches} batches in flight"
 
 
 def _launcher(rank: Rank) -> str:

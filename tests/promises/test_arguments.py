@@ -1,11 +1,11 @@
 """Promises:
-- The constructor has torch's signature, defaults, attributes, errors and warnings. Only torch's warning about more
-  workers than cores does not come.
+- The constructor has torch's signature, defaults, attributes, errors and warnings. Torch's warning about more
+  workers than cores comes for processes only.
 - Every bad argument of fastload's own is refused with its name.
 - `repr(loader)` shows dataset and length, batch size, workers and seed in one line, and never raises.
 
 Every bad argument is given to both constructors, and both must say the same. The warning about more workers than
-cores is left out because threads that wait cost no core.
+cores does not come for threads, because those that wait need no core.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 - No sample of a source comes twice before all of it came once. It then repeats, ends the epoch or drops out.
 - Weights may be a schedule, and change from any step on that no loader was given. The change is part of the state.
 - Sources can be added or removed after a state: those that stay continue, new ones begin.
+- Packed rows and windows of any sources fit into one batch by default. A mixture refuses those that do not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from torch.utils.data import ConcatDataset
 
 import fastload
 from fastload.errors import StateError
-from fastload.sequences.mixture import Mixture
+from fastload.sequences import Mixture, Packed, TokenWindows
 from tests.fakes import Numbers
 
 WEIGHTS = {"a": 3.0, "b": 6.0, "c": 1.0}
@@ -312,6 +315,49 @@ def test_sources_in_another_order_are_refused() -> None:
         (twice.dataset, twice),
     ):
         fastload.DataLoader(dataset, 2, sampler=sampler)
+
+
+ROWS: dict[str, Callable[[Any], Any]] = {
+    "cu_seqlens": lambda texts: Packed(texts, 8, max_segments=7),
+    "tokens": lambda texts: Packed(texts, 9, max_segments=8),
+    "labels": lambda texts: Packed(
+        [{"a": text, "labels": text} for text in texts], 8, key="a", also={"labels": 0}
+    ),
+    "targets": lambda texts: TokenWindows(texts.file, 8, dtype="uint16"),
+}
+
+
+class Texts(list[Any]):
+    """Some texts, which are also in a file."""
+
+    def __init__(self, lengths: Sequence[int], file: Path) -> None:
+        super().__init__(np.arange(length) + 1 for length in lengths)
+        self.file = file
+        np.concatenate(self).astype("uint16").tofile(file)
+
+
+def test_packed_rows_and_windows_fit_into_one_batch_whatever_the_texts(tmp_path: Path) -> None:
+    many, long = Texts([1] * 40, tmp_path / "many"), Texts([7, 8] * 20, tmp_path / "long")
+    sources = {
+        "many": Packed(many, 8),
+        "long": Packed(long, 8),
+        "windows": TokenWindows(long.file, 8, dtype="uint16", end=8, max_segments=8),
+    }
+    mixed = Mixture(sources, weights=dict.fromkeys(sources, 1), seed=1)
+    for batch in fastload.DataLoader(mixed.dataset, 6, sampler=mixed, num_workers=2):
+        assert {key: (*leaf.shape,) for key, leaf in batch.items()} == {
+            **dict.fromkeys(("tokens", "segments", "positions"), (6, 8)),
+            "cu_seqlens": (6, 10),
+        }
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_rows_that_do_not_fit_into_one_batch_are_refused(key: str, tmp_path: Path) -> None:
+    texts = Texts([3, 4] * 20, tmp_path / "texts")
+    sources = {"a": Packed(texts, 8), "b": Numbers(3), "c": ROWS[key](texts)}
+    match = f"rows of sources 'a' and 'c' do not fit into one batch: .*'{key}': .*same length, max_segments"
+    with pytest.raises(ValueError, match=match):
+        Mixture(sources, weights=dict.fromkeys(sources, 1))
 
 
 def test_a_mixture_has_a_dataset_of_its_sources() -> None:

@@ -195,6 +195,15 @@ def test_a_larger_pool_pads_less_and_the_share_is_that_of_the_batches() -> None:
     assert sampler([]).useful_share == 1.0
 
 
+@pytest.mark.parametrize(("samples", "most"), [(4_000, 0.05), (16_000, 0.03), (64_000, 0.015)])
+def test_the_default_pool_pads_little_however_few_the_batches(samples: int, most: float) -> None:
+    """They make 58, 228 and 916 batches. In one pool, the first would have 4.7 % of padding as well."""
+    lengths = np.random.default_rng(0).lognormal(4, 1.2, samples).clip(1, 8192).astype(int)
+    found = sampler(lengths, budget=8192, batches_per_step=1)
+    assert 0 < 1 - found.useful_share < most
+    assert found.useful_share >= sampler(lengths, budget=8192, pool=samples // 4).useful_share
+
+
 def test_other_seeds_and_epochs_make_other_batches() -> None:
     def batches(seed: int, epoch: int, **options: Any) -> frozenset[tuple[int, ...]]:
         found = sampler(seed=seed, batches_per_step=1, **options)

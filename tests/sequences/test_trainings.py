@@ -69,7 +69,7 @@ def train(stop: int, saved: Any = None, workers: int = 2) -> tuple[Any, list[flo
     model = Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     sources = {
-        name: Packed(Texts(count, seed), ROW, max_segments=20)
+        name: Packed(Texts(count, seed), ROW)
         for seed, (name, count) in enumerate([("code", 60), ("web", 90)])
     }
     mixture = Mixture(sources, weights=weights, seed=2)

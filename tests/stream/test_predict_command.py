@@ -153,7 +153,10 @@ def test_without_watchdog_answers_still_go_to_a_folder_and_a_watched_one_names_w
     (project / "inbox").mkdir()
     result = call("project:double", "--source", "inbox", "--sink", "answers")
     assert result.exit_code == 1
-    assert 'needs watchdog, which is not installed: pip install "fastload[stream]"' in result.stderr
+    assert (
+        "needs watchdog, which is not installed. Run pip install '.[stream]' in the clone"
+        in result.stderr
+    )
 
 
 def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:

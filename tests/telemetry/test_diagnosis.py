@@ -150,6 +150,17 @@ CASES = [
     (run(worker_wait_s=30.0, depth=1), "prefetch", "prefetch_batches=8"),
     (waiting(stages=stages(sample=38.0, lookup=3.0)), "storage", "packed data"),
     (crowded(consumer_wait_s=0.1), "step", "nothing in the loader"),
+    (
+        run(consumer_wait_s=0.1, gil_pressure=1.0),
+        "step",
+        "of the time, while threads wait for the GIL (pressure 1.00); nothing in the loader would make it faster, but "
+        'try worker_method="process"',
+    ),
+    (
+        run(consumer_wait_s=0.1, gil_pressure=1.0, worker_wait_s=36.0),
+        "step",
+        'num_workers=1 would do, but try worker_method="process"',
+    ),
     (waiting(), "storage", "packed data"),
     (waiting(), "storage", "num_workers=8"),
     (waiting(stages=stages(sample=38.0, read=2.0, decode=30.0)), "decode", 'stage "decode"'),
@@ -160,6 +171,7 @@ CASES = [
     (full(stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
     (run(gil_pressure=0.9, core_wait_s=30.0, process_cpu_s=9.0), "gil", "not more"),
     (run(core_wait_s=30.0), "cores", "lacked a core for 30.0 s"),
+    (run(gil_pressure=0.9, core_wait_s=30.0), "cores", "wait for the GIL (pressure 0.90)"),
     (run(core_wait_s=30.0, stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
     (
         crowded(),
@@ -167,7 +179,14 @@ CASES = [
         "68 % of the time of 8, while workers lacked a core for 28.0 s",
     ),
     (crowded(gil_pressure=1.0), "others", "cores of your own"),
+    (crowded(gil_pressure=1.0), "others", "for 28.0 s, while threads wait for the GIL (pressure"),
+    (crowded(gil_pressure=1.0), "others", 'say little, but try worker_method="process"'),
     (crowded(gil_pressure=1.0, others_cpu_s=8.0), "gil", "not more"),
+    (
+        crowded(gil_pressure=1.0, core_wait_s=2.0),
+        "gil",
+        "pressure 1.00; other processes take 68 % of the cores",
+    ),
     (
         crowded(sample_cpu_s=30.0, core_wait_s=2.0, process_cpu_s=31.0, others_cpu_s=46.0),
         "others",

@@ -3,7 +3,7 @@
 - The printed rates are those of a stopwatch within 2 %, between lines and outside the process. One run has one share
   of waiting.
 - Loading beside a simulated step takes as long as the longer of the two, within 5 %. The report names the longer one.
-- Serial and parallel loading train the same parameters, bit for bit.
+- Serial loading, threads and processes train the same parameters, bit for bit.
 - SIGTERM or Ctrl-C to one rank ends all ranks after the same step, with a checkpoint. The exit code is 128 + signal.
 - A signal that comes twice changes nothing. Ctrl-C more than 2 s later ends at once.
 - A SIGINT that is ignored stays ignored. SIGTERM always saves.
@@ -220,18 +220,22 @@ def test_samples_are_counted(
     assert ("none" in entry(said, "loader")) == ("loader" in options)
 
 
-def test_the_number_of_workers_changes_nothing_that_is_learned(
+def test_number_and_kind_of_workers_change_nothing_that_is_learned(
     images: Path, tmp_path: Path
 ) -> None:
-    for workers in (0, 3):
+    found = []
+    for loader, workers in (("thread", 0), ("thread", 3), ("process", 2)):
         options = {"workers": workers, "steps": 9, "transform": "rrc", "image_size": 8}
-        run(images, tmp_path, checkpoint=tmp_path / str(workers), **options)
-    serial, parallel = (Checkpoint.load(tmp_path / str(workers)) for workers in (0, 3))
-    assert serial is not None
-    assert parallel is not None
-    assert serial.step == parallel.step == 9
-    for name, value in serial.model.items():
-        assert torch.equal(value, parallel.model[name])
+        place = tmp_path / f"{loader}{workers}"
+        _, said = run(images, tmp_path, checkpoint=place, loader=loader, **options)
+        found.append(Checkpoint.load(place))
+    assert entry(said, "loader") == "fastload, 2 processes per rank, at most 2 batches in flight"
+    serial, *parallel = (saved for saved in found if saved is not None)
+    assert len(parallel) == 2
+    for saved in parallel:
+        assert saved.step == serial.step == 9
+        for name, value in serial.model.items():
+            assert torch.equal(value, saved.model[name])
 
 
 def test_a_packed_set_is_trained_on(images: Path, tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """Promises:
 - No garbage collection falls into the reading of a dataset's code, and none that it causes follows.
 - A verdict reads at most 10,000 bytes of bytecode, or 3,000 if something was found: beyond, code counts as unknown.
-- The tripwire asks the system for nothing at a sample.
 """
 
 from __future__ import annotations
 
-import builtins
 import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastload
@@ -81,30 +78,3 @@ def test_the_search_ends_at_a_limit_of_code(
     assert not found.proven
     assert ("reaches more code" in found.reason) is (limit == CODE)
     assert limit - max(read) <= sum(read) <= limit
-
-
-class Rows:
-    """64 MB of data that threads share."""
-
-    def __init__(self) -> None:
-        self.rows = np.zeros((2_000, 8_000), np.float32)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[index].sum()
-
-
-def test_the_maps_of_the_process_are_read_at_iter_and_not_at_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with fastload.DataLoader(Rows(), 64, num_workers=2) as loader:
-        batches = iter(loader)
-        opened: list[Any] = []
-        real = builtins.open
-        monkeypatch.setattr(
-            Path, "read_bytes", lambda path: opened.append(path) or real(path, "rb").read()
-        )
-        next(batches)
-        assert opened == []

@@ -121,7 +121,7 @@ def _remedy() -> str:
     command = [sys.executable, "-m", "pip", "install", *options]
     if LIBRARY.with_name("kernels.h").exists():  # a clone, whatever else is installed
         return shlex.join([*command, "--editable", str(LIBRARY.parents[3])])
-    found = next(iter(importlib.metadata.distributions(name="fastload")), None)
+    found = next(iter(importlib.metadata.distributions(name="torch-fastload")), None)
     origin = json.loads((found and found.read_text("direct_url.json")) or "{}")
     url = urlsplit(origin.get("url", ""))
     if version := origin.get("vcs_info"):

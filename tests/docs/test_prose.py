@@ -1,0 +1,78 @@
+"""Promise: Files, options and values of options that the text of a page names in code exist."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import click
+import pytest
+
+import fastload
+from tests.docs.pages import PAGES, ROOT, spans
+from tests.docs.test_command_lines import COMMANDS
+
+PLACES = [ROOT, ROOT / "fastload"]
+FOLDERS = {path.name for place in PLACES for path in place.iterdir() if path.is_dir()}
+OF_OTHERS = [page for page in PAGES if page.name.startswith("from-")]  # they name others' arguments
+# Of commits that the pages name.
+ONCE = {"benchmarks/scale.py", "benchmarks/isolation.py"}
+
+
+@cache
+def source() -> str:
+    return "\n".join(path.read_text() for path in (ROOT / "fastload").rglob("*.py"))
+
+
+def exists(name: str) -> bool:
+    """Return whether `engine/window`, `engine/window.py` or `order/batches.sampled_state` is there."""
+    file, _, inner = name.partition(".")
+    found = [place / (file + end) for place in PLACES for end in ("", ".py", ".c", ".md")]
+    if any((place / name.rstrip("/")).exists() or list(place.glob(name)) for place in PLACES):
+        return True
+    defined = re.compile(rf"^\s*(def |class )?{inner}\b( =|:|\()", re.M)
+    return any(path.is_file() and (not inner or defined.search(path.read_text())) for path in found)
+
+
+def wrong(code: str) -> str | None:
+    """Return what is wrong with code in the text, or None."""
+    if re.fullmatch(r"[\w.]+(/[\w.*-]*)+", code) and code.partition("/")[0] in FOLDERS:
+        known = code in ONCE or "NAME" in code or exists(code)
+        return None if known else "there is no such file"
+    if found := re.fullmatch(r'(\w+)="(\w+)"', code):
+        name, value = found.groups()
+        hint = get_type_hints(fastload.DataLoader.__init__).get(name)
+        values = [one for part in (hint, *get_args(hint)) for one in get_args(part)]
+        known = {one for one in values if isinstance(one, str)}
+        return f"{name} takes {sorted(known)}" if known and value not in known else None
+    if found := re.fullmatch(r"(\w+)=", code):
+        return None if re.search(rf"\b{found[1]}\b *[:=,]", source()) else "no such argument"
+    if found := re.match(r"(--[a-z-]+)(?: ([a-z]+))?$", code):
+        options = [p for command in COMMANDS.values() for p in command.params if found[1] in p.opts]
+        choices = [p.type.choices for p in options if isinstance(p.type, click.Choice)]
+        if found[2] and choices and not any(found[2] in one for one in choices):
+            return f"{found[1]} takes {choices}"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_the_text_of_a_page_names_exists(page: Path) -> None:
+    text = spans(page.read_text())
+    found = [(line, code, wrong(code)) for line, code in text if page not in OF_OTHERS]
+    assert not [f"line {line}: `{code}`: {what}" for line, code, what in found if what]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "engine/worker_context",
+        "order/batches.nothing",
+        'on_error="skipp"',
+        "max_wait=",
+        "--loader torch",
+    ],
+)
+def test_what_does_not_exist_is_found(code: str) -> None:
+    assert wrong(code)
