@@ -63,8 +63,9 @@ class DataLoader(TorchDataLoader[T]):
     These arguments are beyond torch's, and keyword-only.
 
     Args:
-        seed: makes the order of `shuffle=True` a pure function of (seed, epoch). The loader does not touch torch's
-            global random state, and `generator` must be None. None: the loader draws as torch's does.
+        seed: makes the order of `shuffle=True`, and what any other sampler draws from global generators, a pure
+            function of (seed, epoch), the same on all ranks. The loader does not touch the global random states, and
+            `generator` must be None. None: the loader draws as torch's does.
         on_error: what to do when a sample raises. "raise": `next()` raises the error; the next call returns the next
             batch. "skip": the batch is one sample shorter, and the error is logged. A callable gets `(index,
             exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`. A batch that loses
@@ -299,9 +300,9 @@ class DataLoader(TorchDataLoader[T]):
         `RankSampler`, so can another number of ranks with the same global batch. A state saved after the last batch
         resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the next epoch.
 
-        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: torch's
-        global random state, its `generator`, and its `state_dict()` before the epoch. It also holds a checksum of the
-        indices that were delivered.
+        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: its
+        `generator`, its `state_dict()` before the epoch, and without a seed torch's global random state. It also holds
+        a checksum of the indices that were delivered.
 
         Args:
             ahead: how many of the latest batches the loop holds but has not used, at most 2. The state does not count
@@ -387,7 +388,7 @@ def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
     if position not in (None, state.position):
         raise edited("position", state.position, f"{position} after {state.batches} batches")
     if state.draws is not None:
-        check_draws(sampler, state.draws)
+        check_draws(sampler, state.draws, keyed=state.seed is not None)
     elif state.batches and not draws_nothing(sampler):
         raise edited("draws", None, "states of generators")
 

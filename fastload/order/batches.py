@@ -7,9 +7,10 @@ Otherwise it runs the sampler again. It reads no sample for either.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,8 @@ from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, single_sampler
 from fastload.order.state import SampledState, as_int, known_length
-from fastload.random.keys import StreamKeys
+from fastload.random.keys import StreamKeys, sampler_key
+from fastload.random.streams import LastingStream
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
@@ -59,6 +61,7 @@ class SampledOrder(Order):
         sampler: torch's "index sampler": of batches, or of indices without batching.
         make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
         initial, rank: see `Order`.
+        modules: those with global random functions that the sampler's keyed stream routes.
         resume: a state that passed `state.check`. The order begins after the last batch that it counts.
 
     Raises StateError if the sampler gives other indices than when the state was saved.
@@ -74,6 +77,7 @@ class SampledOrder(Order):
         initial: SampledState,
         *,
         rank: int,
+        modules: Collection[str],
         resume: SampledState | None = None,
     ) -> None:
         super().__init__(initial, rank=rank)
@@ -93,10 +97,23 @@ class SampledOrder(Order):
             start.sampler_state,
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
+        self._keyed = initial.seed is not None
+        self._replays = start.draws is not None and start.draws[0]["torch"] is not None
+        self._of_loop: torch.Tensor | None = (
+            None  # torch's global state at the beginning of a replay
+        )
+        # Without a seed, the sampler and the loop draw from one generator, as in torch. A loop cannot repeat what they
+        # drew in turn. So what follows a replay is the sampler's alone, too.
+        self._stream: LastingStream | None = None
+        if self._replays:
+            self._stream = LastingStream(0, ())
+        elif self._keyed and (self._unasked or start.draws is not None):
+            self._stream = LastingStream(sampler_key(initial.seed or 0, self.epoch), modules)
         if self._unasked:
-            own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
+            own, before = sampler_state.own_state(sampler), self._random_states()
             self.progress = self.progress._replace(draws=[before], own=own)
-            self._indices: Iterator[Any] = _drawn(sampler)
+            with self._drawing():
+                self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
         self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
@@ -124,16 +141,21 @@ class SampledOrder(Order):
         """Store the random states before the first index, beside those before `iter(sampler)`."""
         had = self.progress
         assert had.draws is not None
-        self.progress = had._replace(
-            draws=[had.draws[0], sampler_state.random_states(self._sampler)]
-        )
+        self.progress = had._replace(draws=[had.draws[0], self._random_states()])
+
+    def _random_states(self) -> RandomStates:
+        return sampler_state.random_states(self._sampler, keyed=self._keyed)
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """Return a context in which the sampler's code runs."""
+        return nullcontext() if self._stream is None else self._stream.entered()
 
     def _rest(self) -> Iterator[Any]:
         """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
         had = self.progress
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
-        with torch.random.fork_rng(devices=[]):
+        with self._drawing():
             sampler_state.restore_own_state(self._sampler, had.own)
             sampler_state.restore_random_states(self._sampler, had.draws[0])
             indices = _drawn(self._sampler)
@@ -142,15 +164,14 @@ class SampledOrder(Order):
             if had.checksum not in (None, found):
                 raise StateError(
                     f"checksum: the state has {had.checksum}, this loader {found}: {self.initial.sampler} gave other "
-                    "indices than when the state was saved. Let the sampler draw from its own torch.Generator, in "
-                    "its attribute `generator`, or give it state_dict() and load_state_dict()"
+                    "indices than when the state was saved. Make the loader with seed=, let the sampler draw from its "
+                    "own torch.Generator, in its attribute `generator`, or give it state_dict() and load_state_dict()"
                 )
             self.progress = had._replace(checksum=found)
             self._checksum = sampler_state.checksum_of_next(
                 indices, self._ordinal - had.batches, found
             )
-            # Ask for the first index within this block: the sampler may draw for it.
-            return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
+            return indices
 
     def __next__(self) -> Batch:
         while True:
@@ -177,7 +198,8 @@ class SampledOrder(Order):
             "position": self._position,
         }
         try:
-            given = next(self._indices)
+            with self._drawing():
+                given = self._replayed() if self._replays else next(self._indices)
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
             if self.progress.draws is not None:
@@ -189,6 +211,24 @@ class SampledOrder(Order):
             batch = Batch(0, [], size=0, **place, checksum=self._checksum)
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
+
+    def _replayed(self) -> Any:
+        """Return what a sampler gives after a replay.
+
+        Raise StateError if it draws after the loop has drawn: then the loop's draws were between its own before, too.
+        """
+        before, of_loop = torch.get_rng_state(), torch.default_generator.get_state()
+        given = next(self._indices)
+        if self._of_loop is None or not self._ordinal:
+            self._of_loop = of_loop
+        drew = not torch.equal(before, torch.get_rng_state())
+        if drew and not torch.equal(of_loop, self._of_loop):
+            raise StateError(
+                f"draws: {self.initial.sampler} draws from torch's global generator batch by batch, and so does the "
+                "training loop, so this state does not determine the rest of the epoch. Make the loader with seed=, or "
+                "let the sampler draw from its own torch.Generator, in its attribute `generator`"
+            )
+        return given
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`. The sampler's iterator may have a method of this name."""
@@ -209,7 +249,7 @@ class SampledOrder(Order):
         had = self.progress
         if had.draws is not None:
             had = had._replace(
-                draws=[sampler_state.random_states(self._sampler)],
+                draws=[self._random_states()],
                 own=sampler_state.own_state(self._sampler),
             )
         self.progress = had._replace(ended=True)

@@ -16,6 +16,7 @@ from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import SampledState, State, as_int
+from fastload.random.streams import chosen_modules, routable
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
@@ -141,7 +142,10 @@ class Epochs:
         if settings.iterable:
             return LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
         rank, _ = partition(settings.sampler, settings.dataset)
-        return SampledOrder(settings.sampler, make_batch, initial, rank=rank, resume=resume)
+        modules = routable(chosen_modules(settings.random_modules))
+        return SampledOrder(
+            settings.sampler, make_batch, initial, rank=rank, modules=modules, resume=resume
+        )
 
     def _drawn_seed(self, settings: Settings) -> int | None:
         """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
