@@ -185,7 +185,8 @@ class DataLoader(TorchDataLoader[T]):
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
             size = getattr(self._index_sampler, "batch_size", None)
             single.check_loader(size, dataset)
-        self._epochs = Epochs(samplers)
+        stream = isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch")
+        self._epochs = Epochs(samplers, dataset if stream else None)
 
     # ---- what torch asks of a loader ----
 
@@ -204,7 +205,7 @@ class DataLoader(TorchDataLoader[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
         """Begin the next epoch. Persistent workers drop the rest of the previous epoch."""
         if not self._is_ours:
-            with self._epochs.beginning():
+            with self._epochs.beginning(seeded=self.seed is not None):
                 return super().__iter__()
         iterator: Any = self._iterator
         if isinstance(iterator, LoaderIterator) and not iterator.alive:
@@ -214,7 +215,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _get_iterator(self) -> Any:
         if self._is_ours:
-            with self._epochs.beginning():
+            with self._epochs.beginning(seeded=self.seed is not None):
                 iterator = LoaderIterator(
                     self._chosen(), self._epochs, self._warned, self._tripwire
                 )
@@ -284,7 +285,10 @@ class DataLoader(TorchDataLoader[T]):
     # ---- beyond torch's interface ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next `iter()`, also in samplers with `set_epoch`. Later epochs count up from it."""
+        """Set the epoch of the next `iter()`, also in samplers and an iterable dataset with `set_epoch`.
+
+        Later epochs count up from it.
+        """
         self._epochs.set(epoch)
 
     def stats(self) -> Stats:

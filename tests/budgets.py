@@ -64,7 +64,7 @@ LISTED = {
     # What else `fastload.DataLoader` loads, without isolation/.
     "loaded beside the way": """
         __init__ errors order/__init__ engine/__init__ reading/__init__ memory/__init__
-        order/lanes engine/epoch_counts reading/iterable reading/notices
+        order/lanes engine/epoch_counts reading/iterable reading/hub_streams reading/notices
         random/__init__ random/streams random/keys random/global_draws random/held random/numpy_memory
         random/numpy_random random/python_random random/torch_random random/worker_rng
         _kit/__init__ _kit/annotations _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private

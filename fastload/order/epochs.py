@@ -26,10 +26,12 @@ class Epochs:
 
     Args:
         samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
+        stream: the iterable dataset, if it has `set_epoch`. It counts as a sampler.
     """
 
-    def __init__(self, samplers: list[Any]) -> None:
-        self._samplers = samplers
+    def __init__(self, samplers: list[Any], stream: Any = None) -> None:
+        self._samplers = samplers if stream is None else [stream]
+        self._stream = stream
         self._next = 0
         self.number = -1
         """The epoch of the latest `iter()`."""
@@ -60,10 +62,19 @@ class Epochs:
         self._sampler_epoch = self._own_of_sampler()
 
     @contextmanager
-    def beginning(self) -> Iterator[None]:
-        """Advance to the next epoch, which the block begins. If the block raises, go back."""
+    def beginning(self, *, seeded: bool) -> Iterator[None]:
+        """Advance to the next epoch, which the block begins. If the block raises, go back.
+
+        With a seed, tell it to a stream. Not to one without `epoch`: the loop may have set another.
+        """
         with self.restoring():
             self._begin()
+            old = (
+                self.resume is not None and self.resume.sampler_epoch is None
+            )  # see `reading.iterable`
+            if seeded and self._stream is not None and self._sampler_epoch is not None and not old:
+                self._stream.set_epoch(self.number)
+                self._sampler_epoch = self.number
             yield
 
     @contextmanager
@@ -192,7 +203,8 @@ class Epochs:
                 sampler.set_epoch(self._next)
             elif hasattr(sampler, "set_epoch"):
                 own = state.sampler_epoch
-                sampler.set_epoch(state.epoch if own is None else own)
+                if own is not None or sampler is not self._stream:
+                    sampler.set_epoch(state.epoch if own is None else own)
         self._sampler_epoch = self._own_of_sampler()
         self._at = None, state
 
