@@ -185,8 +185,7 @@ class DataLoader(TorchDataLoader[T]):
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
             size = getattr(self._index_sampler, "batch_size", None)
             single.check_loader(size, dataset)
-        stream = isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch")
-        self._epochs = Epochs(samplers, dataset if stream else None)
+        self._epochs = Epochs(samplers, dataset)
 
     # ---- what torch asks of a loader ----
 
@@ -285,10 +284,7 @@ class DataLoader(TorchDataLoader[T]):
     # ---- beyond torch's interface ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next `iter()`, also in samplers and an iterable dataset with `set_epoch`.
-
-        Later epochs count up from it.
-        """
+        """Set the epoch of the next `iter()`, also in a sampler or iterable dataset that has `set_epoch`."""
         self._epochs.set(epoch)
 
     def stats(self) -> Stats:

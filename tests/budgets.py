@@ -19,14 +19,14 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_770,
-    "loaded beside the way": 2_548,
+    "the way of an index": 3_857,
+    "loaded beside the way": 2_580,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
     "fastload/telemetry": 269,
-    "fastload/accelerated": 474,
-    "fastload/integrations": 184,
+    "fastload/accelerated": 467,
+    "fastload/integrations": 192,
     "fastload/bench": 977,
     "fastload/check": 622,
     "fastload/cli": 2_215,
@@ -55,7 +55,8 @@ LISTED = {
     # Files that an index passes, from the loader's settings and the sampler to the batch. A stream has no indices.
     "the way of an index": """
         loader settings rows
-        order/sampler order/sampler_state order/partition order/order order/batches order/epochs order/state
+        order/sampler order/sampler_state order/partition order/order order/drawing order/batches order/epochs
+        order/state
         engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/team
         engine/threads engine/pinning reading/worker_context
         reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -27,13 +25,13 @@ from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
+from fastload.order.drawing import Drawing
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, single_sampler
 from fastload.order.state import SampledState, as_int, known_length
-from fastload.random.keys import StreamKeys, sampler_key
-from fastload.random.streams import LastingStream
+from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
@@ -61,7 +59,7 @@ class SampledOrder(Order):
         sampler: torch's "index sampler": of batches, or of indices without batching.
         make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
         initial, rank: see `Order`.
-        modules: those with global random functions that the sampler's keyed stream routes.
+        modules: see `Drawing`.
         resume: a state that passed `state.check`. The order begins after the last batch that it counts.
 
     Raises StateError if the sampler gives other indices than when the state was saved.
@@ -77,7 +75,7 @@ class SampledOrder(Order):
         initial: SampledState,
         *,
         rank: int,
-        modules: Collection[str],
+        modules: Callable[[], Collection[str]],
         resume: SampledState | None = None,
     ) -> None:
         super().__init__(initial, rank=rank)
@@ -97,22 +95,12 @@ class SampledOrder(Order):
             start.sampler_state,
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
-        self._keyed = initial.seed is not None
-        self._replays = start.draws is not None and start.draws[0]["torch"] is not None
-        self._of_loop: torch.Tensor | None = (
-            None  # torch's global state at the beginning of a replay
-        )
-        # Without a seed, the sampler and the loop draw from one generator, as in torch. A loop cannot repeat what they
-        # drew in turn. So what follows a replay is the sampler's alone, too.
-        self._stream: LastingStream | None = None
-        if self._replays:
-            self._stream = LastingStream(0, ())
-        elif self._keyed and (self._unasked or start.draws is not None):
-            self._stream = LastingStream(sampler_key(initial.seed or 0, self.epoch), modules)
+        draws = self._unasked or start.draws is not None
+        self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), self._random_states()
             self.progress = self.progress._replace(draws=[before], own=own)
-            with self._drawing():
+            with self._drawing.entered():
                 self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
@@ -144,18 +132,14 @@ class SampledOrder(Order):
         self.progress = had._replace(draws=[had.draws[0], self._random_states()])
 
     def _random_states(self) -> RandomStates:
-        return sampler_state.random_states(self._sampler, keyed=self._keyed)
-
-    def _drawing(self) -> AbstractContextManager[None]:
-        """Return a context in which the sampler's code runs."""
-        return nullcontext() if self._stream is None else self._stream.entered()
+        return sampler_state.random_states(self._sampler, keyed=self.initial.seed is not None)
 
     def _rest(self) -> Iterator[Any]:
         """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
         had = self.progress
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
-        with self._drawing():
+        with self._drawing.entered():
             sampler_state.restore_own_state(self._sampler, had.own)
             sampler_state.restore_random_states(self._sampler, had.draws[0])
             indices = _drawn(self._sampler)
@@ -198,8 +182,7 @@ class SampledOrder(Order):
             "position": self._position,
         }
         try:
-            with self._drawing():
-                given = self._replayed() if self._replays else next(self._indices)
+            given = self._drawing.next(self._indices, self._ordinal)
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
             if self.progress.draws is not None:
@@ -211,24 +194,6 @@ class SampledOrder(Order):
             batch = Batch(0, [], size=0, **place, checksum=self._checksum)
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
-
-    def _replayed(self) -> Any:
-        """Return what a sampler gives after a replay.
-
-        Raise StateError if it draws after the loop has drawn: then the loop's draws were between its own before, too.
-        """
-        before, of_loop = torch.get_rng_state(), torch.default_generator.get_state()
-        given = next(self._indices)
-        if self._of_loop is None or not self._ordinal:
-            self._of_loop = of_loop
-        drew = not torch.equal(before, torch.get_rng_state())
-        if drew and not torch.equal(of_loop, self._of_loop):
-            raise StateError(
-                f"draws: {self.initial.sampler} draws from torch's global generator batch by batch, and so does the "
-                "training loop, so this state does not determine the rest of the epoch. Make the loader with seed=, or "
-                "let the sampler draw from its own torch.Generator, in its attribute `generator`"
-            )
-        return given
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`. The sampler's iterator may have a method of this name."""

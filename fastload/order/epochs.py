@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder, plan_state, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
@@ -16,7 +18,6 @@ from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import SampledState, State, as_int
-from fastload.random.streams import chosen_modules, routable
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
@@ -26,12 +27,13 @@ class Epochs:
 
     Args:
         samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
-        stream: the iterable dataset, if it has `set_epoch`. It counts as a sampler.
+        dataset: an iterable one with `set_epoch` counts as a sampler.
     """
 
-    def __init__(self, samplers: list[Any], stream: Any = None) -> None:
-        self._samplers = samplers if stream is None else [stream]
-        self._stream = stream
+    def __init__(self, samplers: list[Any], dataset: Any = None) -> None:
+        tells = isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch")
+        self._stream = dataset if tells else None
+        self._samplers = [dataset] if tells else samplers
         self._next = 0
         self.number = -1
         """The epoch of the latest `iter()`."""
@@ -153,9 +155,13 @@ class Epochs:
         if settings.iterable:
             return LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
         rank, _ = partition(settings.sampler, settings.dataset)
-        modules = routable(chosen_modules(settings.random_modules))
         return SampledOrder(
-            settings.sampler, make_batch, initial, rank=rank, modules=modules, resume=resume
+            settings.sampler,
+            make_batch,
+            initial,
+            rank=rank,
+            modules=settings.modules,
+            resume=resume,
         )
 
     def _drawn_seed(self, settings: Settings) -> int | None:

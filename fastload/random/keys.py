@@ -13,7 +13,6 @@ from fastload._kit.hashing import hash64, mix64, mix64s
 from fastload._kit.integers import as_indices, global_position
 
 _BATCH = 0x6261_7463_6800_0000  # separates the stream of a batch from that of its first sample
-_SAMPLER = 0x7361_6D70_6C65_7200  # and that of the sampler from all of these
 
 
 class StreamKeys:
@@ -53,11 +52,6 @@ class StreamKeys:
     def batch(self, position: int, first: Any, *, seeded: bool = True) -> int:
         """Return 64 bits for the batch that begins at a local position with the sample `first`."""
         return mix64(self.sample(position, first, seeded=seeded) ^ _BATCH)
-
-
-def sampler_key(seed: int, epoch: int) -> int:
-    """Return 64 bits for what a sampler draws in an epoch, the same on all ranks."""
-    return mix64(mix64(mix64(seed) ^ epoch) ^ _SAMPLER)
 
 
 def _index_bits(index: Any) -> int:

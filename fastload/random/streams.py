@@ -324,27 +324,6 @@ class _Fixed:
         return self._key
 
 
-class LastingStream:
-    """A stream with one position. In each `entered()` block the thread draws what comes after the block before."""
-
-    def __init__(self, key: int, modules: Collection[str]) -> None:
-        self._source = _Fixed(key)
-        self._stream = Stream(modules=modules)
-        self._stream.move(self._source, None)
-        self._stream.generator()  # now it is not stale
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Let this thread draw from the stream in the block. Then restore the previous stream."""
-        stream, outer = self._stream, current_stream()
-        stream.source, stream.stale = self._source, False
-        try:
-            with entered(stream):
-                yield
-        finally:
-            leave(stream, outer)  # again: Ctrl-C may have struck before
-
-
 @contextmanager
 def random_stream(
     *,
