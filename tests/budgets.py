@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_857,
+    "the way of an index": 3_856,
     "loaded beside the way": 2_580,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own

@@ -80,8 +80,8 @@ class Drawing:
             self._loops = loops
         if drew and not torch.equal(loops, self._loops):
             raise StateError(
-                "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop, "
-                "so this state does not determine the rest of the epoch. Make the loader with seed=, or let the "
-                "sampler draw from its own torch.Generator, in its attribute `generator`"
+                "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. "
+                "This state does not determine the rest of the epoch. Make the loader with seed=, or let the sampler "
+                "draw from its own torch.Generator, in its attribute `generator`"
             )
         return given

@@ -7,7 +7,8 @@
 - A state that an iterable dataset has loaded counts for one epoch: the next one begins at the front.
 - A `state_dict()` that needs arguments, as LitData's does, is not called. Such a dataset is read again, with a warning.
 - Hugging Face's iterable datasets are read and resumed exactly. One with a shuffle buffer, or whose state cannot be
-  loaded, is read again up to the position, with a warning. With a seed, the loader's epoch reaches `set_epoch`.
+  loaded, is read again up to the position, with a warning.
+- With a seed, the loader's epoch reaches `set_epoch` of a stream.
 - torch's warning of an exceeded length comes with the same batch.
 
 Each worker thread reads a copy of its own, and no thread is left.

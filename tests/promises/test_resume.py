@@ -9,7 +9,7 @@
 - A sampler is run again from torch's global state, its generators and its own `state_dict()`. One that gives other
   indices than before raises `StateError`.
 - With a seed, a sampler draws from a stream of (seed, epoch), apart from the loop. So the epochs after a resume are the
-  same, whatever the sampler draws from.
+  same.
 - A loader that resumes after Ctrl-C gives the rest of the epoch.
 - An `on_stats` that raises costs no batch.
 - A state that another thread takes is that before or after a batch, at every line that the loop runs.
