@@ -62,8 +62,9 @@ class DataLoader(TorchDataLoader[T]):
     These arguments are beyond torch's, and keyword-only.
 
     Args:
-        seed: makes the order of `shuffle=True` a pure function of (seed, epoch). The loader does not touch torch's
-            global random state, and `generator` must be None. None: the loader draws as torch's does.
+        seed: makes the order of `shuffle=True`, and what any other sampler draws from global generators, a pure
+            function of (seed, epoch), the same on all ranks. The loader does not touch the global random states, and
+            `generator` must be None. None: the loader draws as torch's does.
         on_error: what to do when a sample raises. "raise": `next()` raises the error; the next call returns the next
             batch. "skip": the batch is one sample shorter, and the error is logged. A callable gets `(index,
             exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`. A batch that loses
@@ -182,7 +183,7 @@ class DataLoader(TorchDataLoader[T]):
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
             size = getattr(self._index_sampler, "batch_size", None)
             single.check_loader(size, dataset)
-        self._epochs = Epochs(samplers)
+        self._epochs = Epochs(samplers, dataset)
 
     # ---- what torch asks of a loader ----
 
@@ -201,7 +202,7 @@ class DataLoader(TorchDataLoader[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
         """Begin the next epoch. Persistent workers drop the rest of the previous epoch."""
         if not self._is_ours:
-            with self._epochs.beginning():
+            with self._epochs.beginning(seeded=self.seed is not None):
                 return super().__iter__()
         iterator: Any = self._iterator
         if isinstance(iterator, LoaderIterator) and not iterator.alive:
@@ -211,7 +212,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _get_iterator(self) -> Any:
         if self._is_ours:
-            with self._epochs.beginning():
+            with self._epochs.beginning(seeded=self.seed is not None):
                 iterator = LoaderIterator(self._chosen(), self._epochs, self._warned)
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
@@ -279,7 +280,7 @@ class DataLoader(TorchDataLoader[T]):
     # ---- beyond torch's interface ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next `iter()`, also in samplers with `set_epoch`. Later epochs count up from it."""
+        """Set the epoch of the next `iter()`, also in a sampler or iterable dataset that has `set_epoch`."""
         self._epochs.set(epoch)
 
     def stats(self) -> Stats:
@@ -295,9 +296,9 @@ class DataLoader(TorchDataLoader[T]):
         `RankSampler`, so can another number of ranks with the same global batch. A state saved after the last batch
         resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the next epoch.
 
-        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: torch's
-        global random state, its `generator`, and its `state_dict()` before the epoch. It also holds a checksum of the
-        indices that were delivered.
+        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: its
+        `generator`, its `state_dict()` before the epoch, and without a seed torch's global random state. It also holds
+        a checksum of the indices that were delivered.
 
         Args:
             ahead: how many of the latest batches the loop holds but has not used, at most 2. The state does not count
@@ -383,7 +384,7 @@ def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
     if position not in (None, state.position):
         raise edited("position", state.position, f"{position} after {state.batches} batches")
     if state.draws is not None:
-        check_draws(sampler, state.draws)
+        check_draws(sampler, state.draws, keyed=state.seed is not None)
     elif state.batches and not draws_nothing(sampler):
         raise edited("draws", None, "states of generators")
 

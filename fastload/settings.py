@@ -14,7 +14,7 @@ from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload.isolation import Isolation
 from fastload.isolation.worker_copies import CopyDataset
-from fastload.random.streams import chosen_modules
+from fastload.random.streams import chosen_modules, routable
 from fastload.telemetry import Stats
 
 METHODS = "auto", "thread", "process", "multiprocessing", "torch"
@@ -164,6 +164,10 @@ class Settings:
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
             raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
+
+    def modules(self) -> frozenset[str]:
+        """Return the modules with global random functions that draw from a stream."""
+        return routable(chosen_modules(self.random_modules))
 
     @property
     def in_processes(self) -> bool:

@@ -102,8 +102,6 @@ def divided(loader: Any, accelerator: Accelerator, rank: int, world_size: int) -
         )
     order = _order_arguments(single_sampler(batches), loader)
     if order is None or type(batches) is not BatchSampler:
-        if loader.seed is not None and hasattr(single_sampler(batches), "generator"):
-            single_sampler(batches).generator = torch.Generator()  # seeded before each epoch
         if world_size == 1:
             return {}
         own: Any = ShardedBatches(

@@ -12,14 +12,13 @@ from accelerate.state import GradientState
 from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
-from fastload._kit.hashing import mix64
 from fastload.accelerated.division import agreed_seed, check, data_rank, divided, number_of_samples
 from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler import RankSampler
-from fastload.order.sampler_state import generators, own_state, random_states, single_sampler
+from fastload.order.sampler_state import own_state, random_states, single_sampler
 from fastload.order.state import IterableState, SampledState, batches_of, known_length
 from fastload.settings import Settings
 
@@ -78,9 +77,6 @@ class Prepared(Generic[T]):
         for part in (self.dataset, self.batch_sampler):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        if self._agreed is not None:
-            for generator in generators(Settings.of(self).sampler):
-                generator.manual_seed(mix64(mix64(self._agreed) ^ epoch) >> 1)
         read = self._apply_skip(epoch)
         self._state_before = None
         batches = super().__iter__()  # type: ignore[misc]
@@ -166,9 +162,8 @@ class Prepared(Generic[T]):
         if state is None:
             state = fresh_state(settings, epoch, None)
             if not draws_nothing(sampler):
-                state = replace(
-                    state, draws=[random_states(sampler)], sampler_state=own_state(sampler)
-                )
+                draws = [random_states(sampler, keyed=self.seed is not None)]
+                state = replace(state, draws=draws, sampler_state=own_state(sampler))
         if state.batches != count:
             position = position_after(sampler, state.world_size, count)
             state = replace(

@@ -122,7 +122,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
-        with self._epochs.beginning():
+        with self._epochs.beginning(seeded=self._settings.seed is not None):
             settings = self._settings.followed(loader)
             settings.check_loadable()
             self._begin(settings, self._order.base_seed)
@@ -238,7 +238,7 @@ class LoaderIterator(Iterator[Any]):
         if sampler.is_set and sampler.epoch == self._order.epoch:
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
-            with self._epochs.beginning():
+            with self._epochs.beginning(seeded=self._settings.seed is not None):
                 self._begin(self._settings, self._order.base_seed)
                 self._issue()
             self._begun = True

@@ -57,6 +57,9 @@ class LoaderPositions:
         # Lightning's states of all loaders there, if some are not ours
         self._others: list[Any] = []
         self._unused: tuple[int, list[bool]] = 0, []  # the end of a run drops them
+        self._epoch = -1  # the latest that the training began
+        # By how much Lightning's number is larger: it counts an epoch twice that `max_steps` ended.
+        self._shift = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the checkpoint of an earlier run."""
@@ -89,7 +92,7 @@ class LoaderPositions:
             ahead = [min(held, max(0, batches_of(one.state_dict()) - used)) for one in loaders]
         states = [one.state_dict(ahead=n) for one, n in zip(loaders, ahead, strict=True)]
         checkpoint[KEY] = {
-            "epochs": loop.epoch_progress.current.ready,
+            "epochs": self._epoch + 1,
             "epoch_ended": used > 0 and ended,
             "consumed": consumed,
             "told": [sampler.is_set for sampler in _rank_samplers(loaders)],
@@ -98,7 +101,7 @@ class LoaderPositions:
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Take the positions. Let Lightning load no states, if it has no other loaders' states."""
-        self._found = checkpoint.get(KEY)
+        self._found, self._shift = checkpoint.get(KEY), 0
         theirs = checkpoint["loops"]["fit_loop"]["state_dict"]
         self._others = theirs.get("combined_loader", [])
         self._is_torchs = not self._found and not self._others
@@ -118,6 +121,8 @@ class LoaderPositions:
         ended, every = found["epoch_ended"], trainer.reload_dataloaders_every_n_epochs
         if ended and every and found["epochs"] % every == 0:
             return  # the undisturbed run has new loaders now, too
+        self._epoch = found["epochs"] - (not ended)
+        self._shift = trainer.current_epoch - self._epoch
         try:
             self._resume(trainer, found)
         except StateError as error:
@@ -156,8 +161,11 @@ class LoaderPositions:
         _keep_begun(fetcher, [(one, one.epoch, is_set and not ended) for one, is_set in told])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell samplers the epoch again. Lightning counts one twice that was resumed at its end, with `max_steps`."""
-        _set_epoch(_loaders(trainer.fit_loop), trainer.current_epoch)
+        """Tell samplers the epoch again: Lightning may have counted another one twice."""
+        if getattr(trainer.fit_loop._data_fetcher, "is_begun", False):
+            self._shift = trainer.current_epoch - self._epoch
+        self._epoch = trainer.current_epoch - self._shift
+        _set_epoch(_loaders(trainer.fit_loop), self._epoch)
 
 
 def _loaders(loop: Any) -> list[DataLoader[Any]]:
@@ -225,6 +233,8 @@ def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int, bool]]) -> No
     own, fetched = type(fetcher), fetcher.fetched
 
     class Begun(own):  # type: ignore[misc, valid-type]
+        is_begun = True
+
         def __iter__(self) -> Any:
             self.fetched = fetched
             return self

@@ -7,12 +7,11 @@ Otherwise it runs the sampler again. It reads no sample for either.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -26,6 +25,7 @@ from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
+from fastload.order.drawing import Drawing
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
@@ -59,6 +59,7 @@ class SampledOrder(Order):
         sampler: torch's "index sampler": of batches, or of indices without batching.
         make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
         initial, rank: see `Order`.
+        modules: see `Drawing`.
         resume: a state that passed `state.check`. The order begins after the last batch that it counts.
 
     Raises StateError if the sampler gives other indices than when the state was saved.
@@ -74,6 +75,7 @@ class SampledOrder(Order):
         initial: SampledState,
         *,
         rank: int,
+        modules: Callable[[], Collection[str]],
         resume: SampledState | None = None,
     ) -> None:
         super().__init__(initial, rank=rank)
@@ -93,10 +95,13 @@ class SampledOrder(Order):
             start.sampler_state,
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
+        draws = self._unasked or start.draws is not None
+        self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
         if self._unasked:
-            own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
+            own, before = sampler_state.own_state(sampler), self._random_states()
             self.progress = self.progress._replace(draws=[before], own=own)
-            self._indices: Iterator[Any] = _drawn(sampler)
+            with self._drawing.entered():
+                self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
         self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
@@ -124,16 +129,17 @@ class SampledOrder(Order):
         """Store the random states before the first index, beside those before `iter(sampler)`."""
         had = self.progress
         assert had.draws is not None
-        self.progress = had._replace(
-            draws=[had.draws[0], sampler_state.random_states(self._sampler)]
-        )
+        self.progress = had._replace(draws=[had.draws[0], self._random_states()])
+
+    def _random_states(self) -> RandomStates:
+        return sampler_state.random_states(self._sampler, keyed=self.initial.seed is not None)
 
     def _rest(self) -> Iterator[Any]:
         """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
         had = self.progress
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
-        with torch.random.fork_rng(devices=[]):
+        with self._drawing.entered():
             sampler_state.restore_own_state(self._sampler, had.own)
             sampler_state.restore_random_states(self._sampler, had.draws[0])
             indices = _drawn(self._sampler)
@@ -142,15 +148,14 @@ class SampledOrder(Order):
             if had.checksum not in (None, found):
                 raise StateError(
                     f"checksum: the state has {had.checksum}, this loader {found}: {self.initial.sampler} gave other "
-                    "indices than when the state was saved. Let the sampler draw from its own torch.Generator, in "
-                    "its attribute `generator`, or give it state_dict() and load_state_dict()"
+                    "indices than when the state was saved. Make the loader with seed=, let the sampler draw from its "
+                    "own torch.Generator, in its attribute `generator`, or give it state_dict() and load_state_dict()"
                 )
             self.progress = had._replace(checksum=found)
             self._checksum = sampler_state.checksum_of_next(
                 indices, self._ordinal - had.batches, found
             )
-            # Ask for the first index within this block: the sampler may draw for it.
-            return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
+            return indices
 
     def __next__(self) -> Batch:
         while True:
@@ -177,7 +182,7 @@ class SampledOrder(Order):
             "position": self._position,
         }
         try:
-            given = next(self._indices)
+            given = self._drawing.next(self._indices, self._ordinal)
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
             if self.progress.draws is not None:
@@ -209,7 +214,7 @@ class SampledOrder(Order):
         had = self.progress
         if had.draws is not None:
             had = had._replace(
-                draws=[sampler_state.random_states(self._sampler)],
+                draws=[self._random_states()],
                 own=sampler_state.own_state(self._sampler),
             )
         self.progress = had._replace(ended=True)

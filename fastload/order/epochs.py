@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder, plan_state, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
@@ -25,10 +27,13 @@ class Epochs:
 
     Args:
         samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
+        dataset: an iterable one with `set_epoch` counts as a sampler.
     """
 
-    def __init__(self, samplers: list[Any]) -> None:
-        self._samplers = samplers
+    def __init__(self, samplers: list[Any], dataset: Any = None) -> None:
+        tells = isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch")
+        self._stream = dataset if tells else None
+        self._samplers = [dataset] if tells else samplers
         self._next = 0
         self.number = -1
         """The epoch of the latest `iter()`."""
@@ -59,10 +64,19 @@ class Epochs:
         self._sampler_epoch = self._own_of_sampler()
 
     @contextmanager
-    def beginning(self) -> Iterator[None]:
-        """Advance to the next epoch, which the block begins. If the block raises, go back."""
+    def beginning(self, *, seeded: bool) -> Iterator[None]:
+        """Advance to the next epoch, which the block begins. If the block raises, go back.
+
+        With a seed, tell it to a stream. Not to one without `epoch`: the loop may have set another.
+        """
         with self.restoring():
             self._begin()
+            old = (
+                self.resume is not None and self.resume.sampler_epoch is None
+            )  # see `reading.iterable`
+            if seeded and self._stream is not None and self._sampler_epoch is not None and not old:
+                self._stream.set_epoch(self.number)
+                self._sampler_epoch = self.number
             yield
 
     @contextmanager
@@ -141,7 +155,14 @@ class Epochs:
         if settings.iterable:
             return LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
         rank, _ = partition(settings.sampler, settings.dataset)
-        return SampledOrder(settings.sampler, make_batch, initial, rank=rank, resume=resume)
+        return SampledOrder(
+            settings.sampler,
+            make_batch,
+            initial,
+            rank=rank,
+            modules=settings.modules,
+            resume=resume,
+        )
 
     def _drawn_seed(self, settings: Settings) -> int | None:
         """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
@@ -188,7 +209,8 @@ class Epochs:
                 sampler.set_epoch(self._next)
             elif hasattr(sampler, "set_epoch"):
                 own = state.sampler_epoch
-                sampler.set_epoch(state.epoch if own is None else own)
+                if own is not None or sampler is not self._stream:
+                    sampler.set_epoch(state.epoch if own is None else own)
         self._sampler_epoch = self._own_of_sampler()
         self._at = None, state
 

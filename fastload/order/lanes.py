@@ -64,10 +64,12 @@ class LaneOrder(Order):
         start = resume or initial
         self._batch_size = batch_size
         self._ordinal = 0
-        self._began = tuple(start.lanes)
+        # With a seed, each copy is told its epoch: persistent workers do not see `set_epoch` of the loop's dataset.
+        told = None if initial.seed is None else initial.sampler_epoch
+        self._began: list[dict[str, Any]] = [{**lane, "epoch": told} for lane in start.lanes]
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
-        self.progress = _Delivered(self._turn, self._began)
+        self.progress = _Delivered(self._turn, tuple(start.lanes))
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. Each lane has its own streams."""

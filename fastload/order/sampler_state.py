@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from fastload._kit.torch_private import is_default_generator
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 from fastload.order.state import edited, keeps_state, load_into
@@ -33,22 +34,24 @@ def single_sampler(sampler: Any) -> Any:
 
 
 def generators(sampler: Any) -> list[torch.Generator]:
-    """Return the torch.Generators that the sampler holds."""
+    """Return the torch.Generators that the sampler holds, other than torch's global one."""
     found = [getattr(s, "generator", None) for s in (sampler, single_sampler(sampler))]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    held = [g for g in found if isinstance(g, torch.Generator) and not is_default_generator(g)]
+    return list({id(g): g for g in held}.values())
 
 
-def random_states(sampler: Any) -> RandomStates:
-    """Return the states of torch's global generator and of the sampler's generators."""
+def random_states(sampler: Any, *, keyed: bool) -> RandomStates:
+    """Return the states of torch's global generator (None if the sampler's draws are keyed), and of the sampler's."""
     return {
-        "torch": _text(torch.get_rng_state()),
+        "torch": None if keyed else _text(torch.get_rng_state()),
         "generators": [_text(g.get_state()) for g in generators(sampler)],
     }
 
 
 def restore_random_states(sampler: Any, states: RandomStates) -> None:
     """Set torch's global generator and the sampler's to what `random_states` returned."""
-    torch.set_rng_state(_tensor(states["torch"]))
+    if states["torch"] is not None:
+        torch.set_rng_state(_tensor(states["torch"]))
     restore_generators(sampler, states)
 
 
@@ -58,13 +61,14 @@ def restore_generators(sampler: Any, states: RandomStates) -> None:
         generator.set_state(_tensor(state))
 
 
-def check_draws(sampler: Any, draws: list[RandomStates]) -> None:
-    """Raise `StateError` if random states cannot be restored."""
+def check_draws(sampler: Any, draws: list[RandomStates], *, keyed: bool) -> None:
+    """Raise `StateError` if random states cannot be restored. If draws are keyed, torch's may be None."""
     try:
         if not draws:
             raise ValueError("it holds no state")
         for states in draws:
-            torch.Generator().set_state(_tensor(states["torch"]))
+            if states["torch"] is not None or not keyed:
+                torch.Generator().set_state(_tensor(states["torch"]))
             if not isinstance(states["generators"], list):
                 raise TypeError("generators are a list")
             for generator, state in zip(generators(sampler), states["generators"], strict=True):

@@ -7,18 +7,17 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
-from types import ModuleType
 from typing import Any
 
-from fastload._kit.user_errors import contained
+from fastload._kit.user_errors import contained, shown
 from fastload.errors import StateError
-from fastload.isolation.rules import own_dict
 from fastload.memory.batch import Batch
 from fastload.memory.collate import list_builder
 from fastload.order.lanes import LaneBatch
 from fastload.order.state import keeps_state, load_into
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream
+from fastload.reading import hub_streams
 from fastload.reading.failures import Failures, fail
 from fastload.reading.notices import Notices
 from fastload.reading.sources import Reader, Source
@@ -63,23 +62,18 @@ class Lanes(Source):
         except BaseException as exc:
             lane.ended = True
             fail(batch, 0, contained(exc), f"{batch}; stage: iter")
-        again = batch.saved["samples"] and batch.saved["state"] is None and not lane.ended
-        if again and hasattr(reader.dataset, "state_dict") and not keeps_state(reader.dataset):
-            self._notices.warn(
-                "other protocol",
-                f"{type(reader.dataset).__name__} lacks state_dict() and load_state_dict(state) with these arguments, "
-                "so its samples up to the saved position are read again. If its order depends on an epoch that it "
-                "counts, set that epoch before you resume",
-            )
-        if batch.saved["state"] is not None and not lane.ended and _shuffles(reader.dataset):
-            self._notices.warn(
-                "shuffle buffer",
-                f"{type(reader.dataset).__name__} resumes without its shuffle buffer: the examples in it are missing "
-                "from the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
-                "shuffle(buffer_size=1) does",
-            )
         self._lanes[batch.lane] = lane
+        self._warn_of_again(batch, lane)
         return lane
+
+    def _warn_of_again(self, batch: LaneBatch, lane: Lane) -> None:
+        if batch.saved["samples"] and not lane.ended and (reason := lane.read_again()):
+            self._notices.warn(
+                "read again",
+                f"{type(lane.dataset).__name__} {reason}, so its samples up to the saved position are read again. That "
+                "takes as long as before. If its order depends on an epoch that it counts, set that epoch before you "
+                "resume",
+            )
 
     def _take(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
         """Take samples until the batch is full, the lane has ended, or a sample has failed."""
@@ -93,6 +87,12 @@ class Lanes(Source):
             try:
                 sample = lane.take()
             except BaseException as exc:
+                if lane.is_untried and isinstance(exc, Exception):
+                    lane.drop_state(exc)
+                    lane.begin(batch, reader.stream, lambda: batch.dropped)
+                    self._warn_of_again(batch, lane)
+                    self._take(batch, lane, reader)
+                    return
                 batch.size += 1
                 self._lane_failed(batch, k, lane, exc)
             else:
@@ -122,6 +122,11 @@ class Lane:
         self.ended = False
         self._iterator: Iterator[Any] = iter(())
         self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
+        self._fault = ""  # why a state that the dataset keeps is not used
+        if hub_streams.shuffles(dataset):
+            self._fault = "has a shuffle buffer, which its state does not hold"
+        self.is_untried = False
+        """Whether a Hugging Face stream has a state that it loads at its next sample."""
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
         """Create the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
@@ -130,22 +135,26 @@ class Lane:
         """
         saved = batch.saved
         _take_back(self.dataset)
+        if saved["epoch"] is not None:
+            self.dataset.set_epoch(saved["epoch"])
+        _check_epoch(self.dataset, saved["state"])
+        state = None if self._fault else saved["state"]
         # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
-        stream.begin_pass(self.keys.batch(saved["samples"] if saved["state"] is not None else 0, 0))
+        stream.begin_pass(self.keys.batch(saved["samples"] if state is not None else 0, 0))
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
             return
-        state = saved["state"]
-        self._keeper = self.dataset if keeps_state(self.dataset) else None
+        self._keeper = self.dataset if keeps_state(self.dataset) and not self._fault else None
         if self._keeper is not None and state is not None:
             _lend(self.dataset, state)
         self._iterator = iter(self.dataset)
-        if self._keeper is None and keeps_state(self._iterator):
+        if self._keeper is None and not self._fault and keeps_state(self._iterator):
             self._keeper = self._iterator
         if state is not None:
             if self._keeper is not self.dataset:
                 load_into(self._iterator, copy.deepcopy(state), "lanes")
             self.samples = saved["samples"]
+            self.is_untried = hasattr(self.dataset, hub_streams.CHAIN)
             return
         batch.indices = range(saved["samples"])
         for k in batch.indices:
@@ -156,6 +165,17 @@ class Lane:
                 self.take()
             except BaseException as exc:
                 contained(exc)  # re-raises Ctrl-C; any other error was delivered before
+
+    def read_again(self) -> str:
+        """Return why a dataset with `state_dict()` was read again, or ""."""
+        if self._keeper is not None or not hasattr(self.dataset, "state_dict"):
+            return ""
+        return self._fault or "lacks state_dict() and load_state_dict(state) with these arguments"
+
+    def drop_state(self, exc: Exception) -> None:
+        """Let `begin` read again, because the dataset cannot load its state. A sample's own error comes again."""
+        self._fault = f"cannot load its saved state ({type(exc).__name__}: {shown(exc, str):.100})"
+        self.samples, self.is_untried = 0, False
 
     def take(self) -> Any:
         """Return the next sample. After the last one, set `ended` and return None."""
@@ -169,6 +189,7 @@ class Lane:
             self.samples += 1
             raise
         self.samples += 1
+        self.is_untried = False
         return sample
 
     def is_dead(self) -> bool:
@@ -186,15 +207,14 @@ class Lane:
         return {"samples": self.samples, "state": state, "ended": self.ended}
 
 
-def _shuffles(dataset: Any) -> bool:
-    """Return whether a Hugging Face dataset has a shuffle buffer, which its state does not save."""
-    todo: list[Any] = [getattr(dataset, "_ex_iterable", None)]
-    for source in todo:
-        if type(source).__name__ == "BufferShuffledExamplesIterable" and source.buffer_size > 1:
-            return True
-        if source is not None:
-            todo += [getattr(source, "ex_iterable", None), *getattr(source, "ex_iterables", ())]
-    return False
+def _check_epoch(dataset: Any, state: Any) -> None:
+    """Raise StateError if a Hugging Face stream is at another epoch: it would begin at the front, in silence."""
+    of_hub = hasattr(dataset, hub_streams.CHAIN) and isinstance(state, dict)
+    if of_hub and state.get("epoch", dataset.epoch) != dataset.epoch:
+        raise StateError(
+            f"lanes: the state is of epoch {state['epoch']} of the {type(dataset).__name__}, which is at epoch "
+            f"{dataset.epoch}. Call its set_epoch({state['epoch']}) before the epoch begins"
+        )
 
 
 _lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {}
@@ -203,23 +223,16 @@ _lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {
 
 def _lend(dataset: Any, state: Any) -> None:
     """Load a copy of `state` into a dataset for one pass. Parts that the dataset takes out of it may be for all."""
-    of_hub = hasattr(dataset, "_ex_iterable") and isinstance(state, dict)
-    if of_hub and state.get("epoch", dataset.epoch) != dataset.epoch:
-        # Hugging Face's datasets then begin at the front, in silence.
-        raise StateError(
-            f"lanes: the state is of epoch {state['epoch']} of the {type(dataset).__name__}, which is at epoch "
-            f"{dataset.epoch}. Call its set_epoch({state['epoch']}) before the epoch begins"
-        )
     memo: dict[int, Any] = {}  # where deepcopy keeps the originals
     own = copy.deepcopy(state, memo)
-    before = [(held, dict(held)) for held in _attributes(dataset)]
+    before = [(held, dict(held)) for held in hub_streams.attributes(dataset)]
     load_into(dataset, own, "lanes")
     originals = {id(memo[id(part)]): part for part in memo.get(id(memo), ())}
     _lent[id(dataset)] = [
         (held, name, part, originals[id(part)], {k: old[k] for k in (name,) if k in old})
         for held, old in before
         for name, part in list(held.items())
-        if id(part) in originals and (part is own or "_ex_iterable" in held)
+        if id(part) in originals and (part is own or hub_streams.CHAIN in held)
     ]
     weakref.finalize(dataset, _lent.pop, id(dataset), None).atexit = False
 
@@ -234,15 +247,3 @@ def _take_back(dataset: Any) -> None:
             if held.get(name) is part and part == original:
                 del held[name]
                 held.update(before)
-
-
-def _attributes(source: Any) -> Iterator[dict[str, Any]]:
-    """Yield the attributes of an object, and of all objects that attributes lead to. No code of a class runs."""
-    todo, seen = [source], set[int]()
-    while todo:
-        x = todo.pop()
-        held = {} if issubclass(type(x), ModuleType) else own_dict(x)
-        if held and id(held) not in seen:
-            seen.add(id(held))
-            todo += held.values()
-            yield held

@@ -15,7 +15,7 @@ from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import Stream, Streams, chosen_modules, routable
+from fastload.random.streams import Stream, Streams
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.settings import Settings
@@ -87,7 +87,7 @@ class WorkerContext:
 def streams_of(settings: Settings, *, draws: bool) -> Streams:
     """Return what makes the random streams of a loader's workers. `draws` says whether their samples may draw."""
     return Streams(
-        routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
+        settings.modules() if draws else frozenset(),
         keyed=draws and not settings.iterable,
         seeded=settings.seed is not None,
     )

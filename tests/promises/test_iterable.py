@@ -6,7 +6,9 @@
 - A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy.
 - A state that an iterable dataset has loaded counts for one epoch: the next one begins at the front.
 - A `state_dict()` that needs arguments, as LitData's does, is not called. Such a dataset is read again, with a warning.
-- Hugging Face's iterable datasets are read and resumed. A resume without their shuffle buffer gives a warning.
+- Hugging Face's iterable datasets are read and resumed exactly. One with a shuffle buffer, or whose state cannot be
+  loaded, is read again up to the position, with a warning.
+- With a seed, the loader's epoch reaches `set_epoch` of a stream.
 - torch's warning of an exceeded length comes with the same batch.
 
 Each worker thread reads a copy of its own, and no thread is left.
@@ -847,7 +849,7 @@ def test_an_epoch_after_a_resumed_one_that_was_left_begins_at_the_front(
 def test_hugging_face_s_epoch_must_be_that_of_the_state(
     shards: Callable[[], Any], workers: int
 ) -> None:
-    """With another one it began at the front, in silence. (Of several workers it cannot load a shuffled state.)"""
+    """With another one it began at the front, in silence. The loader sets it, if the state knows it."""
 
     def make(dataset: Any) -> fastload.DataLoader[Any]:
         return fastload.DataLoader(dataset, 4, seed=1, num_workers=workers)
@@ -867,11 +869,15 @@ def test_hugging_face_s_epoch_must_be_that_of_the_state(
     loader.close()
     dataset = shards().shuffle(seed=3, buffer_size=1)
     loader = make(dataset)
-    loader.load_state_dict(state)
+    state["lanes"] = [{**lane, "state": {"epoch": 1}} for lane in state["lanes"]]
+    loader.load_state_dict({**state, "sampler_epoch": None})  # as an earlier version saved it
     with pytest.raises(StateError, match=r"lanes: .* of epoch 1 .* at epoch 0.*set_epoch\(1\)"):
         list(loader)
-    loader.load_state_dict(state)
+    loader.load_state_dict({**state, "sampler_epoch": None})
     assert had + epoch(loader, dataset, 1) == whole[1]
+    dataset.set_epoch(0)
+    loader.load_state_dict(state)
+    assert had + [rows(batch) for batch in loader] == whole[1]
     assert [epoch(loader, dataset, number) for number in (2, 3)] == whole[2:]
 
 
@@ -940,25 +946,108 @@ def test_parts_of_a_state_that_belong_to_all_epochs_stay(options: dict[str, Any]
     resumes_twice(lambda: fastload.DataLoader(KeepsItsOrder(), 2, seed=1, **options))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_hugging_face_s_shuffle_buffer_is_not_lost_without_a_word(
-    shards: Callable[[], Any], workers: int
+class Holds(IterableDataset[Any]):
+    """Has a stream, and its state."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.stream)
+
+    def state_dict(self) -> Any:
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.stream.load_state_dict(state)
+
+
+WITHOUT_A_STATE: dict[str, Callable[[Any], Any]] = {
+    "has a shuffle buffer": lambda stream: stream.shuffle(seed=3, buffer_size=7),
+    "has a shuffle buffer, held": lambda stream: Holds(stream.shuffle(seed=3, buffer_size=7)),
+    "has a shuffle buffer, below": lambda stream: stream.shuffle(seed=3, buffer_size=7).take(44),
+    "cannot load its saved state": lambda stream: concatenated(stream),
+}
+
+
+def concatenated(stream: Any) -> Any:
+    from datasets import concatenate_datasets
+
+    return concatenate_datasets([stream, stream.map(lambda row: row)])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}], ids=str
+)
+@pytest.mark.parametrize("kind", WITHOUT_A_STATE)
+def test_a_stream_whose_state_is_not_enough_is_read_again(
+    shards: Callable[[], Any], kind: str, options: dict[str, Any]
 ) -> None:
-    """Its state has nothing of the buffer."""
+    """The examples in a shuffle buffer were lost, and several workers cannot load the state of some streams."""
 
     def make() -> fastload.DataLoader[Any]:
-        dataset = shards().with_format("torch").shuffle(seed=3, buffer_size=7)
-        return fastload.DataLoader(dataset, 4, num_workers=workers, seed=1)
+        return fastload.DataLoader(WITHOUT_A_STATE[kind](shards()), 4, seed=1, **options)
 
+    with make() as loader:
+        epochs = [[rows(batch) for batch in loader] for _ in range(2)]
     loader = make()
+    assert [rows(batch) for batch in loader] == epochs[0]
     batches = iter(loader)
-    next(batches), next(batches)
+    had = [rows(next(batches)) for _ in range(3)]
     state = through_json(loader.state_dict())
     loader.close()
-    resumed = make()
-    resumed.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="resumes without its shuffle buffer"):
-        assert sum(len(batch["x"]) for batch in resumed) < 42
+    with make() as resumed, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        resumed.load_state_dict(state)
+        assert had + [rows(batch) for batch in resumed] == epochs[1]
+    said = [str(one.message) for one in warned if "are read again" in str(one.message)]
+    if kind.startswith("has") or options:
+        assert len(said) == 1
+        assert kind.partition(",")[0] in said[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+def test_with_a_seed_the_epoch_reaches_a_stream(
+    shards: Callable[[], Any], options: dict[str, Any]
+) -> None:
+    """Each epoch has another order. `set_epoch` of the loader or of the stream chooses it."""
+    stream = shards().shuffle(seed=3, buffer_size=7)
+    with fastload.DataLoader(stream, 4, seed=1, **options) as loader:
+        orders = [[rows(batch) for batch in loader] for _ in range(3)]
+        assert orders[0] != orders[1] != orders[2]
+        for chooses in (loader, stream):
+            chooses.set_epoch(1)
+            assert [[rows(batch) for batch in loader] for _ in range(2)] == orders[1:]
+    stream = shards().shuffle(seed=3, buffer_size=7)
+    stream.set_epoch(2)
+    with fastload.DataLoader(stream, 4, seed=1, **options) as loader:
+        assert [rows(batch) for batch in loader] == orders[2]
+
+
+class Told(IterableDataset[Any]):
+    """Gives the epochs that it was told. Nobody can read them."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.told
+
+
+def test_an_epoch_that_a_loop_sets_by_hand_stays() -> None:
+    """The loader does not set one over it that it cannot see; only if the loop asks the loader."""
+    dataset = Told()
+    loader = fastload.DataLoader(dataset, None, seed=1)
+    dataset.set_epoch(5)
+    assert [*loader] == [[5]]
+    loader.set_epoch(3)
+    assert [*loader] == [[5, 3]]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -193,6 +193,21 @@ def test_a_checkpoint_after_a_run_does_not_count_what_was_read_ahead(
     assert again[0].trained == whole.trained[8:]
 
 
+@pytest.mark.parametrize("ends", [(3, 8), (3, 5, 8), (2, 10, 13), (7, 9, 11, 16)], ids=str)
+def test_a_chain_of_runs_that_max_steps_ended(ends: tuple[int, ...], tmp_path: Path) -> None:
+    """Anywhere in an epoch. Lightning counts such an epoch twice: the order of the next one was skipped."""
+    spec = {"train": {"shuffle": True}}
+    whole, _ = fit({**spec, "trainer": {"max_epochs": 4}}, tmp_path)
+    trained: list[Any] = []
+    path = None
+    for number, end in enumerate((*ends, 20)):
+        part = cases.trainer({"trainer": {"max_steps": end, "max_epochs": -1}}, tmp_path)
+        part.fit(model := cases.Model(spec["train"], None, None), ckpt_path=path)
+        part.save_checkpoint(path := str(tmp_path / f"{number}.ckpt"))
+        trained += model.trained
+        assert trained == whole.trained[:end]
+
+
 def test_another_number_of_devices_resumes_a_rank_sampler(tmp_path: Path) -> None:
     two = {"train": {"order": "rank", "length": 24, "batch_size": 3}}
     one = {"train": {"order": "rank", "length": 24, "batch_size": 6}}

@@ -8,6 +8,8 @@
 - Lightning's checkpoint in mid-epoch resumes.
 - A sampler is run again from torch's global state, its generators and its own `state_dict()`. One that gives other
   indices than before raises `StateError`.
+- With a seed, a sampler draws from a stream of (seed, epoch), apart from the loop. So the epochs after a resume are the
+  same.
 - A loader that resumes after Ctrl-C gives the rest of the epoch.
 - An `on_stats` that raises costs no batch.
 - A state that another thread takes is that before or after a batch, at every line that the loop runs.
@@ -359,14 +361,30 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_size": 1,
         "seed": SEED,
     },
+    "weighted": lambda: {
+        "sampler": WeightedRandomSampler([1.0 + k for k in range(26)], 26),
+        "seed": SEED,
+    },
+    "torch's global generator, given": lambda: {
+        "sampler": RandomSampler(range(26), generator=torch.default_generator),
+        "seed": SEED,
+    },
+    "draws batch by batch": lambda: {
+        "batch_sampler": Lazy(from_torch, from_python, from_numpy),
+        "batch_size": 1,
+        "seed": SEED,
+    },
 }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_second_resume_and_two_epochs_after_it_with_a_sampler(kind: str, workers: int) -> None:
+    """Whatever the global generators hold as the loader is made."""
+    states = itertools.count()
+
     def make() -> fastload.DataLoader[Any]:
-        torch.manual_seed(5)
+        torch.manual_seed(next(states))
         options = {"batch_size": 4, "num_workers": workers, **SAMPLERS[kind]()}
         return fastload.DataLoader(Augmented(52), **options)
 
@@ -589,14 +607,104 @@ def test_an_order_drawn_from_torchs_global_state_is_drawn_again(
     loader.close()
 
 
+class Lazy(Own):
+    """12 batches. Each is drawn with all of `shuffled` when it is asked for."""
+
+    def __init__(self, *shuffled: Callable[[int], list[int]]) -> None:
+        super().__init__(12)
+        self.shuffled = shuffled
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(12):
+            yield [shuffled(26)[0] for shuffled in self.shuffled]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_a_seed_a_sampler_and_the_loop_draw_apart(workers: int) -> None:
+    """Neither changes what the other draws: not in an epoch, and not after a resume."""
+
+    def make() -> fastload.DataLoader[Any]:
+        sampler = Lazy(from_torch, from_python, from_numpy)
+        return fastload.DataLoader(
+            Augmented(26), batch_sampler=sampler, num_workers=workers, seed=SEED
+        )
+
+    def drawn(seed: int, loader: Any, *, states: list[Any] | None = None) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        batches, draws = [], []
+        for batch in loader:
+            batches.append(plain(batch))
+            draws += [float(torch.rand(())), random.random(), np.random.random()]
+            if states is not None:
+                states.append(through_json(loader.state_dict()))
+        return batches, draws
+
+    states: list[Any] = []
+    batches, draws = drawn(1, make(), states=states)
+    others, _ = drawn(2, make())
+    assert batches == others
+    assert draws == drawn(1, torch.zeros(12, 1, 4))[1]
+    assert all(draws["torch"] is None for draws in states[0]["draws"])
+    for done, state in enumerate(states, 1):
+        with make() as again:
+            again.load_state_dict(state)
+            assert drawn(1, again) == (batches[done:], draws[: 3 * (12 - done)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_batch_by_batch_resume_exactly_without_a_seed(workers: int) -> None:
+    """What the sampler draws after the replay continues it, whatever the generator held that was there."""
+
+    def make(workers: int) -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(
+            Augmented(26), batch_sampler=Lazy(from_torch), num_workers=workers
+        )
+
+    torch.manual_seed(5)
+    with make(workers) as loader:
+        batches, states = [], []
+        for batch in loader:
+            batches.append(plain(batch))
+            states.append(through_json(loader.state_dict()))
+    for done, state in enumerate(states, 1):
+        torch.manual_seed(1000 + done)
+        before = torch.get_rng_state()
+        with make(2 - workers) as again:
+            again.load_state_dict(state)
+            assert indices(run(again)[0]) == indices(batches[done:]), done
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("done", [1, 7])
+def test_draws_batch_by_batch_between_those_of_the_loop_are_refused(
+    done: int, workers: int
+) -> None:
+    """Found by the checksum, or by the draws after the resume, if the loop had not drawn before."""
+
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(
+            Augmented(26), batch_sampler=Lazy(from_torch), num_workers=workers
+        )
+
+    with make() as loader:
+        for _ in itertools.islice(loader, done):
+            state = through_json(loader.state_dict())
+            torch.rand(3)
+    with make() as again:
+        again.load_state_dict(state)
+        with pytest.raises(StateError, match=r"(?s)(gave other indices|draws from torch).*seed="):
+            for _ in again:
+                torch.rand(3)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("draw", [from_python, from_numpy])
 def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, workers: int) -> None:
     def make() -> fastload.DataLoader[Any]:
-        sampler = Shuffled(draw)
-        return fastload.DataLoader(
-            Augmented(26), 4, sampler=sampler, num_workers=workers, seed=SEED
-        )
+        return fastload.DataLoader(Augmented(26), 4, sampler=Shuffled(draw), num_workers=workers)
 
     loader = make()
     next(iter(loader))
@@ -604,7 +712,7 @@ def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, work
     loader.close()
     again = make()
     again.load_state_dict(state)
-    with pytest.raises(StateError, match=r"checksum.*Shuffled gave other indices.*Generator"):
+    with pytest.raises(StateError, match=r"checksum.*Shuffled gave other indices.*seed="):
         iter(again)
     again.close()
 

@@ -1,0 +1,87 @@
+"""What a sampler draws from while its code runs on the loop's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fastload._kit.hashing import mix64
+from fastload.errors import StateError
+from fastload.order.sampler_state import RandomStates
+from fastload.random.streams import Stream, current_stream, entered, leave
+
+_SAMPLER = 0x7361_6D70_6C65_7200  # separates the sampler's stream from those of samples and batches
+
+
+class Drawing:
+    """The random stream of a sampler in one epoch, if it does not draw from the loop's global generators.
+
+    With a seed it is a stream of (seed, epoch), the same on all ranks. Without one, a sampler and the loop share a
+    generator, as in torch. After a resume that cannot be repeated, so a stream continues what the sampler drew alone.
+
+    Args:
+        seed, epoch: of the loader.
+        draws: the random states of a loaded state. Those with torch's are replayed, also under a seed.
+        modules: those with global random functions that a keyed stream routes.
+    """
+
+    def __init__(
+        self,
+        seed: int | None,
+        epoch: int,
+        draws: list[RandomStates] | None,
+        modules: Callable[[], Collection[str]],
+    ) -> None:
+        self._replays = bool(draws) and draws[0]["torch"] is not None  # type: ignore[index]
+        self._key = mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER)
+        self._loops: torch.Tensor | None = None  # torch's global state as a replay ends
+        self._stream: Stream | None = None
+        if self._replays or seed is not None:
+            self._stream = Stream(modules=() if self._replays else modules())
+            self._stream.move(self, None)
+            self._stream.generator()  # now it is not stale, and `entered` continues it
+
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        """See `Source`."""
+        return self._key
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let this thread draw from the stream in the block, from where the last block ended."""
+        stream, outer = self._stream, current_stream()
+        if stream is None:
+            yield
+            return
+        stream.source, stream.stale = self, False
+        try:
+            with entered(stream):
+                yield
+        finally:
+            leave(stream, outer)  # again: Ctrl-C may have struck before
+
+    def next(self, indices: Iterator[Any], ordinal: int) -> Any:
+        """Return what the sampler gives as its batch number `ordinal`.
+
+        Raise StateError if it draws after a replay and after the loop: before, the loop's draws were between its own.
+        """
+        if self._stream is None:
+            return next(indices)
+        loops = torch.default_generator.get_state() if self._replays else None
+        with self.entered():
+            if loops is None:
+                return next(indices)
+            before = torch.get_rng_state()
+            given = next(indices)
+            drew = not torch.equal(before, torch.get_rng_state())
+        if self._loops is None or not ordinal:
+            self._loops = loops
+        if drew and not torch.equal(loops, self._loops):
+            raise StateError(
+                "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. "
+                "This state does not determine the rest of the epoch. Make the loader with seed=, or let the sampler "
+                "draw from its own torch.Generator, in its attribute `generator`"
+            )
+        return given
