@@ -946,7 +946,6 @@ SAMPLES = st.recursive(
 
 
 @hypothesis.given(sample=SAMPLES, length=st.integers(1, 9), batch_size=st.integers(1, 5))
-@hypothesis.settings(max_examples=60)
 def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     samples = [sample(number) for number in range(length)]
     check_parity(samples, batch_size)
@@ -957,7 +956,6 @@ def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     choice=st.lists(st.integers(0, 2), min_size=2, max_size=9),
     batch_size=st.integers(2, 5),
 )
-@hypothesis.settings(max_examples=60)
 def test_any_mixture_of_samples(samples: list[Sample], choice: list[int], batch_size: int) -> None:
     mixture = [samples[which % len(samples)](number) for number, which in enumerate(choice)]
     check_parity(mixture, batch_size)
