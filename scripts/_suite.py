@@ -114,7 +114,8 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
         return [Step("the core's own tests", (*QUICK, *FAST))], ["nearly all tests"]
     if mode == "--all":
         variants = [step for steps in VARIANTS for step in steps]
-        return [WHEEL, Step("tests", QUICK), slow(["tests"]), *variants], []
+        full = "--hypothesis-profile=full"
+        return [WHEEL, Step("tests", (*QUICK, full)), slow(["tests", full]), *variants], []
     base = _choose.base_commit()
     choice = _choose.choose(_choose.changed_files(base) if base else None)
     print(f"Since {base or 'an unknown commit'}: {choice.why}", flush=True)

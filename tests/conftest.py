@@ -2,7 +2,7 @@
 
 A hang is ended by the settings `timeout` and `faulthandler_timeout` of pyproject.toml, which dump
 all stacks. The variable `FASTLOAD_TEST_COPY_DATASET=False` (or `True`) runs the tests under another default
-of `copy_dataset`.
+of `copy_dataset`. `--hypothesis-profile=full` tries 300 examples of each kind instead of 20, and keeps those that fail.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fastload
 from fastload.processes import starting
@@ -46,14 +47,21 @@ DESCRIPTORS = Path("/proc/self/fd")
 T = TypeVar("T")
 
 hypothesis.settings.register_profile(
-    "fastload",
+    "quick",
+    max_examples=20,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     print_blob=True,
     derandomize="CI" in os.environ,
     database=None,
 )
-hypothesis.settings.load_profile("fastload")
+hypothesis.settings.load_profile("quick")
+hypothesis.settings.register_profile(  # `scripts/test --all` asks for it
+    "full",
+    max_examples=300,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis"),
+)
 
 FAILED = pytest.StashKey[bool]()
 

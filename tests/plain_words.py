@@ -1,9 +1,9 @@
-"""Words that make a reader stop. The tests of texts and of promises look for them."""
+"""Words that make a reader stop. The test of texts looks for them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 HABITS = [
     (r"\bbehind\b", '"after", or the name of the relation'),
@@ -20,8 +20,8 @@ HABITS = [
 """Pairs of a pattern, and what to write instead."""
 
 
-def hard_words(text: str, more: Iterable[tuple[str, str]] = ()) -> Iterator[tuple[str, str]]:
-    """Yield each hard word of a text, and what to write instead. `more`: patterns beside HABITS."""
-    for pattern, instead in (*HABITS, *more):
+def hard_words(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each hard word of a text, and what to write instead."""
+    for pattern, instead in HABITS:
         if hit := re.search(pattern, text, flags=re.I):
             yield hit[0], instead

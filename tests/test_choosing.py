@@ -113,8 +113,8 @@ def test_a_part_brings_the_tests_of_its_pages(part: str) -> None:
     assert pages <= chosen(f"fastload/{part}/anything.py")
 
 
-def test_any_test_brings_that_of_the_page_of_promises() -> None:
-    assert "tests/test_promises_page.py" in chosen("tests/flow/test_graph.py")
+def test_any_test_brings_that_of_the_promises() -> None:
+    assert "tests/test_promises.py" in chosen("tests/flow/test_graph.py")
 
 
 def test_every_slow_file_has_one_turn_and_every_variant() -> None:

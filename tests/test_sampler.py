@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -36,7 +36,6 @@ def test_every_key_gives_a_permutation(n: int, key: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True])
-@settings(max_examples=50)
 @given(n=st.integers(1, 10**12), key=st.integers(0, 2**64 - 1), data=st.data())
 def test_any_slice_of_a_huge_order_is_had_alone(
     windows: bool, n: int, key: int, data: st.DataObject

@@ -157,7 +157,8 @@ def test_the_files_that_the_suite_names_are_there() -> None:
 def test_everything_has_the_slow_tests_and_each_variant() -> None:
     steps, left_out = _suite.plan("--all")
     assert left_out == []
-    assert steps[1] == _suite.Step("tests", ("-n", "auto", "-m", "not slow"))
+    full = "--hypothesis-profile=full"
+    assert steps[1] == _suite.Step("tests", ("-n", "auto", "-m", "not slow", full))
     assert "slow" in steps[2].arguments
     assert steps[3:] == [step for variant in _suite.VARIANTS for step in variant]
     settings = {name for step in steps for name in step.environment}
@@ -362,7 +363,7 @@ def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Check
     ("script", "python"),
     [
         (SCRIPTS[0], "/nowhere/python3"),
-        *((script, "false") for script in [*SCRIPTS[1:], ROOT / "scripts" / "promises"]),
+        *((script, "false") for script in SCRIPTS[1:]),
     ],
 )
 def test_a_missing_python_is_told_in_a_sentence(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fastload
@@ -25,7 +25,6 @@ SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).
 )  # length, run, window
 
 
-@settings(max_examples=30)
 @given(sizes=SIZES, key=st.integers(0, 2**64 - 1))
 def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows(
     sizes: tuple[int, int, int], key: int
@@ -43,7 +42,6 @@ def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows
         assert len(runs) <= window // run + 3
 
 
-@settings(max_examples=15)
 @given(
     sizes=SIZES,
     world=st.integers(1, 5),

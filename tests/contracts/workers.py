@@ -28,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import covertable
 import pytest
 import torch
 import torch.utils.data
@@ -1274,6 +1275,43 @@ class Workers(LikeTorch):
                     next(iterator)
         assert epochs(loader, 2) == [in_batches(range(10), 4)] * 2
         loader.close()
+
+
+class InPairs(Workers):
+    """A kind that has each test in every run, but of its cases a part. The other cases are slow."""
+
+
+FIFTHS = 5
+
+
+@functools.cache
+def choice() -> dict[tuple[str, str], int]:
+    """Return which fifth of the cases of a test a kind has, by both names.
+
+    The kinds together have each case, as a test and a fifth are a pair, too.
+    """
+    kinds = [kind.__name__ for kind in InPairs.__subclasses__()]
+    tests = [name for name in dir(InPairs) if name.startswith("test_")]
+    rows = covertable.make([kinds, tests, list(range(FIFTHS))])
+    return {(kind, test): fifth for kind, test, fifth in rows}
+
+
+def waits(item: Any) -> bool:
+    """Return whether a case is left to the slow tests."""
+    if not (item.cls and issubclass(item.cls, InPairs)):
+        return False
+    places, last = 0, 0
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        places += item.callspec.indices[names[0].strip()]
+        last += len(mark.args[1]) - 1
+    parts = min(FIFTHS, last + 1)
+    return bool(places % parts != choice()[item.cls.__name__, item.originalname] % parts)
+
+
+def mark_what_waits(items: list[pytest.Item]) -> None:
+    for item in filter(waits, items):
+        item.add_marker(pytest.mark.slow)
 
 
 def ignored() -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -184,7 +184,6 @@ def test_a_shard_s_length_counts_the_further_columns_too(
     assert rows == [4, 4, 1]
 
 
-@settings(max_examples=25)
 @given(
     records=st.lists(
         st.tuples(st.binary(max_size=300), st.integers(-(2**63), 2**63 - 1)), min_size=1

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
-import pytest
 
 from fastload.cli import main
 from tests.docs.command_checks import program, wrong
@@ -34,26 +32,26 @@ def lines_of_help(command: click.Command) -> list[str]:
     return [line for _, line in command_lines(text)]
 
 
-@pytest.mark.parametrize("page", CHECKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_commands_of_a_page_exist_with_their_options_and_values(page: Path) -> None:
-    text = page.read_text()
-    found = [
-        f"line {number}: {line}: {error}"
-        for number, line in command_lines(text)
-        for error in wrong(line)
-    ]
-    found += [
-        f"line {number}: {code}: {error}"
-        for number, code in spans(text)
-        if code.startswith(("fastload ", "scripts/"))
-        for error in wrong(code, part=True)
-    ]
+def test_the_commands_of_the_pages_exist_with_their_options_and_values() -> None:
+    found = []
+    for page in CHECKED:
+        text = page.read_text()
+        checked = [(number, line, False) for number, line in command_lines(text)]
+        checked += [
+            (number, code, True)
+            for number, code in spans(text)
+            if code.startswith(("fastload ", "scripts/"))
+        ]
+        found += [
+            f"{page.relative_to(ROOT)}:{number}: {line}: {error}"
+            for number, line, part in checked
+            for error in wrong(line, part=part)
+        ]
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_examples_of_help_hold(name: str) -> None:
-    lines = lines_of_help(COMMANDS[name])
+def test_the_examples_of_help_hold() -> None:
+    lines = [line for command in COMMANDS.values() for line in lines_of_help(command)]
     assert not [f"{line}: {error}" for line in lines for error in wrong(line)]
 
 
@@ -79,43 +77,42 @@ def test_lines_are_found() -> None:
     assert len([line for line in of_help if "fastload " in line]) > 10
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("fastload bnch", "bnch"),
-        ("fastload bench --file-list-path x --no-such", "--no-such"),
-        ("fastload store pt x", "pt"),
-        ("fastload store --no-such", "--no-such"),
-        ("fastload train --file-list-path x -w two", "two"),
-        ("fastload train --file-list-path x --loader nothing", "nothing"),
-        ("fastload verify", "SET"),
-        ("fastload verify a b", "unexpected"),
-        ("A=1 B='2 3' fastload env --met   # comment", "--met"),
-        ("mpiexec -n 2 fastload env --met", "--met"),
-        ("mpiexec -n 2 python -m fastload env --met", "--met"),
-        ("torchrun --nproc-per-node=2 -m fastload predict a:b --nam x", "--nam"),
-        ("srun -n 2 fastload env --met", "--met"),
-        ("cat x | fastload predict a:b --sik y > z", "--sik"),
-        ("fastload images x && fastload env --met", "--met"),
-        ("fastload predict a:b < x --sik y", "--sik"),
-        ("fastload env --timeout", "--timeout"),
-        ("fastload env --compile 'x", "quote"),
-        ("scripts/tests --slow", "scripts/tests"),
-        ("scripts/test --slwo", "--slwo"),
-        ("scripts/docs --strict", "--strict"),
-        ("scripts/demo --repaets 3", "--repaets"),
-        ("scripts/bench --smok", "--smok"),
-        ("scripts/bench photo", "photo"),
-        ("python -m benchmarks photo", "photo"),
-        ("python examples/none.py", "examples/none.py"),
-        ("python examples/leases.py folder --dei", "--dei"),
-        ("mpiexec -n 2 python examples/leases.py folder --dei", "--dei"),
-        ("qsub submit/none.pbs", "submit/none.pbs"),
-        ("fastload flow run examples/none.toml", "examples/none.toml"),
-    ],
-)
-def test_a_wrong_line_is_caught(line: str, error: str) -> None:
-    assert any(error in found for found in wrong(line)), list(wrong(line))
+WRONG = [
+    ("fastload bnch", "bnch"),
+    ("fastload bench --file-list-path x --no-such", "--no-such"),
+    ("fastload store pt x", "pt"),
+    ("fastload store --no-such", "--no-such"),
+    ("fastload train --file-list-path x -w two", "two"),
+    ("fastload train --file-list-path x --loader nothing", "nothing"),
+    ("fastload verify", "SET"),
+    ("fastload verify a b", "unexpected"),
+    ("A=1 B='2 3' fastload env --met   # comment", "--met"),
+    ("mpiexec -n 2 fastload env --met", "--met"),
+    ("mpiexec -n 2 python -m fastload env --met", "--met"),
+    ("torchrun --nproc-per-node=2 -m fastload predict a:b --nam x", "--nam"),
+    ("srun -n 2 fastload env --met", "--met"),
+    ("cat x | fastload predict a:b --sik y > z", "--sik"),
+    ("fastload images x && fastload env --met", "--met"),
+    ("fastload predict a:b < x --sik y", "--sik"),
+    ("fastload env --timeout", "--timeout"),
+    ("fastload env --compile 'x", "quote"),
+    ("scripts/tests --slow", "scripts/tests"),
+    ("scripts/test --slwo", "--slwo"),
+    ("scripts/docs --strict", "--strict"),
+    ("scripts/demo --repaets 3", "--repaets"),
+    ("scripts/bench --smok", "--smok"),
+    ("scripts/bench photo", "photo"),
+    ("python -m benchmarks photo", "photo"),
+    ("python examples/none.py", "examples/none.py"),
+    ("python examples/leases.py folder --dei", "--dei"),
+    ("mpiexec -n 2 python examples/leases.py folder --dei", "--dei"),
+    ("qsub submit/none.pbs", "submit/none.pbs"),
+    ("fastload flow run examples/none.toml", "examples/none.toml"),
+]
+
+
+def test_a_wrong_line_is_caught() -> None:
+    assert not [line for line, error in WRONG if not any(error in found for found in wrong(line))]
 
 
 def test_a_sentence_may_name_a_part_of_a_command_but_no_other_one() -> None:

@@ -80,11 +80,14 @@ def test_the_examples_of_a_page_run(
         pytest.skip(f"the others ran: {skipped}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_fence_is_one_that_the_tests_know(page: Path) -> None:
-    text = page.read_text()
-    assert {fence for fence, _ in FENCE.findall(text)} <= FENCES
-    assert text.count("\n```") == 2 * len(FENCE.findall(text)), "a fence is not closed, or indented"
+def test_every_fence_is_one_that_the_tests_know_and_is_closed() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    assert not [
+        page
+        for page, text in texts.items()
+        if not {fence for fence, _ in FENCE.findall(text)} <= FENCES
+        or text.count("\n```") != 2 * len(FENCE.findall(text))
+    ]
 
 
 def test_what_does_not_run_has_a_reason() -> None:

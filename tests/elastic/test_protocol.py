@@ -96,7 +96,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestModel.settings = settings(stateful_step_count=60)
 
 
 def test_texts_are_read_back() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms import v2
 
@@ -35,7 +35,6 @@ def draw(
     return images
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     scale=BOUNDS,
     ratio=BOUNDS,

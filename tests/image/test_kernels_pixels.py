@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
@@ -58,7 +58,6 @@ def plans(draw: Any) -> Plan:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(plan=plans(), height=SIDES, width=SIDES, key=st.integers(0, 2**63 - 1))
 def test_any_plan_gives_what_torch_gives(
     kernels: Kernels, plan: Plan, height: int, width: int, key: int
@@ -115,7 +114,6 @@ def test_a_window_beyond_the_image_is_black(
     assert torch.equal(make(kernels, plan, pixels).row, by_torch(plan, pixels))
 
 
-@settings(max_examples=40, deadline=None)
 @given(plan=plans(), height=SIDES, width=SIDES, key=st.integers(0, 2**63 - 1))
 def test_nothing_beyond_the_arena_and_the_row_is_touched(
     kernels: Kernels, plan: Plan, height: int, width: int, key: int
@@ -163,7 +161,6 @@ def test_floats_by_a_table_that_no_line_goes_through(
     assert np.array_equal(row.numpy(), expected)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     mean=st.tuples(*[st.floats(-3, 3)] * 3),
     std=st.tuples(*[st.floats(1e-3, 1e3)] * 3),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -334,7 +334,6 @@ def test_flipped_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> N
     assert min(outcomes.values()) > 10, outcomes
 
 
-@settings(max_examples=100)
 @given(
     st.binary(max_size=200),
     st.sampled_from([b"", JPEG[:200], JPEG[:2], PNG[:40], b"P6 9 9 255\n", b"GIF89a"]),

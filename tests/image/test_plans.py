@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms as v1
@@ -94,7 +94,6 @@ def test_the_defaults_are_torchvisions(theirs: Any) -> None:
 
 
 @VERSIONS
-@settings(max_examples=100)
 @given(
     SIDES,
     SIDES,
@@ -148,7 +147,6 @@ def test_what_is_not_random_draws_nothing(plan: Plan) -> None:
 
 
 @VERSIONS
-@settings(max_examples=75)
 @given(SIDES, SIDES, st.one_of(st.integers(1, 600), st.tuples(st.integers(1, 99), SIDES)))
 @example(1, 1, 224)
 @example(333, 500, 256)
@@ -231,7 +229,6 @@ SMALL = st.integers(1, 24)
 
 
 @VERSIONS
-@settings(max_examples=75)
 @given(SMALL, SMALL, SMALL, SMALL)
 @example(5, 5, 8, 8)
 @example(5, 8, 8, 5)
@@ -320,7 +317,6 @@ def test_scaled_decoding_is_used_where_pixels_are_left_over_and_nowhere_else() -
         assert torch.equal(scaled, whole) == same, size
 
 
-@settings(max_examples=60)
 @given(
     st.integers(1, 90), st.integers(1, 90), st.integers(1, 40), st.integers(1, 40), st.integers(0)
 )

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -457,20 +456,17 @@ def assert_as_in_processes(
             assert seen == graph.seen_after(index), (worker, index)
 
 
-@pytest.mark.parametrize("count", [25, pytest.param(200, marks=pytest.mark.slow)])
-def test_threads_see_what_processes_would(count: int) -> None:
-    @settings(max_examples=count)
-    @given(DESCRIPTIONS, st.sampled_from([1, 2, 3]), st.booleans())
-    def check(description: Description, workers: int, persistent: bool) -> None:
-        dataset = Graph(description)
-        dataset.meeting = threading.Barrier(workers)
-        epochs = read(dataset, workers, persistent_workers=persistent)
-        assert [len({worker for worker, *_ in one}) for one in epochs] == [workers] * EPOCHS
-        assert_as_in_processes(description, epochs, persistent=persistent)
-        changed = "the main process's objects changed"
-        assert shape_of(dataset) == shape_of(Graph(description)), changed
-
-    check()
+@given(DESCRIPTIONS, st.sampled_from([1, 2, 3]), st.booleans())
+def test_threads_see_what_processes_would(
+    description: Description, workers: int, persistent: bool
+) -> None:
+    dataset = Graph(description)
+    dataset.meeting = threading.Barrier(workers)
+    epochs = read(dataset, workers, persistent_workers=persistent)
+    assert [len({worker for worker, *_ in one}) for one in epochs] == [workers] * EPOCHS
+    assert_as_in_processes(description, epochs, persistent=persistent)
+    changed = "the main process's objects changed"
+    assert shape_of(dataset) == shape_of(Graph(description)), changed
 
 
 @settings(max_examples=4)

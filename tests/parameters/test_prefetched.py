@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -81,7 +81,6 @@ class Model:
             assert torch.equal(pull.rows[pull.places], self.servers.rows[ids])
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.data(), st.integers(1, 4))
 def test_whatever_happens_in_a_pull_and_in_a_push_a_delivered_row_has_all_pushes(
     data: st.DataObject, kept: int

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload.errors import ParametersError, ParametersLostError
@@ -166,7 +166,6 @@ OPTIONS = {"optimizer": Optimizer(name="adam", lr=0.1), "checkpoint_every": 3}
 DEATHS = st.sets(st.tuples(st.integers(0, 199), st.booleans()), max_size=8)
 
 
-@settings(max_examples=20)
 @given(DEATHS, st.sampled_from([0, 3]))
 def test_synchronous_steps_are_made_by_all_servers_or_none(deaths: Deaths, every: int) -> None:
     options = OPTIONS | {"grads_to_wait": 2, "checkpoint_every": every}
@@ -179,7 +178,6 @@ def test_synchronous_steps_are_made_by_all_servers_or_none(deaths: Deaths, every
         job.close()
 
 
-@settings(max_examples=20)
 @given(DEATHS, st.sampled_from([0, 3]))
 def test_asynchronous_pushes_are_applied_once(deaths: Deaths, every: int) -> None:
     options = OPTIONS | {"checkpoint_every": every}

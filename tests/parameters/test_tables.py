@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def test_the_index_finds_what_was_added_and_nothing_else(groups: list[list[int]]
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)
-@settings(max_examples=25)
 @given(ids=st.lists(st.integers(-100, 100), min_size=1, max_size=30), number=st.integers(1, 4))
 def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
     initializer: str, ids: list[int], number: int

@@ -119,7 +119,6 @@ class Rows(Dataset[Any]):
     prefetch=st.one_of(st.none(), st.integers(1, 4)),
     seed=st.integers(0, 2**31),
 )
-@hypothesis.settings(max_examples=60)
 def test_any_arguments_give_torchs_batches(
     length: int,
     batch_size: int,

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import covertable
 import numpy as np
 import pytest
 import torch
@@ -241,9 +242,9 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 RESIZING = {"grown", "storage given up", "storage shrunk"}  # NumPy's memory is not torch's
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "size", "workers"), covertable.make([[*CHANGES], [*SIZES], [0, 2]])
+)
 def test_what_the_user_changed_and_let_go_changes_no_later_batch(
     name: str, size: str, workers: int
 ) -> None:
@@ -491,14 +492,16 @@ def alive(refs: Any) -> int:
     return sum(ref is not None and ref() is not None for ref in refs)
 
 
+FORMS = {"small": ("small", None), "large": ("large", None), "stacked": ("small", torch.stack)}
+
+
 @pytest.mark.parametrize(
-    ("size", "collate_fn"), [("small", None), ("large", None), ("small", torch.stack)]
+    ("workers", "way", "form"), covertable.make([[0, 1, 3], [*WAYS], [*FORMS]])
 )
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("workers", [0, 1, 3])
 def test_errors_that_are_kept_keep_no_batch_and_no_sample(
-    workers: int, way: str, size: str, collate_fn: Any
+    workers: int, way: str, form: str
 ) -> None:
+    size, collate_fn = FORMS[form]
     keeping, dataset = Keeping(way), Torn(SIZES[size])
     loader = fastload.DataLoader(
         dataset, BATCH, num_workers=workers, collate_fn=collate_fn, on_error=keeping.option
@@ -515,9 +518,9 @@ def test_errors_that_are_kept_keep_no_batch_and_no_sample(
     assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("workers", [1, 3])  # without, the error came through the iterator's frames
+@pytest.mark.parametrize(  # without workers, the error came through the iterator's frames
+    ("persistent", "way", "workers"), covertable.make([[False, True], [*WAYS], [1, 3]])
+)
 def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
     workers: int, way: str, persistent: bool
 ) -> None:

@@ -7,32 +7,32 @@
 
 from __future__ import annotations
 
-from tests.contracts.workers import LikeTorch, Workers
+from tests.contracts.workers import InPairs, LikeTorch, Workers
 
 
 class TestNoWorkers(Workers): ...
 
 
-class TestOneThread(Workers, num_workers=1): ...
-
-
 class TestTwoThreads(Workers, num_workers=2): ...
-
-
-class TestEightThreads(Workers, num_workers=8): ...
-
-
-class TestPersistentThreads(Workers, num_workers=2, persistent_workers=True): ...
-
-
-class TestOneProcess(Workers, num_workers=1, worker_method="process"): ...
 
 
 class TestTwoProcesses(Workers, num_workers=2, worker_method="process"): ...
 
 
+class TestOneThread(InPairs, num_workers=1): ...
+
+
+class TestEightThreads(InPairs, num_workers=8): ...
+
+
+class TestPersistentThreads(InPairs, num_workers=2, persistent_workers=True): ...
+
+
+class TestOneProcess(InPairs, num_workers=1, worker_method="process"): ...
+
+
 class TestPersistentProcesses(
-    Workers, num_workers=3, worker_method="multiprocessing", persistent_workers=True
+    InPairs, num_workers=3, worker_method="multiprocessing", persistent_workers=True
 ): ...
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
@@ -392,7 +392,6 @@ def test_a_fuzzer_finds_no_crash_no_garbage_and_no_greed(tmp_path: Path) -> None
     assert min(done["index refused"], done["record refused"], done["record read"]) > 0
 
 
-@settings(max_examples=25)
 @given(
     text=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -89,6 +89,22 @@ def check_parity(samples: Any, batch_size: int, *kinds: int, **options: Any) -> 
         check_same(got, expected, f"{workers} workers")
 
 
+def check_table(
+    subtests: pytest.Subtests,
+    table: Mapping[str, Callable[[int], Any]],
+    length: int,
+    batch_size: int,
+    *kinds: int,
+) -> None:
+    """Compare the batches of each row of a table with those of torch's collate.
+
+    Each row has a loader of its own, as one loader for all would hide how it writes their batches.
+    """
+    for name, make in table.items():
+        with subtests.test(name):
+            check_parity([make(number) for number in range(length)], batch_size, *kinds)
+
+
 # Rows, small and large: each is a function of a sample's number and of the shape.
 
 SHAPES = {"small": (2, 3, 4), "large": (2, 128, 128)}
@@ -327,20 +343,31 @@ ROWS: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("size", SHAPES)
-@pytest.mark.parametrize("name", ROWS)
-def test_rows(name: str, size: str) -> None:
-    samples = [ROWS[name](number, SHAPES[size]) for number in range(7)]
-    check_parity(samples, 3)
+def test_rows(size: str, subtests: pytest.Subtests) -> None:
+    shape = SHAPES[size]
+    table = {name: functools.partial(turned, row, shape) for name, row in ROWS.items()}
+    check_table(subtests, table, 7, 3)
+
+
+def turned(row: Row, shape: tuple[int, ...], number: int) -> Any:
+    return row(number, shape)
 
 
 EDGE_SHAPES = [(), (0,), (0, 3), (3, 0), (1,), (1, 1, 1), (0, 200_000), (70_000,), (1, 70_000)]
 
 
-@pytest.mark.parametrize("shape", EDGE_SHAPES, ids=str)
-@pytest.mark.parametrize("make", [tensor, ndarray])
-def test_shapes(make: Row, shape: tuple[int, ...]) -> None:
-    check_parity([make(number, shape) for number in range(5)], 2)
-    check_parity([{"a": make(number, shape), "b": number} for number in range(5)], 2)
+def test_shapes(subtests: pytest.Subtests) -> None:
+    table: dict[str, Sample] = {
+        f"{make.__name__} {shape}": functools.partial(turned, make, shape)
+        for make in (tensor, ndarray)
+        for shape in EDGE_SHAPES
+    }
+    members = {f"{name}, member": member_and_number(make) for name, make in table.items()}
+    check_table(subtests, table | members, 5, 2)
+
+
+def member_and_number(make: Sample) -> Sample:
+    return lambda number: {"a": make(number), "b": number}
 
 
 # Samples of other kinds: each a function of a sample's number.
@@ -583,34 +610,39 @@ CONTAINERS: dict[str, Sample] = {
 ZOO = {**NUMBERS, **OTHERS, **CONTAINERS}
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_samples(name: str) -> None:
-    samples = [ZOO[name](number) for number in range(5)]
-    check_parity(samples, 2)
+def test_samples(subtests: pytest.Subtests) -> None:
+    check_table(subtests, ZOO, 5, 2)
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_samples_as_members(name: str) -> None:
-    samples = [{"large": tensor(n, (20_000,)), "member": (ZOO[name](n), n)} for n in range(5)]
-    check_parity(samples, 2, 2)
+def as_member(make: Sample) -> Sample:
+    return lambda number: {"large": tensor(number, (20_000,)), "member": (make(number), number)}
+
+
+def test_samples_as_members(subtests: pytest.Subtests) -> None:
+    check_table(subtests, {name: as_member(make) for name, make in ZOO.items()}, 5, 2, 2)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("name", ["int", "text", "list", "named tuple", "dict", "deep"])
-def test_a_batch_of_one_and_a_batch_of_all(name: str, batch_size: int) -> None:
-    samples = [ZOO[name](number) for number in range(5)]
-    check_parity(samples, batch_size, 2)
+def test_a_batch_of_one_and_a_batch_of_all(batch_size: int, subtests: pytest.Subtests) -> None:
+    names = ["int", "text", "list", "named tuple", "dict", "deep"]
+    check_table(subtests, {name: ZOO[name] for name in names}, 5, batch_size, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "then" in name or "now" in name])
 @pytest.mark.parametrize("size", SHAPES)
-def test_the_first_in_order_decides_not_the_first_to_arrive(name: str, size: str) -> None:
-    check_late_first([ROWS[name](number, SHAPES[size]) for number in range(3)])
+def test_the_first_in_order_decides_not_the_first_to_arrive(
+    size: str, subtests: pytest.Subtests
+) -> None:
+    for name in ROWS:
+        if "then" in name or "now" in name:
+            with subtests.test(name):
+                check_late_first([ROWS[name](number, SHAPES[size]) for number in range(3)])
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if "then" in name or "keys" in name])
-def test_the_first_sample_decides_however_late_it_is(name: str) -> None:
-    check_late_first([ZOO[name](number) for number in range(3)])
+def test_the_first_sample_decides_however_late_it_is(subtests: pytest.Subtests) -> None:
+    for name in ZOO:
+        if "then" in name or "keys" in name:
+            with subtests.test(name):
+                check_late_first([ZOO[name](number) for number in range(3)])
 
 
 class LateFirst(Dataset[Any]):
@@ -636,41 +668,43 @@ def check_late_first(samples: list[Any]) -> None:
     check_same(got, outcome(lambda: default_collate(samples)))
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_without_batches_samples_are_converted(name: str) -> None:
-    samples = [ZOO[name](number) for number in range(4)]
-    for workers in WORKERS:
-        for got, sample in zip(
-            loaded(samples, None, workers, worker_method="thread"), samples, strict=True
-        ):
-            check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+def test_without_batches_samples_are_converted(subtests: pytest.Subtests) -> None:
+    for name in ZOO:
+        with subtests.test(name):
+            samples = [ZOO[name](number) for number in range(4)]
+            for workers in WORKERS:
+                for got, sample in zip(
+                    loaded(samples, None, workers, worker_method="thread"), samples, strict=True
+                ):
+                    check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
 # A worker's copy of these is a plain leaf.
 WITH_A_PAST = {"with a history", "from inference mode"}
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_without_batches_rows_are_converted(name: str) -> None:
+def test_without_batches_rows_are_converted(subtests: pytest.Subtests) -> None:
     """A tensor stays as it is, wherever it is, though each worker may have its own copy; an array becomes a tensor.
 
     Without copies it is the tensor itself.
     """
-    samples = [ROWS[name](number, SHAPES["small"]) for number in range(4)]
-    for workers in WORKERS:
-        for got, sample in zip(
-            loaded(samples, None, workers, worker_method="thread"), samples, strict=True
-        ):
-            if workers and name in WITH_A_PAST:
-                assert raw(got) == raw(sample)
-            elif got is not sample:
-                check_same(got, outcome(lambda sample=sample: default_convert(sample)))
-        given = loaded(samples, None, workers, copy_dataset=False)
-        for got, sample in zip(given, samples, strict=True):
-            if isinstance(sample, torch.Tensor):
-                assert got is sample
-            else:
-                check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+    for name in ROWS:
+        with subtests.test(name):
+            samples = [ROWS[name](number, SHAPES["small"]) for number in range(4)]
+            for workers in WORKERS:
+                for got, sample in zip(
+                    loaded(samples, None, workers, worker_method="thread"), samples, strict=True
+                ):
+                    if workers and name in WITH_A_PAST:
+                        assert raw(got) == raw(sample)
+                    elif got is not sample:
+                        check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+                given = loaded(samples, None, workers, copy_dataset=False)
+                for got, sample in zip(given, samples, strict=True):
+                    if isinstance(sample, torch.Tensor):
+                        assert got is sample
+                    else:
+                        check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
 @pytest.mark.parametrize("name", ["image and label", "ragged", "array, backwards", "two rows"])
@@ -766,14 +800,16 @@ REGISTERED: dict[str, tuple[Any, Sample]] = {
 @pytest.mark.parametrize(
     ("function", "workers"), [(registered, 0), (registered, 2), (registered_and_broken, 2)]
 )
-@pytest.mark.parametrize("name", REGISTERED)
 def test_registered_types(
-    name: str, function: Callable[..., Any], workers: int, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Any],
+    workers: int,
+    subtests: pytest.Subtests,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kind, sample = REGISTERED[name]
-    samples = [sample(number) for number in range(5)]
-    monkeypatch.setitem(default_collate_fn_map, kind, function)
-    check_parity(samples, 2, workers)
+    for name, (kind, sample) in REGISTERED.items():
+        with subtests.test(name), monkeypatch.context() as patch:
+            patch.setitem(default_collate_fn_map, kind, function)
+            check_parity([sample(number) for number in range(5)], 2, workers)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -867,15 +903,17 @@ def check_gathered(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("size", TABLE_SHAPES)
-@pytest.mark.parametrize("name", TABLES)
-def test_tensor_datasets(name: str, size: str) -> None:
-    check_gathered(WRAPPED["TensorDataset"](TABLES[name](0, TABLE_SHAPES[size])))
+def test_tensor_datasets(size: str, subtests: pytest.Subtests) -> None:
+    for name, make in TABLES.items():
+        with subtests.test(name):
+            check_gathered(WRAPPED["TensorDataset"](make(0, TABLE_SHAPES[size])))
 
 
 @pytest.mark.parametrize("size", TABLE_SHAPES)
-@pytest.mark.parametrize("name", WRAPPED)
-def test_datasets_of_torchs(name: str, size: str) -> None:
-    check_gathered(WRAPPED[name](tensor(0, TABLE_SHAPES[size])))
+def test_datasets_of_torchs(size: str, subtests: pytest.Subtests) -> None:
+    for name, wrapped in WRAPPED.items():
+        with subtests.test(name):
+            check_gathered(wrapped(tensor(0, TABLE_SHAPES[size])))
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, tuple])
@@ -946,7 +984,6 @@ SAMPLES = st.recursive(
 
 
 @hypothesis.given(sample=SAMPLES, length=st.integers(1, 9), batch_size=st.integers(1, 5))
-@hypothesis.settings(max_examples=60)
 def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     samples = [sample(number) for number in range(length)]
     check_parity(samples, batch_size)
@@ -957,7 +994,6 @@ def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     choice=st.lists(st.integers(0, 2), min_size=2, max_size=9),
     batch_size=st.integers(2, 5),
 )
-@hypothesis.settings(max_examples=60)
 def test_any_mixture_of_samples(samples: list[Sample], choice: list[int], batch_size: int) -> None:
     mixture = [samples[which % len(samples)](number) for number, which in enumerate(choice)]
     check_parity(mixture, batch_size)

@@ -1072,54 +1072,59 @@ def test_every_listed_function_is_tried() -> None:
     assert len(FUNCTIONS) == len(FIRST_ARGUMENTS) + len(FORMS)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_random_function_draws_from_the_stream(name: str) -> None:
-    def drawn(index: int) -> torch.Tensor:
+def test_a_random_function_draws_from_the_stream(subtests: pytest.Subtests) -> None:
+    def drawn(function: Callable[[], Any], index: int) -> torch.Tensor:
         with fastload.random_stream(seed=1, epoch=0, position=0, index=index):
-            return FUNCTIONS[name]()  # type: ignore[no-any-return]
+            return function()  # type: ignore[no-any-return]
 
-    before = states()
-    one = drawn(0)
-    torch.manual_seed(99)
-    assert same(drawn(0), one)
-    assert not torch.equal(drawn(1), one)
-    torch.manual_seed(0)
-    assert states() == before
+    for name, function in FUNCTIONS.items():
+        with subtests.test(name):
+            torch.manual_seed(0)
+            before = states()
+            one = drawn(function, 0)
+            torch.manual_seed(99)
+            assert same(drawn(function, 0), one)
+            assert not torch.equal(drawn(function, 1), one)
+            torch.manual_seed(0)
+            assert states() == before
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_random_function_draws_what_torch_draws_of_that_generator(name: str) -> None:
+def test_a_random_function_draws_what_torch_draws_of_that_generator(
+    subtests: pytest.Subtests,
+) -> None:
     """Value for value, with torch's dtype and layout: a stream changes only where numbers come from."""
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        state = fastload.sample_generator().get_state()
-        got = FUNCTIONS[name]()
-        ended = fastload.sample_generator().get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(state)
-        expected = FUNCTIONS[name]()
-        assert torch.equal(torch.get_rng_state(), ended)
-    assert same(got, expected)
-    assert got.stride() == expected.stride()
-    assert (got.requires_grad, type(got)) == (expected.requires_grad, type(expected))
+    for name, function in FUNCTIONS.items():
+        with subtests.test(name):
+            with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+                state = fastload.sample_generator().get_state()
+                got = function()
+                ended = fastload.sample_generator().get_state()
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(state)
+                expected = function()
+                assert torch.equal(torch.get_rng_state(), ended)
+            assert same(got, expected)
+            assert got.stride() == expected.stride()
+            assert (got.requires_grad, type(got)) == (expected.requires_grad, type(expected))
 
 
-@pytest.mark.parametrize("func", FIRST_ARGUMENTS, ids=name_of)
-def test_a_generator_that_is_given_is_respected(func: Any) -> None:
-    def drawn() -> torch.Tensor:
+def test_a_generator_that_is_given_is_respected(subtests: pytest.Subtests) -> None:
+    def drawn(func: Any) -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)
         return func(*FIRST_ARGUMENTS[func](), generator=generator)  # type: ignore[no-any-return]
 
-    if func is nn.init.sparse_:
-        return  # torch hands it on for the values only, and picks the rows from the global state
-    try:
-        expected = drawn()
-    except TypeError:
-        assert "_like" in func.__name__, "in torch versions where these take none"
-        return
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        state = fastload.sample_generator().get_state()
-        assert torch.equal(drawn(), expected)
-        assert torch.equal(fastload.sample_generator().get_state(), state)
+    # Torch hands on that of `sparse_` for the values only, and picks the rows from the global state.
+    for func in FIRST_ARGUMENTS.keys() - {nn.init.sparse_}:
+        with subtests.test(name_of(func)):
+            try:
+                expected = drawn(func)
+            except TypeError:
+                assert "_like" in func.__name__, "in torch versions where these take none"
+                continue
+            with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+                state = fastload.sample_generator().get_state()
+                assert torch.equal(drawn(func), expected)
+                assert torch.equal(fastload.sample_generator().get_state(), state)
 
 
 @pytest.mark.parametrize(
@@ -1168,12 +1173,12 @@ def on_meta() -> dict[str, Callable[[], torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("name", on_meta())
-def test_other_devices_are_left_alone(name: str) -> None:
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        state = fastload.sample_generator().get_state()
-        assert on_meta()[name]().device.type == "meta"
-        assert torch.equal(fastload.sample_generator().get_state(), state)
+def test_other_devices_are_left_alone(subtests: pytest.Subtests) -> None:
+    for name, make in on_meta().items():
+        with subtests.test(name), fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+            state = fastload.sample_generator().get_state()
+            assert make().device.type == "meta"
+            assert torch.equal(fastload.sample_generator().get_state(), state)
 
 
 def test_a_default_device_is_left_alone() -> None:

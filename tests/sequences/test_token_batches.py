@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fastload
@@ -152,7 +152,6 @@ def test_any_world_takes_the_same_list_in_equally_many_steps(lengths: Any, ends:
         assert len(own) == len(whole)
 
 
-@settings(max_examples=20)
 @given(start=st.integers(0, 200), world_size=st.sampled_from([1, 2, 3, 8]), shuffle=st.booleans())
 def test_an_epoch_is_continued_at_any_batch(start: int, world_size: int, shuffle: bool) -> None:
     rank = sampler(rank=world_size - 1, world_size=world_size, shuffle=shuffle)

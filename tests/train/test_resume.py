@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("PIL")
@@ -70,7 +70,6 @@ def train(folder: Path, *, die_at: int | None = None, **options: Any) -> list[st
     every=st.integers(1, 7),
     workers=st.integers(0, 2),
 )
-@settings(max_examples=25)
 def test_wherever_it_dies_the_model_has_learned_from_each_sample_once(
     deaths: list[int], every: int, workers: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

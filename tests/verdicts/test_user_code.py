@@ -13,13 +13,14 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastload.verdicts import verdict
+from fastload.verdicts import Verdict, verdict
 from tests.children import ROOT
 from tests.verdicts.escape_cases import ESCAPES, QUIET, TWICE
 from tests.verdicts.hidden_cases import HIDDEN
@@ -31,30 +32,41 @@ from tests.verdicts.syntax_cases import SYNTAX
 from tests.verdicts.thread_cases import THREAD
 from tests.verdicts.way_cases import NOT_READ, WAYS
 
+FOR_PROCESSES = {
+    "what a process has once": PROCESS,
+    "ways": [*WAYS, *NOT_READ],
+    "hidden": HIDDEN,
+    "settings": SETTINGS,
+    "escapes": [*ESCAPES, *TWICE],
+    "roundabout": [*SYNTAX, *ROUNDABOUT],
+}
 
-@pytest.mark.parametrize(
-    "case",
-    [*PROCESS, *WAYS, *NOT_READ, *HIDDEN, *SETTINGS, *ESCAPES, *TWICE, *SYNTAX, *ROUNDABOUT],
-    ids=lambda case: case.name,
-)
-def test_processes(case: Case, tmp_path: Path) -> None:
+
+def verdict_alone(case: Case, folder: Path) -> Verdict:
+    """Return the verdict on a case, which has a folder of its own."""
     if case.needs:
         pytest.importorskip(case.needs)
-    found = verdict_of(case, tmp_path)
-    assert found.kind == "process"
-    assert found.findings
-    assert re.search(case.culprit, found.reason), found.reason
-    if case.proven is not None:
-        assert found.findings[0].proven is case.proven, found.findings
+    return verdict_of(case, Path(tempfile.mkdtemp(dir=folder)))
 
 
-@pytest.mark.parametrize("case", [*THREAD, *QUIET, *DIRECT], ids=lambda case: case.name)
-def test_threads(case: Case, tmp_path: Path) -> None:
-    if case.needs:
-        pytest.importorskip(case.needs)
-    found = verdict_of(case, tmp_path)
-    assert found.kind == "thread", found.reason
-    assert found.findings == ()
+@pytest.mark.parametrize("table", FOR_PROCESSES)
+def test_processes(table: str, subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for case in FOR_PROCESSES[table]:
+        with subtests.test(case.name):
+            found = verdict_alone(case, tmp_path)
+            assert found.kind == "process"
+            assert found.findings
+            assert re.search(case.culprit, found.reason), found.reason
+            if case.proven is not None:
+                assert found.findings[0].proven is case.proven, found.findings
+
+
+def test_threads(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for case in [*THREAD, *QUIET, *DIRECT]:
+        with subtests.test(case.name):
+            found = verdict_alone(case, tmp_path)
+            assert found.kind == "thread", found.reason
+            assert found.findings == ()
 
 
 def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: Path) -> None:
@@ -190,7 +202,7 @@ MANY_FAULTS = Case(
 CHILD = """
 import json, sys
 from pathlib import Path
-from fastload.verdicts import verdict
+from fastload.verdicts import Verdict, verdict
 from tests.verdicts.programs import made
 from tests.verdicts.test_user_code import MANY_FAULTS, described
 with made(MANY_FAULTS, Path(sys.argv[1])) as arguments:
