@@ -25,7 +25,7 @@ import torch
 
 from fastload.isolation.attributes import Copier, Part
 from fastload.isolation.callables import Cached, Cell, Function, Method, Partial
-from fastload.isolation.files import reopened
+from fastload.isolation.files import obstacle, reopened
 from fastload.isolation.kinds import (
     ATOM,
     BASES,
@@ -102,6 +102,10 @@ class File(Kind):
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
         return reopened(x)
+
+    def obstacle(self, x: Any) -> str:
+        """See `Kind`."""
+        return obstacle(x)
 
 
 class Memory(Kind):
@@ -242,12 +246,6 @@ def kind_of(cls: type) -> Kind:
         if is_plain(cls):
             return Instance(cls)
     return Protocolled(cls)
-
-
-def is_copyable(cls: type) -> bool:
-    """Return whether instances of a class may be copied. Those of a class in C without any protocol cannot."""
-    own = is_plain(cls) or _has_protocol(cls, cls.__mro__[:-1])
-    return own or type(kind_of(cls)) is not Protocolled
 
 
 _SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)

@@ -40,6 +40,10 @@ class Kind:
         """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
 
+    def obstacle(self, x: Any) -> str:
+        """Return why no worker can get a copy of `x`, if its parts can be copied, or ""."""
+        return ""
+
 
 ATOM = Kind()
 
@@ -241,6 +245,15 @@ class Protocolled(Kind):
         if y is not x:
             finalizers.silence(y)
         return y
+
+    def obstacle(self, x: Any) -> str:
+        """See `Kind`."""
+        try:
+            if self.plain is None and not self.copies_itself:
+                _reduced(x)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
         make, args, state, items, pairs, setter = reduced

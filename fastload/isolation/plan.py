@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -279,6 +279,14 @@ class Plan:
             seen[place] += 1
             found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
         return found
+
+    def obstacles(self) -> Iterator[Named]:
+        """Yield what no worker can get a copy of, and what is no data."""
+        for i, node in self.nodes.items():
+            if i in self.shared or i in self._deep:
+                continue
+            if why := node.kind.obstacle(node.x):
+                yield Named(self.path(node.x), node.x, why)
 
     def share(self, x: Any, why: str) -> None:
         """Share an object that cannot be copied, and note why."""
