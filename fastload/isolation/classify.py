@@ -25,7 +25,7 @@ import torch
 
 from fastload.isolation.attributes import Copier, Part
 from fastload.isolation.callables import Cached, Cell, Function, Method, Partial
-from fastload.isolation.files import obstacle, reopened
+from fastload.isolation.files import reopened
 from fastload.isolation.kinds import (
     ATOM,
     BASES,
@@ -99,13 +99,13 @@ class File(Kind):
         """Return whether `x` is a standard stream of the process."""
         return x in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
 
-    def copy(self, x: Any, copier: Copier) -> Any:
+    def probe(self, x: Any) -> Any:
         """See `Kind`."""
         return reopened(x)
 
-    def obstacle(self, x: Any) -> str:
+    def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        return obstacle(x)
+        return reopened(x)
 
 
 class Memory(Kind):

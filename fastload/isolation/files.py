@@ -46,16 +46,6 @@ def reopened(file: Any) -> Any:
     return new
 
 
-def obstacle(file: Any) -> str:
-    """Return why a file cannot be opened once more, or ""."""
-    try:
-        if not file.closed:
-            _anew(file)
-    except (CannotReopen, OSError, ValueError, AttributeError) as error:
-        return str(error)
-    return ""
-
-
 def take_positions() -> list[str]:
     """Give this forked process its own position in each regular file that it inherited. Return those that it shares.
 

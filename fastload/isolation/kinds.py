@@ -40,9 +40,8 @@ class Kind:
         """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
 
-    def obstacle(self, x: Any) -> str:
-        """Return why no worker can get a copy of `x`, if its parts can be copied, or ""."""
-        return ""
+    def probe(self, x: Any) -> Any:
+        """Raise why `x` cannot be copied, whatever its parts are."""
 
 
 ATOM = Kind()
@@ -246,14 +245,10 @@ class Protocolled(Kind):
             finalizers.silence(y)
         return y
 
-    def obstacle(self, x: Any) -> str:
+    def probe(self, x: Any) -> None:
         """See `Kind`."""
-        try:
-            if self.plain is None and not self.copies_itself:
-                _reduced(x)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return ""
+        if self.plain is None and not self.copies_itself:
+            _reduced(x)
 
     def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
         make, args, state, items, pairs, setter = reduced

@@ -15,6 +15,7 @@ import torch
 from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
 from fastload.isolation.classify import File, Refused, kind_of
+from fastload.isolation.files import CannotReopen
 from fastload.isolation.kinds import ATOM, Container, Instance, Kind
 
 
@@ -281,17 +282,24 @@ class Plan:
         return found
 
     def obstacles(self) -> Iterator[Named]:
-        """Yield what no worker can get a copy of, and what is no data."""
-        for i, node in self.nodes.items():
-            if i in self.shared or i in self._deep:
-                continue
-            if why := node.kind.obstacle(node.x):
-                yield Named(self.path(node.x), node.x, why)
+        """Yield what is no data, and what no worker can get a copy of."""
+        for x in (
+            node.x for i, node in self.nodes.items() if not (i in self.shared or i in self._deep)
+        ):
+            try:
+                self.kind(type(x)).probe(x)
+            except Exception as error:
+                yield self._named(x, error)
 
-    def share(self, x: Any, why: str) -> None:
+    def share(self, x: Any, why: str | Exception) -> None:
         """Share an object that cannot be copied, and note why."""
-        self.shared[id(x)] = why
-        self.uncopyable.append(Named(self.path(x), x, why))
+        self.uncopyable.append(self._named(x, why))
+        self.shared[id(x)] = self.uncopyable[-1].why
+
+    def _named(self, x: Any, why: str | Exception) -> Named:
+        if not isinstance(why, str | CannotReopen):
+            why = f"{type(why).__name__}: {why}"
+        return Named(self.path(x), x, str(why))
 
 
 def _is_constant(x: Any, kind: Instance) -> bool:

@@ -180,5 +180,5 @@ def _refusal(refused: Sequence[Named]) -> str:
     return (
         f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
         "Open it in `__getitem__`, not in `__init__`. If a sample was read before the loop, set the attribute to None "
-        'again. Or leave worker_method at "auto".'
+        "again. Or pass num_workers=0."
     )
