@@ -23,7 +23,7 @@ BUDGETS = {
     "loaded beside the way": 2_548,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_475,
+    "fastload/isolation": 1_538,
     "fastload/telemetry": 269,
     "fastload/accelerated": 474,
     "fastload/integrations": 184,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_210,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_573,
-    "verdicts and allow list": 1_596,
+    "process workers": 1_585,
+    "verdicts and allow list": 1_594,
 }
 
 LISTED = {

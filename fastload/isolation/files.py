@@ -58,7 +58,8 @@ def take_positions() -> list[str]:
         try:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        except OSError:  # the directory that was listed
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        except OSError:  # it has no position, or is the directory that was listed
             continue
         if not regular or flags & (os.O_PATH | os.O_WRONLY) or descriptor in (1, 2):
             continue
@@ -67,7 +68,7 @@ def take_positions() -> list[str]:
         except OSError as error:
             shared.append(f"{os.readlink(link)} ({error.strerror})")
             continue
-        os.lseek(new, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.lseek(new, position, os.SEEK_SET)
         os.dup2(new, descriptor, os.get_inheritable(descriptor))
         os.close(new)
     return shared
