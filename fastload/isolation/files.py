@@ -53,8 +53,12 @@ def take_positions() -> list[str]:
     written stays shared, and so do the standard streams: the processes' lines follow one another there.
     """
     shared = []
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        link = f"/proc/self/fd/{descriptor}"
+    try:
+        descriptors = [*map(int, os.listdir(_DESCRIPTORS))]
+    except OSError as error:  # /proc is not mounted, or the program has privileges of its own
+        return [f"{_DESCRIPTORS} ({error.strerror})"]
+    for descriptor in descriptors:
+        link = f"{_DESCRIPTORS}/{descriptor}"
         try:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -73,6 +77,8 @@ def take_positions() -> list[str]:
         os.close(new)
     return shared
 
+
+_DESCRIPTORS = "/proc/self/fd"
 
 _KEPT = os.O_RDWR | os.O_APPEND | os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK | os.O_SYNC
 """The flags of a descriptor that a new one gets. O_TMPFILE would create a file."""

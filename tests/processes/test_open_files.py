@@ -197,8 +197,9 @@ def test_what_forks_share_is_named_at_iter(make: Callable[[], Any], where: str) 
         held.close()
 
 
+@pytest.mark.parametrize("refused", ["records", "/proc/self/fd"])
 def test_a_file_that_a_worker_cannot_open_again_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, path = os.open, records(tmp_path / "records")
 
@@ -207,8 +208,14 @@ def test_a_file_that_a_worker_cannot_open_again_is_named(
             raise PermissionError(13, "Permission denied")
         return real(name, *options)
 
-    monkeypatch.setattr(os, "open", refusing)
-    named = pytest.warns(RuntimeWarning, match=r"records \(Permission denied\)")
+    def without_list(name: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    if refused == "records":
+        monkeypatch.setattr(os, "open", refusing)
+    else:  # the worker inherits it
+        monkeypatch.setattr(files.os, "listdir", without_list)
+    named = pytest.warns(RuntimeWarning, match=rf"{refused} \(Permission denied\)")
     loader = fastload.DataLoader(Holds(0), num_workers=1, **FORK)
     with open(path, "rb"), loader, named:
         assert len([*loader]) == 2
