@@ -23,7 +23,7 @@ BUDGETS = {
     "loaded beside the way": 2_602,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_465,
+    "fastload/isolation": 1_533,
     "fastload/telemetry": 279,
     "fastload/accelerated": 467,
     "fastload/integrations": 192,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_572,
-    "verdicts and allow list": 1_440,
+    "process workers": 1_584,
+    "verdicts and allow list": 1_438,
 }
 
 LISTED = {

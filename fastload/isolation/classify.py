@@ -99,6 +99,10 @@ class File(Kind):
         """Return whether `x` is a standard stream of the process."""
         return x in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
 
+    def probe(self, x: Any) -> Any:
+        """See `Kind`."""
+        return reopened(x)
+
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
         return reopened(x)
@@ -242,12 +246,6 @@ def kind_of(cls: type) -> Kind:
         if is_plain(cls):
             return Instance(cls)
     return Protocolled(cls)
-
-
-def is_copyable(cls: type) -> bool:
-    """Return whether instances of a class may be copied. Those of a class in C without any protocol cannot."""
-    own = is_plain(cls) or _has_protocol(cls, cls.__mro__[:-1])
-    return own or type(kind_of(cls)) is not Protocolled
 
 
 _SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastload.errors import DatasetCopyError
-from fastload.isolation.files import CannotReopen
 from fastload.isolation.kinds import ATOM, Kind
 from fastload.isolation.memory import copy_block
 from fastload.isolation.plan import Plan
@@ -105,8 +104,7 @@ class _Copier:
             if plan.is_made(x):
                 raise  # its creator cannot be copied
             memo[id(x)] = x
-            cannot = isinstance(error, CannotReopen)
-            plan.share(x, str(error) if cannot else f"{type(error).__name__}: {error}")
+            plan.share(x, error)
         finally:
             self._within.pop()
         return memo[id(x)]

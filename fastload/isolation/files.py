@@ -1,17 +1,20 @@
 """Regular files opened once more, at the same position, so that each worker reads through its own file.
 
-Threads that share a file object share its position: while one seeks, another reads. Duplicating the descriptor does
-not help, because the position belongs to the open file description. `reopened` opens a new one.
+Workers that share an open file share its position: while one seeks, another reads. Duplicating the descriptor does not
+help, because the position belongs to the open file description. A thread gets a new file object by `reopened`. A forked
+process gets new descriptions for all its files by `take_positions`, whichever library holds them.
 """
 
 from __future__ import annotations
 
 import bz2
+import fcntl
 import gc
 import gzip
 import io
 import lzma
 import os
+import socket
 import stat
 import weakref
 from typing import Any
@@ -43,6 +46,56 @@ def reopened(file: Any) -> Any:
     return new
 
 
+def take_positions() -> list[str]:
+    """Give this forked process its own position in each regular file that it inherited. Return those that it shares.
+
+    Each descriptor keeps its number, position and flags, so Python and libraries in C go on with it. What is only
+    written stays shared, and so do the standard streams: the processes' lines follow one another there.
+    """
+    shared = []
+    try:
+        descriptors = [*map(int, os.listdir(_DESCRIPTORS))]
+    except OSError as error:  # /proc is not mounted, or the program has privileges of its own
+        return [f"{_DESCRIPTORS} ({error.strerror})"]
+    for descriptor in descriptors:
+        link = f"{_DESCRIPTORS}/{descriptor}"
+        try:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        except OSError:  # it has no position, or is the directory that was listed
+            continue
+        if not regular or flags & (os.O_PATH | os.O_WRONLY) or descriptor in (1, 2):
+            continue
+        try:
+            new = os.open(link, flags & _KEPT)
+        except OSError as error:
+            shared.append(f"{os.readlink(link)} ({error.strerror})")
+            continue
+        os.lseek(new, position, os.SEEK_SET)
+        os.dup2(new, descriptor, os.get_inheritable(descriptor))
+        os.close(new)
+    return shared
+
+
+_DESCRIPTORS = "/proc/self/fd"
+
+_KEPT = os.O_RDWR | os.O_APPEND | os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK | os.O_SYNC
+"""The flags of a descriptor that a new one gets. O_TMPFILE would create a file."""
+
+
+def is_stream(x: Any) -> bool:
+    """Return whether `x` is a pipe or socket that is open for reading. Forks take turns in reading it."""
+    if not issubclass(type(x), io.IOBase | socket.socket):
+        return False
+    try:
+        mode = os.fstat(x.fileno()).st_mode
+        read = isinstance(x, socket.socket) or x.readable()
+        return read and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+    except (OSError, ValueError):  # it is closed, or has no descriptor
+        return False
+
+
 def _anew(file: Any) -> Any:
     """Return a new file object like `file`, with new objects below it. Its position is undefined."""
     kind = type(file)
@@ -65,23 +118,15 @@ def _raw_anew(file: io.FileIO) -> io.FileIO:
     """Return a new FileIO over the same file, at its start."""
     if file.writable():
         raise CannotReopen("it is open for writing")
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise CannotReopen("it is not a regular file")
-    # Linux opens a descriptor's link even if the file was deleted or renamed. Elsewhere there is only the name.
-    for path in (f"/proc/self/fd/{file.fileno()}", file.name):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        except (OSError, TypeError):  # a name can be a number
-            continue
-        # A dropped FileIO that owns its descriptor warns. The worker's copy has no code that could close it.
-        new = io.FileIO(descriptor, closefd=False)
-        weakref.finalize(new, os.close, descriptor)
-        if os.path.samestat(os.fstat(descriptor), found):
-            if not isinstance(file.name, int):
-                new.name = file.name
-            return new
-    raise CannotReopen("its file cannot be found or opened any more")
+    descriptor = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)  # the file may have no name
+    # A dropped FileIO that owns its descriptor warns. The worker's copy has no code that could close it.
+    new = io.FileIO(descriptor, closefd=False)
+    weakref.finalize(new, os.close, descriptor)
+    if not isinstance(file.name, int):
+        new.name = file.name
+    return new
 
 
 def _decompressor_anew(file: Any) -> Any:

@@ -40,6 +40,9 @@ class Kind:
         """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
 
+    def probe(self, x: Any) -> Any:
+        """Raise why `x` cannot be copied, whatever its parts are."""
+
 
 ATOM = Kind()
 
@@ -241,6 +244,11 @@ class Protocolled(Kind):
         if y is not x:
             finalizers.silence(y)
         return y
+
+    def probe(self, x: Any) -> None:
+        """See `Kind`."""
+        if self.plain is None and not self.copies_itself:
+            _reduced(x)
 
     def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
         make, args, state, items, pairs, setter = reduced

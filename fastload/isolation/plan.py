@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
 from fastload.isolation.classify import File, Refused, kind_of
+from fastload.isolation.files import CannotReopen
 from fastload.isolation.kinds import ATOM, Container, Instance, Kind
 
 
@@ -280,10 +281,25 @@ class Plan:
             found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
         return found
 
-    def share(self, x: Any, why: str) -> None:
+    def obstacles(self) -> Iterator[Named]:
+        """Yield what is no data, and what no worker can get a copy of."""
+        for x in (
+            node.x for i, node in self.nodes.items() if not (i in self.shared or i in self._deep)
+        ):
+            try:
+                self.kind(type(x)).probe(x)
+            except Exception as error:
+                yield self._named(x, error)
+
+    def share(self, x: Any, why: str | Exception) -> None:
         """Share an object that cannot be copied, and note why."""
-        self.shared[id(x)] = why
-        self.uncopyable.append(Named(self.path(x), x, why))
+        self.uncopyable.append(self._named(x, why))
+        self.shared[id(x)] = self.uncopyable[-1].why
+
+    def _named(self, x: Any, why: str | Exception) -> Named:
+        if not isinstance(why, str | CannotReopen):
+            why = f"{type(why).__name__}: {why}"
+        return Named(self.path(x), x, str(why))
 
 
 def _is_constant(x: Any, kind: Instance) -> bool:

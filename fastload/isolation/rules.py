@@ -80,16 +80,26 @@ _SHARED_CLASSES = {
 }
 """Classes of data, of objects without state, and of handles that threads may share."""
 
-_REFUSED_CLASSES = {
-    *("_duckdb.DuckDBPyConnection", "netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader"),
+_NO_DATA = {
+    *("pyarrow._feather.FeatherReader", "pyarrow._orc.ORCReader", "pyarrow._parquet.ParquetReader"),
+    "pyarrow.lib._RecordBatchFileReader",  # it reads the dictionaries once, without a lock
+}
+"""Classes that have no position, but are not for several threads either, although they derive from one of data."""
+
+_SURVIVING = {
+    *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),
     *("pyarrow.parquet.core.ParquetFile", "pysam.libcalignmentfile.AlignmentFile"),
-    *("av.container.core.Container", "av.stream.Stream", "cv2.VideoCapture", "cv2.VideoWriter"),
-    *("decord.video_reader.VideoReader", "soundfile.SoundFile"),
+}
+"""Classes whose open instances can neither be copied nor be used by several threads, but work in a fork."""
+
+_REFUSED_CLASSES = _SURVIVING | {
+    *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
+    *("cv2.VideoCapture", "cv2.VideoWriter", "decord.video_reader.VideoReader"),
     *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
     *("lmdb.cffi.Transaction", "sqlite3.Connection", "sqlite3.Cursor"),
     "torchcodec.decoders._video_decoder.VideoDecoder",
 }
-"""Classes whose open instances can neither be copied nor be used by several threads: some end the interpreter."""
+"""Those of which the rest fail in a fork, too. In threads some end the interpreter."""
 
 
 def names(kind: type) -> list[str]:
@@ -98,7 +108,9 @@ def names(kind: type) -> list[str]:
 
 
 def shared_class(kind: type) -> str | None:
-    """Return why all instances of a class are shared, or None."""
+    """Return why all instances of a class are shared, or None. What has a position is no data."""
+    if hasattr(kind, "__next__") or not _NO_DATA.isdisjoint(names(kind)):
+        return None
     for name in names(kind):
         module = name.partition(".")[0]
         if module in _SHARED_MODULES:
@@ -111,6 +123,11 @@ def shared_class(kind: type) -> str | None:
 def refused_class(kind: type) -> bool:
     """Return whether open instances of a class can neither be copied nor be used by several threads."""
     return not _REFUSED_CLASSES.isdisjoint(names(kind))
+
+
+def survives_fork(kind: type) -> bool:
+    """Return whether open instances of a refused class work in a fork that has its own positions in files."""
+    return not _SURVIVING.isdisjoint(names(kind))
 
 
 def is_open(handle: Any) -> bool:

@@ -11,7 +11,9 @@ import torch
 
 from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.isolation import rules
 from fastload.isolation.copies import make_copies
+from fastload.isolation.files import is_stream
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
 from fastload.isolation.rules import own_dict
@@ -112,10 +114,23 @@ class Isolation:
         warnings.warn(
             f"fastload: all workers share what cannot be copied: {named}{f'; and {more} more' if more > 0 else ''}. If "
             "such an object keeps a position or a value between two calls, samples can be wrong. Create it at the "
-            'first sample, or pass num_workers=0. worker_method="process" helps, unless it is an open file.',
+            'first sample, or pass worker_method="process".',
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
+
+    def warn_of_inherited(self, stacklevel: int) -> None:
+        """Warn of handles that forked workers would share, although each gets its own position in files."""
+        refused, others = self.plan.refused, self.plan.obstacles()
+        paths = [named.path for named in refused if not rules.survives_fork(type(named.x))]
+        paths += [named.path for named in others if is_stream(named.x)]
+        if paths:
+            warnings.warn(
+                f"fastload: worker processes share the open {', '.join(paths[:8])}, so samples can be wrong or fail. "
+                "Open handles cannot be copied. Open them in `__getitem__`, not in `__init__`.",
+                SharedStateWarning,
+                stacklevel=stacklevel + 1,
+            )
 
 
 def _brings_messages(x: Any) -> bool:
@@ -148,6 +163,6 @@ def _refusal(refused: Sequence[Named]) -> str:
     )
     return (
         f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
-        "Open it at the first sample, not in __init__. If a sample was read before the loop, set the attribute to "
-        "None again. Worker processes need that too, because forks share an open file. Or pass num_workers=0."
+        "Open it in `__getitem__`, not in `__init__`. If a sample was read before the loop, set the attribute to None "
+        "again. Or pass num_workers=0."
     )

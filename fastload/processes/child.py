@@ -34,6 +34,7 @@ from fastload._kit.torch_private import (
 )
 from fastload._kit.user_errors import annotate, contained
 from fastload.isolation import WorkerCopies
+from fastload.isolation.files import take_positions
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
@@ -76,6 +77,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     global_draws.in_worker_process = True
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
+    shared = take_positions()
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     wire = Wire(work)
@@ -83,7 +85,7 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         wire.send(pickle.dumps((jobs.STARTED, None)))
         try:
-            worker = _Worker(job, sealed, wire, heard)
+            worker = _Worker(job, sealed, wire, heard, shared)
         except BaseException as exc:
             # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
@@ -181,7 +183,9 @@ class _Beside:
 class _Worker:
     """Reads the batches of one worker process."""
 
-    def __init__(self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside) -> None:
+    def __init__(
+        self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside, shared: list[str]
+    ) -> None:
         self._job = job
         self._wire = wire
         self._heard = heard
@@ -200,6 +204,12 @@ class _Worker:
             job.worker, channels_last=settings.memory_format is torch.channels_last
         )
         self._notices = Notices()
+        if shared:
+            self._notices.warn(
+                "positions",
+                f"worker processes share the position in files that they cannot open again: {', '.join(shared[:8])}. "
+                "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
+            )
         self._fetcher = Fetcher(settings, self._memory, self._notices)
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"

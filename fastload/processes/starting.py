@@ -81,6 +81,8 @@ def start_children(
     try:
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
+            if method == "fork":
+                replace(theirs, copy_dataset="state").isolation().warn_of_inherited(stacklevel=8)
             for worker in range(num_workers):
                 job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))

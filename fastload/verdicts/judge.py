@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Literal
 
-from fastload.isolation.classify import is_copyable
 from fastload.isolation.plan import Plan
 from fastload.random import torch_random
 from fastload.random.streams import MODULES, chosen_modules
@@ -65,10 +64,9 @@ def verdict(
     plan = Plan(roots, copy_data=copy_dataset is True)
     found = [*reach.findings]
     found += [finding("open handle", path=each.path, kind=kind_of(each.x)) for each in plan.refused]
-    for x in (node.x for node in plan.nodes.values() if hasattr(type(node.x), "__next__")):
-        if not is_copyable(type(x)):
-            key = "running generator" if isinstance(x, GeneratorType) else "iterator"
-            found.append(finding(key, path=plan.path(x), kind=kind_of(x)))
+    for each in plan.obstacles():
+        key = "running generator" if isinstance(each.x, GeneratorType) else "no copy"
+        found.append(finding(key, path=each.path, kind=kind_of(each.x), why=each.why))
     if not any(fault.proven for fault in found):  # nothing tells more than a proven fault
         found += Changes(reach, plan, shares_all=copy_dataset is False).findings()
         found += () if copy_dataset is False else _two_identities(reach, plan)

@@ -165,31 +165,6 @@ def test_a_deleted_and_a_renamed_file_are_opened_once_more(path: Path) -> None:
             assert new.read() == file.read() == MIXED.encode()[1_000:]
 
 
-def test_without_proc_the_name_must_still_be_that_of_the_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.open
-
-    def no_proc(name: Any, flags: int) -> int:
-        if str(name).startswith("/proc"):
-            raise FileNotFoundError(name)
-        return real(name, flags)
-
-    monkeypatch.setattr(os, "open", no_proc)
-    with open(path, "rb") as file:
-        file.seek(5)
-        with reopened(file) as new:
-            assert new.read() == MIXED.encode()[5:]
-        path.rename(path.with_name("other"))
-        with pytest.raises(CannotReopen, match="found"):
-            reopened(file)
-        path.write_bytes(b"another file")
-        with pytest.raises(CannotReopen, match="found"):
-            reopened(file)
-    with open(os.open(path, os.O_RDONLY), "rb") as nameless, pytest.raises(CannotReopen):
-        reopened(nameless)
-
-
 def test_a_closed_file_is_returned_as_it_is(folder: Path) -> None:
     for kind in KINDS.values():
         file = kind(folder)

@@ -1,0 +1,221 @@
+"""Promises:
+- A forked worker has its own position in every regular file that it inherited, whatever holds it: an attribute, a
+  module, a closure or a library in C. The descriptor keeps its number, position and flags.
+- What forks would share nevertheless is named: pipes, sockets, connections to databases, and files that a worker cannot
+  open again.
+"""
+
+# ruff: noqa: SIM115 (files that stay open are the subject)
+
+from __future__ import annotations
+
+import gzip
+import multiprocessing
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload.errors import SharedStateWarning
+from fastload.isolation import files
+
+FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
+RECORD = 100_000
+DATA = b"".join(bytes([k]) * RECORD for k in range(4))
+
+
+def records(path: Path) -> Path:
+    path.write_bytes(DATA)
+    return path
+
+
+def temporary() -> Any:
+    file = tempfile.TemporaryFile()
+    file.write(DATA)
+    file.flush()
+    return file
+
+
+def compressed(path: Path) -> Any:
+    path.write_bytes(gzip.compress(DATA))
+    return gzip.open(path)
+
+
+HELD: list[Any] = []
+
+
+class Records:
+    """Two samples, each of which moves before either reads."""
+
+    def __init__(self, file: Any = None) -> None:
+        self.file = file
+        self.meeting = multiprocessing.Barrier(2)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[int]:
+        (file,) = HELD or [self.file]
+        if isinstance(file, int):  # as a library in C holds it
+            os.lseek(file, index * RECORD, os.SEEK_SET)
+            self.meeting.wait()
+            return list(os.read(file, 3))
+        file.seek(index * RECORD)
+        self.meeting.wait()
+        return list(file.read(3))
+
+
+OPENED: dict[str, Callable[[Path], Any]] = {
+    "raw": lambda path: open(records(path), "rb", buffering=0),
+    "gzip": compressed,
+    "temporary": lambda path: temporary(),
+}
+
+
+def read_by_two(dataset: Any) -> list[Any]:
+    with fastload.DataLoader(dataset, None, num_workers=2, **FORK) as loader:
+        return [sample if isinstance(sample, list) else sample.tolist() for sample in loader]
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_workers_move_in_a_file_independently(name: str, tmp_path: Path) -> None:
+    with OPENED[name](tmp_path / "records") as file:
+        assert read_by_two(Records(file)) == [[0] * 3, [1] * 3]
+
+
+def test_a_descriptor_that_a_module_holds(tmp_path: Path) -> None:
+    HELD.append(os.open(records(tmp_path / "records"), os.O_RDONLY))
+    os.lseek(HELD[0], 7, os.SEEK_SET)
+    try:
+        assert read_by_two(Records()) == [[0] * 3, [1] * 3]
+        assert os.lseek(HELD[0], 0, os.SEEK_CUR) == 7  # the program's own file stays where it is
+    finally:
+        os.close(HELD.pop())
+
+
+def in_fork(call: Callable[[], Any]) -> Any:
+    """Return what a call returns in a forked process."""
+    ours, theirs = multiprocessing.Pipe()
+    if not (pid := os.fork()):
+        with suppress(BaseException):
+            theirs.send(call())
+        os._exit(0)
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+
+
+def test_descriptors_keep_numbers_positions_and_flags(tmp_path: Path) -> None:
+    path = records(tmp_path / "records")
+    flags = {
+        "reads": os.O_RDONLY | os.O_NONBLOCK,
+        "deleted": os.O_RDWR | os.O_APPEND | os.O_CLOEXEC,
+        "writes": os.O_WRONLY,
+        "path": os.O_PATH,
+    }
+    opened = {name: os.open(path, flag) for name, flag in flags.items()}
+    opened["memory"] = os.memfd_create("fastload-test")
+    os.write(opened["memory"], DATA)
+    path.unlink()
+    for name in ("reads", "deleted", "writes"):
+        os.lseek(opened[name], 5, os.SEEK_SET)
+    os.set_inheritable(opened["reads"], True)
+
+    def look() -> Any:
+        return [
+            (files.fcntl.fcntl(number, files.fcntl.F_GETFL), os.get_inheritable(number))
+            for number in opened.values()
+        ]
+
+    def moved() -> Any:
+        shared, positions = files.take_positions(), {}
+        for name in opened.keys() - {"path"}:
+            positions[name] = os.lseek(opened[name], 0, os.SEEK_CUR)
+            os.lseek(opened[name], 50, os.SEEK_SET)
+        return shared, positions, look()
+
+    try:
+        shared, positions, seen = in_fork(moved)
+        assert shared == []
+        assert positions == {"reads": 5, "deleted": 5, "writes": 5, "memory": len(DATA)}
+        assert seen == look()
+        now = {name: os.lseek(opened[name], 0, os.SEEK_CUR) for name in positions}
+        # Lines that several processes write into one file still follow one another.
+        assert now == {**positions, "writes": 50}
+    finally:
+        for number in opened.values():
+            os.close(number)
+
+
+def pipe() -> Any:
+    reads, writes = os.pipe()
+    os.close(writes)
+    return open(reads, "rb")
+
+
+class Holds(torch.utils.data.Dataset[int]):
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    "make", [pipe, lambda: sqlite3.connect(":memory:")], ids=["pipe", "sqlite"]
+)
+@pytest.mark.parametrize("where", ["dataset.held", "collate_fn (held)"])
+def test_what_forks_share_is_named_at_iter(make: Callable[[], Any], where: str) -> None:
+    held = make()
+
+    def collated(batch: Any, at: Any = None) -> Any:
+        return batch if held else at
+
+    options = FORK | ({} if "dataset" in where else {"collate_fn": collated})
+    dataset = Holds(held if "dataset" in where else None)
+    loader = fastload.DataLoader(dataset, num_workers=1, **options)
+    try:
+        with pytest.warns(SharedStateWarning, match="Open them in `__getitem__`") as caught:
+            batches = iter(loader)
+        assert where in str(caught[0].message)
+        assert caught[0].filename == __file__
+        assert len([*batches]) == 2
+    finally:
+        held.close()
+
+
+@pytest.mark.parametrize("refused", ["records", "/proc/self/fd"])
+def test_a_file_that_a_worker_cannot_open_again_is_named(
+    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, path = os.open, records(tmp_path / "records")
+
+    def refusing(name: Any, *options: Any) -> int:
+        if str(name).startswith("/proc/self/fd/") and os.readlink(name) == str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(name, *options)
+
+    def without_list(name: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    if refused == "records":
+        monkeypatch.setattr(os, "open", refusing)
+    else:  # the worker inherits it
+        monkeypatch.setattr(files.os, "listdir", without_list)
+    named = pytest.warns(RuntimeWarning, match=rf"{refused} \(Permission denied\)")
+    loader = fastload.DataLoader(Holds(0), num_workers=1, **FORK)
+    with open(path, "rb"), loader, named:
+        assert len([*loader]) == 2
