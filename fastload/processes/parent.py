@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pickle
 import signal
 import socket
 import struct
 import threading
+import warnings
 import weakref
 from contextlib import suppress
 from multiprocessing.context import BaseContext
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from fastload._kit.user_errors import shown_indices
-from fastload.errors import WorkerDiedError
+from fastload.errors import LoaderTimeoutError, WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
@@ -32,12 +35,16 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+from fastload.telemetry.recorder import delayed_s
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
 
 STATUS_SECONDS = 0.5
 """How long the exit status of a dead worker may take."""
+
+LEAST_DELAY_S = 0.1
+"""If a process waited for a core for less than that, it gets no more time to end."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
@@ -77,7 +84,8 @@ class Child:
 
     def start(self, context: BaseContext, sealed: Sealed) -> None:
         """Start the process. Raise what starting or pickling raised. Then call `end`."""
-        self.dead = False
+        self.dead = self.ending = False
+        self._late = monotonic() + (self._settings.timeout or math.inf)
         ours, theirs = socket.socketpair()
         ours_beside, theirs_beside = socket.socketpair()
         self._work, self._beside = ours, ours_beside
@@ -99,35 +107,51 @@ class Child:
             theirs_beside.close()
 
     def wait_until_ready(self) -> None:
-        """Wait until the process is set up. Raise the error of its start."""
-        for expected in (jobs.STARTED, jobs.READY):
-            while (said := self._first_words(expected)) is None:
-                pass
-            what, found = said
-            if what == jobs.BROKEN:
-                raise unpack_error(found)
-            assert what == expected
-
-    def _first_words(self, expected: int) -> Any:
-        cpu_s = cpu_seconds(self.pid)
-        try:
-            received = self._wire.receive(START_SECONDS if expected == jobs.STARTED else None)
-        except (EOFError, OSError):
-            raise self._died("it started", hint=_START_HINT) from None
-        if received is not None:
-            return pickle.loads(received[0])
-        if cpu_seconds(self.pid) > cpu_s:
-            return None  # imports take their time
-        raise WorkerDiedError(
-            f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, and was "
-            "killed. A lock that another thread held during the fork may never be released in it. Pass "
-            'multiprocessing_context="forkserver"'
-        )
+        """Wait until the process is set up. Raise the error of its start, or `LoaderTimeoutError` after `timeout`."""
+        expected, warned, cpu_s = jobs.STARTED, False, cpu_seconds(self.pid)
+        while True:
+            left = self._late - monotonic()
+            try:
+                received = self._wire.receive(max(0.0, min(START_SECONDS, left)))
+            except (EOFError, OSError):
+                raise self._died("it started", hint=_START_HINT) from None
+            if received is not None:
+                what, found = pickle.loads(received[0])
+                if what == jobs.BROKEN:
+                    raise unpack_error(found)
+                assert what == expected
+                if what == jobs.READY:
+                    return
+                expected = jobs.READY
+            elif left <= START_SECONDS:
+                raise LoaderTimeoutError(
+                    f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
+                    f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
+                )
+            elif cpu_seconds(self.pid) > cpu_s:
+                pass  # imports take their time
+            elif expected == jobs.STARTED:
+                raise WorkerDiedError(
+                    f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, "
+                    "and was killed. A lock that another thread held during the fork may never be released in it. Pass "
+                    'multiprocessing_context="forkserver"'
+                )
+            elif not warned:
+                warned = True
+                warnings.warn(
+                    f"fastload: iter() waits for worker {self.job.worker}, which did nothing for {START_SECONDS:g} s "
+                    "in worker_init_fn or unpickling. A lock that another thread held during the fork may never be "
+                    f"released in it. `timeout` would end the wait. It is here:\n{self.stack()}",
+                    RuntimeWarning,
+                    stacklevel=8,
+                )
+            cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:
         """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
         if self._process is None:
             return
+        self.ending = True
         self._say(jobs.END)
         with suppress(OSError):
             self._work.shutdown(socket.SHUT_WR)
@@ -137,16 +161,26 @@ class Child:
         self._close()
 
     def _has_ended(self, seconds: float) -> bool:
-        """Wait for the end of the process, and reap it. Return whether it has ended."""
+        """Wait for the end of the process, and reap it. Return whether it has ended.
+
+        Time in which it waited for a core does not count.
+        """
         if self._watched is None:
             self._process.join(seconds)
             return not self._process.is_alive()
+        before = self.delayed_s()
         # A process that the worker has started may hold the pipe that `join` waits for.
-        if not can_be_read(self._watched, seconds):
-            return False
+        while not can_be_read(self._watched, seconds):
+            seconds, before = self.delayed_s() - before, self.delayed_s()
+            if seconds < LEAST_DELAY_S:
+                return False
         if self._process.exitcode is None:
             self._process.join(STATUS_SECONDS)  # the fork server sends it
         return True
+
+    def delayed_s(self) -> float:
+        """Return the seconds for which the process could run but had no core."""
+        return delayed_s(self.pid)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -196,7 +230,7 @@ class Child:
                     text = file.read(struct.unpack("=Q", file.read(8))[0])
                 shown = text.decode(errors="replace")
             except (OSError, struct.error):
-                shown = "  (it does not answer: it is stopped, or a call in C holds its GIL)\n"
+                shown = "  (it does not answer: it is stopped, has no core, or a call in C holds its GIL)\n"
         return f"{head}:\n{shown}"
 
     # ---- batches ----
