@@ -151,7 +151,9 @@ class _Storage:
 def _storage_of(buffer: Any) -> torch.UntypedStorage:
     if not len(buffer):
         return torch.empty(0).untyped_storage()
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    storage.loan = buffer  # type: ignore[attr-defined]  # as in `Slot`
+    return storage
 
 
 def _storage_over(storage: torch.UntypedStorage) -> torch.UntypedStorage:

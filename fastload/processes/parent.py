@@ -88,23 +88,30 @@ class Child:
         self._late = monotonic() + (self._settings.timeout or math.inf)
         ours, theirs = socket.socketpair()
         ours_beside, theirs_beside = socket.socketpair()
+        self._alive, theirs_alive = socket.socketpair()
         self._work, self._beside = ours, ours_beside
         _children.add(self)
         of: Any = context  # Any: the stubs of BaseContext have no Process
         try:
             self._process = of.Process(
                 target=child.main,
-                args=(theirs, theirs_beside, self.job, sealed),
+                args=(theirs_alive, theirs, theirs_beside, self.job, sealed),
                 name=f"fastload-worker-{self.job.worker}",
                 daemon=False,
             )
-            self._process.start()
+            # A fork inherits the mask: no signal ends it before it has handlers. A fork server must not inherit it.
+            forks = context.get_start_method() == "fork"
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, child.SIGNALS if forks else ())
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self.pid: int = self._process.pid
             self._watched = watched(self.pid)
             self._wire = Wire(ours, ours.fileno() if self._watched is None else self._watched)
         finally:
-            theirs.close()
-            theirs_beside.close()
+            for end in (theirs, theirs_beside, theirs_alive):
+                end.close()
 
     def wait_until_ready(self) -> None:
         """Wait until the process is set up. Raise the error of its start, or `LoaderTimeoutError` after `timeout`."""
@@ -200,8 +207,8 @@ class Child:
     def _close(self) -> None:
         _children.discard(self)
         self.dead = True
-        self._work.close()
-        self._beside.close()
+        for end in (self._work, self._beside, self._alive):
+            end.close()
         if self._watched is not None:
             if self._process.exitcode is None and can_be_read(self._watched, 0):
                 # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
@@ -382,11 +389,13 @@ class Child:
         elif code is None:
             how = "ended with an unknown status, which another wait() of this program took,"
         elif code < 0:
+            if -code == signal.SIGKILL:
+                hint = _KILLED_HINT
+            elif -code in child.SIGNALS:
+                hint = "Another program sent it, such as a batch system at its time limit"
             with suppress(ValueError):
                 code = signal.Signals(-code).name
             how = f"was killed by {code}"
-            if code == "SIGKILL":
-                hint = hint or _KILLED_HINT
         else:
             how = f"exited with code {code}"
         return WorkerDiedError(
@@ -411,10 +420,9 @@ _DIED_HINT = (
 def _close_in_child() -> None:
     for one in list(_children):
         one.dead = True
-        with suppress(OSError):
-            one._work.close()
-        with suppress(OSError):
-            one._beside.close()
+        for end in (one._work, one._beside, one._alive):
+            with suppress(OSError):
+                end.close()
         if one._watched is not None:
             os.close(one._watched)
     _children.clear()
