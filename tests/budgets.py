@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_770,
-    "loaded beside the way": 2_548,
+    "the way of an index": 3_780,
+    "loaded beside the way": 2_543,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_475,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_210,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_573,
-    "verdicts and allow list": 1_596,
+    "process workers": 1_669,
+    "verdicts and allow list": 1_597,
 }
 
 LISTED = {
@@ -72,9 +72,9 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
-        processes/packing processes/parent processes/pausing processes/preload processes/segments processes/starting
-        processes/wire
+        engine/drivers processes/__init__ processes/answers processes/child processes/deaths processes/jobs
+        processes/observed processes/packing processes/parent processes/pausing processes/preload processes/segments
+        processes/starting processes/wire
     """,
     "verdicts and allow list": """
         engine/choice reading/tripwire

@@ -30,6 +30,7 @@ from fastload.engine.threads import (
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.processes.parent import LEAST_DELAY_S, Child
+from fastload.telemetry.recorder import delayed_s
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()
 """The teams of this process, which end with it. Their threads keep them alive."""
@@ -133,11 +134,7 @@ class Team:
         for thread in self.threads[: len(self.children)]:
             thread.join(JOIN_SECONDS)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
-        warnings.warn(
-            f"{names}: {how}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        warnings.warn(f"{names}: {how}", RuntimeWarning, stacklevel=4)
 
 
 def _end_with_multiprocessing() -> None:
@@ -156,13 +153,10 @@ def join(teams: Iterable[Team]) -> None:
     teams = list(teams)
 
     def delays() -> dict[Child, float]:
-        return {one: one.delayed_s() for team in teams for one in team.children if not one.dead}
+        return {one: delayed_s(one.pid) for team in teams for one in team.children if not one.dead}
 
-    stuck, seconds, before = (
-        [thread for team in teams for thread in team.threads],
-        JOIN_SECONDS,
-        delays(),
-    )
+    stuck = [thread for team in teams for thread in team.threads]
+    seconds, before = JOIN_SECONDS, delays()
     while (stuck := wait(stuck, seconds)) and seconds >= LEAST_DELAY_S:
         now = delays()
         seconds, before = max((now[one] - before[one] for one in now), default=0.0), now

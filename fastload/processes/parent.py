@@ -26,6 +26,7 @@ from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import child, jobs
 from fastload.processes.answers import fill, report
+from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
@@ -121,7 +122,7 @@ class Child:
             try:
                 received = self._wire.receive(max(0.0, min(START_SECONDS, left)))
             except (EOFError, OSError):
-                raise self._died("it started", hint=_START_HINT) from None
+                raise self._died("it started", hint=START_HINT) from None
             if received is not None:
                 what, found = pickle.loads(received[0])
                 if what == jobs.BROKEN:
@@ -135,23 +136,16 @@ class Child:
                     f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
                     f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
                 )
-            elif cpu_seconds(self.pid) > cpu_s:
-                pass  # imports take their time
-            elif expected == jobs.STARTED:
-                raise WorkerDiedError(
-                    f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, "
-                    "and was killed. A lock that another thread held during the fork may never be released in it. Pass "
-                    'multiprocessing_context="forkserver"'
+            elif cpu_seconds(self.pid) <= cpu_s and not warned:  # imports take their time
+                idle = (
+                    f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started. "
+                    "A lock that another thread held during the fork may never be released in it"
                 )
-            elif not warned:
+                if expected == jobs.STARTED:
+                    raise WorkerDiedError(f'{idle}. Pass multiprocessing_context="forkserver"')
                 warned = True
-                warnings.warn(
-                    f"fastload: iter() waits for worker {self.job.worker}, which did nothing for {START_SECONDS:g} s "
-                    "in worker_init_fn or unpickling. A lock that another thread held during the fork may never be "
-                    f"released in it. `timeout` would end the wait. It is here:\n{self.stack()}",
-                    RuntimeWarning,
-                    stacklevel=8,
-                )
+                said = f"fastload: {idle}. iter() waits, without `timeout`. It is here:\n{self.stack()}"
+                warnings.warn(said, RuntimeWarning, stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:
@@ -175,19 +169,15 @@ class Child:
         if self._watched is None:
             self._process.join(seconds)
             return not self._process.is_alive()
-        before = self.delayed_s()
+        before = delayed_s(self.pid)
         # A process that the worker has started may hold the pipe that `join` waits for.
         while not can_be_read(self._watched, seconds):
-            seconds, before = self.delayed_s() - before, self.delayed_s()
+            seconds, before = delayed_s(self.pid) - before, delayed_s(self.pid)
             if seconds < LEAST_DELAY_S:
                 return False
         if self._process.exitcode is None:
             self._process.join(STATUS_SECONDS)  # the fork server sends it
         return True
-
-    def delayed_s(self) -> float:
-        """Return the seconds for which the process could run but had no core."""
-        return delayed_s(self.pid)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -383,38 +373,8 @@ class Child:
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True
         ended = self._has_ended(1.0)
-        code = self._process.exitcode
-        if not ended:
-            how = "closed its connection"
-        elif code is None:
-            how = "ended with an unknown status, which another wait() of this program took,"
-        elif code < 0:
-            if -code == signal.SIGKILL:
-                hint = _KILLED_HINT
-            elif -code in child.SIGNALS:
-                hint = "Another program sent it, such as a batch system at its time limit"
-            with suppress(ValueError):
-                code = signal.Signals(-code).name
-            how = f"was killed by {code}"
-        else:
-            how = f"exited with code {code}"
-        return WorkerDiedError(
-            f"worker {self.job.worker} (process {self.pid}) {how} while {doing}. {hint or _DIED_HINT}"
-        )
-
-
-_START_HINT = (
-    'What it printed says why. A script whose workers do not fork needs `if __name__ == "__main__":` around what '
-    "it runs, and must be a file"
-)
-_KILLED_HINT = (
-    "The kernel kills a process if memory runs out: see `dmesg`, or memory.events of the job's cgroup. Use fewer "
-    "workers, or smaller batches"
-)
-_DIED_HINT = (
-    "A sample crashed in C, or called os._exit(). Read these samples with num_workers=0 under "
-    "`python -X faulthandler`"
-)
+        who = f"worker {self.job.worker} (process {self.pid})"
+        return death(who, doing, ended, self._process.exitcode, hint)
 
 
 def _close_in_child() -> None:

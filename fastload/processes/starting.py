@@ -36,11 +36,7 @@ from fastload.verdicts.libraries import LIBRARIES
 _THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
 """Libraries that start threads when they are used, and how the names of the threads begin. A fork loses them."""
 
-_FORKED_HINT = (
-    "Samples that need those threads, or a lock of theirs, may hang. Start no such threads before the loop. Or let a "
-    'fork server start the workers: put what the script runs under `if __name__ == "__main__":`, and the dataset into '
-    "a module"
-)
+_FORKED_HINT = "Samples may hang. Start no such threads before the loop, or mend what keeps the fork server out"
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
@@ -86,9 +82,7 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork" and reason:
-                notices.warn(
-                    "fork", f"worker processes were forked although {reason}. {_FORKED_HINT}"
-                )
+                notices.warn("fork", f"workers were forked although {reason}. {_FORKED_HINT}")
             for worker in range(num_workers):
                 job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))
