@@ -53,7 +53,7 @@ class LoaderClosedError(FastloadError, RuntimeError):
 
 
 class LoaderTimeoutError(FastloadError, RuntimeError):
-    """No batch came within `timeout` seconds. Nothing is lost: `next()` may be called again."""
+    """No batch, or no worker process, came within `timeout` seconds. Nothing is lost: call it again."""
 
 
 class WorkerCrashError(FastloadError, RuntimeError):

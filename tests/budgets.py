@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_838,
-    "loaded beside the way": 2_602,
+    "the way of an index": 3_848,
+    "loaded beside the way": 2_597,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_533,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_584,
-    "verdicts and allow list": 1_438,
+    "process workers": 1_680,
+    "verdicts and allow list": 1_439,
 }
 
 LISTED = {
@@ -73,9 +73,9 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/drivers processes/__init__ processes/answers processes/child processes/jobs processes/observed
-        processes/packing processes/parent processes/pausing processes/preload processes/segments processes/starting
-        processes/wire
+        engine/drivers processes/__init__ processes/answers processes/child processes/deaths processes/jobs
+        processes/observed processes/packing processes/parent processes/pausing processes/preload processes/segments
+        processes/starting processes/wire
     """,
     "verdicts and allow list": """
         engine/choice

@@ -166,7 +166,7 @@ def forks() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _what_other_tests_imported_is_no_hazard() -> Iterator[None]:
     """Let workers fork, although an earlier test imported gRPC or another library that starts threads."""
-    threaded = [name for name in starting._THREADED if name not in sys.modules]
+    threaded = {k: v for k, v in starting._THREADED.items() if k not in sys.modules}
     # Not the fixture `monkeypatch`: begun here, it would end after the fixtures of each test file.
     with mock.patch.object(starting, "_THREADED", threaded):
         yield

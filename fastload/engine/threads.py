@@ -42,12 +42,12 @@ def new_thread(name: str, target: Callable[..., None], *args: Any) -> threading.
 
 def join(threads: Iterable[threading.Thread]) -> None:
     """Wait at most `JOIN_SECONDS` for threads to return from their current calls, and abandon those that hang."""
-    abandon(wait(threads))
+    abandon(wait(threads, JOIN_SECONDS))
 
 
-def wait(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
-    """Wait at most `JOIN_SECONDS` for threads to end. Return those that still run."""
-    deadline = perf_counter() + JOIN_SECONDS
+def wait(threads: Iterable[threading.Thread], seconds: float) -> list[threading.Thread]:
+    """Wait at most `seconds` for threads to end. Return those that still run."""
+    deadline = perf_counter() + seconds
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         thread.join(max(0.0, deadline - perf_counter()))

@@ -330,6 +330,8 @@ class Slot:
             if interleaved:
                 shape = n, *row.shape[1:], row.shape[0]
             array, rows = _memory(row, shape, memory, offset)
+            # `share_memory_()` and queues exchange a storage's memory. An array of the tensor still sees this one.
+            rows.untyped_storage().loan = memory  # type: ignore[attr-defined]
             if interleaved:
                 rows = rows.permute(0, 3, 1, 2)
                 array = None if array is None else array.transpose(0, 3, 1, 2)

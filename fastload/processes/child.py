@@ -5,6 +5,7 @@ It reads with the same code as a loop without workers, in the same random stream
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import pickle
@@ -42,7 +43,7 @@ from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.observed import Observed
 from fastload.processes.packing import Packed, pack, pack_error, unpack
 from fastload.processes.segments import Segment, TicketMemory
-from fastload.processes.wire import Wire
+from fastload.processes.wire import Wire, can_be_read
 from fastload.random import global_draws
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
@@ -62,13 +63,16 @@ from fastload.verdicts.reach import Reach
 LINGER_SECONDS = 10.0
 """How long a worker may still read a sample after its loader is closed. Then it ends itself."""
 
-_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
-def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -> None:
-    """Run a worker process. It ends if `work` is shut, and soon after the loop's process is gone.
+def main(
+    alive: socket.socket, work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed
+) -> None:
+    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
 
     Args:
+        alive: is closed once the loop's process is gone.
         work: brings tickets, takes answers.
         beside: brings commands while a sample is read: drop, end, show the stack.
         job: which worker this is.
@@ -80,6 +84,8 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
     shared = take_positions()
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    _end_with(alive)
     wire = Wire(work)
     heard = _Beside(beside)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -96,6 +102,15 @@ def main(work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed) -
         worker.serve()
 
 
+def _end_with(alive: socket.socket) -> None:
+    """Let the kernel kill this process once the other end is closed: a sample in C may hold the GIL for minutes."""
+    fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+    if can_be_read(alive.fileno(), 0):  # it was closed before
+        os._exit(1)
+
+
 _NO_MAIN = (
     "a worker that does not fork cannot import what was typed at a prompt, in a notebook or after `python -c`. Put the "
     'class into a module, or pass multiprocessing_context="fork"'
@@ -105,7 +120,7 @@ _NO_MAIN = (
 def _in_fork_of_worker() -> None:
     """Let any error or signal end a process that a sample forks. It must not answer in the worker's place."""
     user_errors.passing = (BaseException,)
-    for number in _SIGNALS:
+    for number in SIGNALS:
         # `Pool.terminate()` waits for a process to which it sent SIGTERM.
         if signal.getsignal(number) is _nothing:
             interrupts = number == signal.SIGINT
@@ -115,7 +130,7 @@ def _in_fork_of_worker() -> None:
 def _outlive_signals() -> None:
     # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
     # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, _nothing)
 
 

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastload._kit.user_errors import contained, shown
+from fastload._kit.user_errors import shown
 from fastload.memory.layout import aligned
 from fastload.processes.segments import TicketMemory
 
 IN_MESSAGE = 32 * 1024
 """Smaller buffers go through the socket. So a loop that keeps the labels of all batches keeps no segment alive."""
 
-_MOST_CAUSES = 8
+_MOST_LINKED = 64
+"""Causes, contexts and members of groups that an error brings along."""
 
 
 class Packed(NamedTuple):
@@ -150,7 +151,9 @@ class _Storage:
 def _storage_of(buffer: Any) -> torch.UntypedStorage:
     if not len(buffer):
         return torch.empty(0).untyped_storage()
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    storage.loan = buffer  # type: ignore[attr-defined]  # as in `Slot`
+    return storage
 
 
 def _storage_over(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -213,32 +216,60 @@ def _sparse(
 # ---- errors ----
 
 
-class PackedError(NamedTuple):
-    """An error on its way between processes, and the error that caused it."""
+class PackedLink(NamedTuple):
+    """An error on its way between processes, and the places of those that it refers to."""
 
     pickle: bytes
-    cause: PackedError | None
+    cause: int | None
+    context: int | None
+    suppressed: bool
+    members: list[int]
+    """Of an ExceptionGroup."""
 
 
-def pack_error(error: BaseException, who: str, *, causes: int = _MOST_CAUSES) -> PackedError:
+class PackedError(NamedTuple):
+    """An error, and after it all that it came of."""
+
+    links: list[PackedLink]
+
+
+def pack_error(error: BaseException, who: str) -> PackedError:
     """Return an error as bytes. At the other end it has its type, arguments and attributes, and a note: its traceback.
 
-    If its class cannot be rebuilt there, it becomes a RuntimeError that names the class. `who` names this worker.
+    So have its cause, its context and the members of a group. If a class cannot be rebuilt there, such an error becomes
+    a RuntimeError that names the class. `who` names this worker.
     """
-    lines = "".join(traceback.format_tb(error.__traceback__))
-    note = f"raised in {who}:\n{lines.rstrip()}" if lines else ""
-    cause = error.__cause__
-    packed = None if cause is None or not causes else pack_error(cause, who, causes=causes - 1)
-    return PackedError(_pickled(error, note), packed)
+    chain, places = [error], {id(error): 0}
+    for one in chain:  # it grows
+        for other in (one.__cause__, one.__context__, *getattr(one, "exceptions", ())):
+            known = id(other) in places or not isinstance(other, BaseException)
+            if not known and len(chain) < _MOST_LINKED:
+                places[id(other)] = len(chain)
+                chain.append(other)
+    links = []
+    for one in chain:
+        lines = "".join(traceback.format_tb(one.__traceback__))
+        note = f"raised in {who}:\n{lines.rstrip()}" if lines else ""
+        cause, context = (places.get(id(other)) for other in (one.__cause__, one.__context__))
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        members = [places[id(member)] for member in inner if id(member) in places]
+        links.append(
+            PackedLink(_pickled(one, note), cause, context, one.__suppress_context__, members)
+        )
+    return PackedError(links)
 
 
 def _pickled(error: BaseException, note: str) -> bytes:
-    for form in (error, _Rebuilt(error)):
-        with suppress(Exception):
-            data = pickle.dumps((form, note))
-            again, _ = pickle.loads(data)
-            if type(again) is type(error) and shown(again, str) == shown(error, str):
-                return data
+    shell = error
+    with suppress(BaseException):  # whatever a user's class raises
+        if isinstance(error, BaseExceptionGroup):  # its members travel by themselves
+            shell = _with_members(error, [Exception()] * len(error.exceptions))
+        for form in (shell, _Rebuilt(shell)):
+            with suppress(BaseException):
+                data = pickle.dumps((form, note))
+                again, _ = pickle.loads(data)
+                if type(again) is type(error) and shown(again, str) == shown(error, str):
+                    return data
     kind = type(error)
     text = f"{kind.__module__}.{kind.__qualname__}: {shown(error, str)}"
     stand_in = RuntimeError(
@@ -246,6 +277,10 @@ def _pickled(error: BaseException, note: str) -> bytes:
     )
     stand_in.__notes__ = [str(said) for said in getattr(error, "__notes__", ())]
     return pickle.dumps((stand_in, note))
+
+
+def _with_members(group: BaseExceptionGroup[Any], members: list[Any]) -> Any:
+    return _rebuild(type(group), (group.message, members), dict(vars(group)))
 
 
 class _Rebuilt:
@@ -272,14 +307,26 @@ def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[
 
 def unpack_error(packed: PackedError) -> Exception:
     """Return the error that `pack_error` packed."""
+    errors: list[Any] = [_unpickled(link) for link in packed.links]
+    for k, link in reversed([*enumerate(packed.links)]):  # members stand behind their group
+        if link.members and isinstance(errors[k], BaseExceptionGroup):
+            errors[k] = _with_members(errors[k], [errors[member] for member in link.members])
+    for error, link in zip(errors, packed.links, strict=True):
+        error.__cause__ = None if link.cause is None else errors[link.cause]
+        error.__context__ = None if link.context is None else errors[link.context]
+        error.__suppress_context__ = link.suppressed
+    found: Exception = errors[0]
+    return found
+
+
+def _unpickled(link: PackedLink) -> Any:
     try:
-        error, note = pickle.loads(packed.pickle)
+        error, note = pickle.loads(link.pickle)
     except BaseException as exc:
-        return contained(exc)
+        return RuntimeError(
+            f"an error of a worker cannot be rebuilt: {type(exc).__name__}: {shown(exc, str)}"
+        )
     if note:
         with suppress(Exception):
             BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
-    if packed.cause is not None:
-        error.__cause__ = unpack_error(packed.cause)
-    found: Exception = error
-    return found
+    return error

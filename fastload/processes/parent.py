@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pickle
 import signal
 import socket
 import struct
 import threading
+import warnings
 import weakref
 from contextlib import suppress
 from multiprocessing.context import BaseContext
+from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from fastload._kit.user_errors import shown_indices
-from fastload.errors import WorkerDiedError
+from fastload.errors import LoaderTimeoutError, WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import child, jobs
 from fastload.processes.answers import fill, report
+from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
@@ -32,12 +36,16 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, chosen_modules, entered, routable
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+from fastload.telemetry.recorder import delayed_s
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
 
 STATUS_SECONDS = 0.5
 """How long the exit status of a dead worker may take."""
+
+LEAST_DELAY_S = 0.1
+"""If a process waited for a core for less than that, it gets no more time to end."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
@@ -77,57 +85,74 @@ class Child:
 
     def start(self, context: BaseContext, sealed: Sealed) -> None:
         """Start the process. Raise what starting or pickling raised. Then call `end`."""
-        self.dead = False
+        self.dead = self.ending = False
+        self._late = monotonic() + (self._settings.timeout or math.inf)
         ours, theirs = socket.socketpair()
         ours_beside, theirs_beside = socket.socketpair()
+        self._alive, theirs_alive = socket.socketpair()
         self._work, self._beside = ours, ours_beside
         _children.add(self)
         of: Any = context  # Any: the stubs of BaseContext have no Process
         try:
             self._process = of.Process(
                 target=child.main,
-                args=(theirs, theirs_beside, self.job, sealed),
+                args=(theirs_alive, theirs, theirs_beside, self.job, sealed),
                 name=f"fastload-worker-{self.job.worker}",
                 daemon=False,
             )
-            self._process.start()
+            # A fork inherits the mask: no signal ends it before it has handlers. A fork server must not inherit it.
+            forks = context.get_start_method() == "fork"
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, child.SIGNALS if forks else ())
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self.pid: int = self._process.pid
             self._watched = watched(self.pid)
             self._wire = Wire(ours, ours.fileno() if self._watched is None else self._watched)
         finally:
-            theirs.close()
-            theirs_beside.close()
+            for end in (theirs, theirs_beside, theirs_alive):
+                end.close()
 
     def wait_until_ready(self) -> None:
-        """Wait until the process is set up. Raise the error of its start."""
-        for expected in (jobs.STARTED, jobs.READY):
-            while (said := self._first_words(expected)) is None:
-                pass
-            what, found = said
-            if what == jobs.BROKEN:
-                raise unpack_error(found)
-            assert what == expected
-
-    def _first_words(self, expected: int) -> Any:
-        cpu_s = cpu_seconds(self.pid)
-        try:
-            received = self._wire.receive(START_SECONDS if expected == jobs.STARTED else None)
-        except (EOFError, OSError):
-            raise self._died("it started", hint=_START_HINT) from None
-        if received is not None:
-            return pickle.loads(received[0])
-        if cpu_seconds(self.pid) > cpu_s:
-            return None  # imports take their time
-        raise WorkerDiedError(
-            f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started, and was "
-            "killed. A lock that another thread held during the fork may never be released in it. Pass "
-            'multiprocessing_context="forkserver"'
-        )
+        """Wait until the process is set up. Raise the error of its start, or `LoaderTimeoutError` after `timeout`."""
+        expected, warned, cpu_s = jobs.STARTED, False, cpu_seconds(self.pid)
+        while True:
+            left = self._late - monotonic()
+            try:
+                received = self._wire.receive(max(0.0, min(START_SECONDS, left)))
+            except (EOFError, OSError):
+                raise self._died("it started", hint=START_HINT) from None
+            if received is not None:
+                what, found = pickle.loads(received[0])
+                if what == jobs.BROKEN:
+                    raise unpack_error(found)
+                assert what == expected
+                if what == jobs.READY:
+                    return
+                expected = jobs.READY
+            elif left <= START_SECONDS:
+                raise LoaderTimeoutError(
+                    f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
+                    f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
+                )
+            elif cpu_seconds(self.pid) <= cpu_s and not warned:  # imports take their time
+                idle = (
+                    f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started. "
+                    "A lock that another thread held during the fork may never be released in it"
+                )
+                if expected == jobs.STARTED:
+                    raise WorkerDiedError(f'{idle}. Pass multiprocessing_context="forkserver"')
+                warned = True
+                said = f"fastload: {idle}. iter() waits, without `timeout`. It is here:\n{self.stack()}"
+                warnings.warn(said, RuntimeWarning, stacklevel=8)
+            cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:
         """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
         if self._process is None:
             return
+        self.ending = True
         self._say(jobs.END)
         with suppress(OSError):
             self._work.shutdown(socket.SHUT_WR)
@@ -137,13 +162,19 @@ class Child:
         self._close()
 
     def _has_ended(self, seconds: float) -> bool:
-        """Wait for the end of the process, and reap it. Return whether it has ended."""
+        """Wait for the end of the process, and reap it. Return whether it has ended.
+
+        Time in which it waited for a core does not count.
+        """
         if self._watched is None:
             self._process.join(seconds)
             return not self._process.is_alive()
+        before = delayed_s(self.pid)
         # A process that the worker has started may hold the pipe that `join` waits for.
-        if not can_be_read(self._watched, seconds):
-            return False
+        while not can_be_read(self._watched, seconds):
+            seconds, before = delayed_s(self.pid) - before, delayed_s(self.pid)
+            if seconds < LEAST_DELAY_S:
+                return False
         if self._process.exitcode is None:
             self._process.join(STATUS_SECONDS)  # the fork server sends it
         return True
@@ -166,8 +197,8 @@ class Child:
     def _close(self) -> None:
         _children.discard(self)
         self.dead = True
-        self._work.close()
-        self._beside.close()
+        for end in (self._work, self._beside, self._alive):
+            end.close()
         if self._watched is not None:
             if self._process.exitcode is None and can_be_read(self._watched, 0):
                 # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
@@ -196,7 +227,7 @@ class Child:
                     text = file.read(struct.unpack("=Q", file.read(8))[0])
                 shown = text.decode(errors="replace")
             except (OSError, struct.error):
-                shown = "  (it does not answer: it is stopped, or a call in C holds its GIL)\n"
+                shown = "  (it does not answer: it is stopped, has no core, or a call in C holds its GIL)\n"
         return f"{head}:\n{shown}"
 
     # ---- batches ----
@@ -342,45 +373,16 @@ class Child:
     def _died(self, doing: str, hint: str = "") -> WorkerDiedError:
         self.dead = True
         ended = self._has_ended(1.0)
-        code = self._process.exitcode
-        if not ended:
-            how = "closed its connection"
-        elif code is None:
-            how = "ended with an unknown status, which another wait() of this program took,"
-        elif code < 0:
-            with suppress(ValueError):
-                code = signal.Signals(-code).name
-            how = f"was killed by {code}"
-            if code == "SIGKILL":
-                hint = hint or _KILLED_HINT
-        else:
-            how = f"exited with code {code}"
-        return WorkerDiedError(
-            f"worker {self.job.worker} (process {self.pid}) {how} while {doing}. {hint or _DIED_HINT}"
-        )
-
-
-_START_HINT = (
-    'What it printed says why. A script whose workers do not fork needs `if __name__ == "__main__":` around what '
-    "it runs, and must be a file"
-)
-_KILLED_HINT = (
-    "The kernel kills a process if memory runs out: see `dmesg`, or memory.events of the job's cgroup. Use fewer "
-    "workers, or smaller batches"
-)
-_DIED_HINT = (
-    "A sample crashed in C, or called os._exit(). Read these samples with num_workers=0 under "
-    "`python -X faulthandler`"
-)
+        who = f"worker {self.job.worker} (process {self.pid})"
+        return death(who, doing, ended, self._process.exitcode, hint)
 
 
 def _close_in_child() -> None:
     for one in list(_children):
         one.dead = True
-        with suppress(OSError):
-            one._work.close()
-        with suppress(OSError):
-            one._beside.close()
+        for end in (one._work, one._beside, one._alive):
+            with suppress(OSError):
+                end.close()
         if one._watched is not None:
             os.close(one._watched)
     _children.clear()

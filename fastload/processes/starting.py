@@ -12,14 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
-
-import torch
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
@@ -35,8 +33,10 @@ from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
 
-_THREADED = [name for name, entry in LIBRARIES.items() if entry.fork == "no"]
-"""Libraries that start threads when they are used, and whose children hang or fail after a fork."""
+_THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
+"""Libraries that start threads when they are used, and how the names of the threads begin. A fork loses them."""
+
+_FORKED_HINT = "Samples may hang. Start no such threads before the loop, or mend what keeps the fork server out"
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
@@ -83,6 +83,8 @@ def start_children(
             method = context.get_start_method()
             if method == "fork":
                 replace(theirs, copy_dataset="state").isolation().warn_of_inherited(stacklevel=8)
+            if method == "fork" and reason:
+                notices.warn("fork", f"workers were forked although {reason}. {_FORKED_HINT}")
             for worker in range(num_workers):
                 job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))
@@ -141,23 +143,25 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 @contextmanager
 def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
-    """Yield the multiprocessing context in which a loader's workers start, and why it is not a fork, or "".
+    """Yield the multiprocessing context in which a loader's workers start, and why a fork is not safe, or "".
 
-    For a fork, the threads of loaders stop. If one still reads after a second, yield a fork server, unless the user
-    chose a fork.
+    For a fork, the threads of loaders stop. If one still reads after a second, a fork is not safe.
     """
     context, reason = _chosen(settings)
-    if context.get_start_method() != "fork":
-        yield context, reason
-        return
-    with busy.stopped() as alone, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded")
-        if alone or settings.multiprocessing_context is not None:
-            yield context, reason
-            return
+    late = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
+    if context.get_start_method() == "fork":
+        with busy.stopped() as alone, warnings.catch_warnings():
+            # Python and JAX warn of any thread, polars of its import.
+            warnings.filterwarnings(
+                "ignore", r"This process \(pid|Using fork\(\) can|os\.fork\(\) was"
+            )
+            if not (alone or reason or settings.multiprocessing_context is not None):
+                context, reason = _although(settings, late)
+            if context.get_start_method() == "fork":
+                yield context, reason
+                return
     # Threads do not wait for a fork server, whose processes may take seconds to start.
-    reason = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
-    yield multiprocessing.get_context("forkserver"), reason
+    yield context, reason
 
 
 def _chosen(settings: Settings) -> tuple[BaseContext, str]:
@@ -176,7 +180,15 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     if method not in (None, "fork", multiprocessing.get_all_start_methods()[0]):
         return multiprocessing.get_context(method), ""
     reason = _hazard_of_fork()
-    return multiprocessing.get_context("forkserver" if reason else "fork"), reason
+    return _although(settings, reason) if reason else (multiprocessing.get_context("fork"), "")
+
+
+def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
+    """Return how workers start if a fork is not safe, and why: by the fork server, or as in torch if it cannot."""
+    unfit = "" if mpi_is_used() else _unfit(settings)
+    if not unfit:
+        return multiprocessing.get_context("forkserver"), reason
+    return multiprocessing.get_context("fork"), f"{reason}, because {unfit}"
 
 
 def obstacle(settings: Settings) -> str:
@@ -186,13 +198,26 @@ def obstacle(settings: Settings) -> str:
     except RuntimeError as exc:
         return str(exc)
     method = context.get_start_method()
-    if method == "fork":
-        return ""
-    for name in ("dataset", "collate_fn", "worker_init_fn"):
-        if path := _path_of(getattr(settings, name), name, set()):
-            because = f", because {reason}" if reason else ""
-            return f"{path} cannot be pickled, and workers start by {method}{because}"
-    return ""
+    unfit = "" if method == "fork" else _unfit(settings)
+    because = f", because {reason}" if reason else ""
+    return unfit and f"{unfit}, and workers start by {method}{because}"
+
+
+def _unfit(settings: Settings) -> str:
+    """Return why workers cannot start without a fork, or "". It pickles the dataset."""
+    main, frame = vars(sys.modules["__main__"]), sys._getframe()
+    while "__file__" in main and (frame := frame.f_back):  # type: ignore[assignment]
+        runs = frame.f_globals is main and frame.f_code.co_name == "<module>"
+        if runs and "__main__" not in frame.f_code.co_consts:
+            return 'the script has no `if __name__ == "__main__":`'
+    path = _unpicklable(settings)
+    return path and f"{path} cannot be pickled"
+
+
+def _unpicklable(settings: Settings) -> str:
+    """Return the path of what cannot be sent to a new process, or ""."""
+    names = ("dataset", "collate_fn", "worker_init_fn")
+    return next(filter(None, (_path_of(getattr(settings, x), x, set()) for x in names)), "")
 
 
 def mpi_is_used() -> bool:
@@ -203,12 +228,16 @@ def mpi_is_used() -> bool:
 
 def _hazard_of_fork() -> str:
     """Return why a fork of this process may hang or fail, or ""."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "CUDA is in use"
     if mpi_is_used():
         return "MPI is in use"
-    found = [name for name in _THREADED if name in sys.modules]
-    return f"{found[0]} is imported, and its threads do not survive a fork" if found else ""
+    running = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # it may end
+            running.append(file.read())
+    for name in sys.modules.keys() & _THREADED.keys():
+        if any(thread.startswith(_THREADED[name]) for thread in running):
+            return f"{name} runs threads, which do not survive a fork"
+    return ""
 
 
 def _to_preload() -> list[str]:
@@ -259,14 +288,11 @@ def _put(variables: Mapping[str, str | None]) -> None:
 
 def _cannot_be_pickled(settings: Settings, method: str, reason: str, error: Exception) -> Exception:
     """Return the error that says which part of a loader's arguments cannot be sent to a new process."""
-    path = ""
-    for name in ("dataset", "collate_fn", "worker_init_fn"):
-        path = path or _path_of(getattr(settings, name), name, set())
     why = f", because {reason}" if reason else ""
     return DatasetCopyError(
-        f"{path or 'an argument'} cannot be pickled: {shown(error, str)}. Worker processes start by {method}{why}, "
-        "so they need dataset, collate_fn and worker_init_fn as pickles. Create such objects at the first sample, "
-        "use functions of modules in place of lambdas and local functions, or "
+        f"{_unpicklable(settings) or 'an argument'} cannot be pickled: {shown(error, str)}. "
+        f"Worker processes start by {method}{why}, so they need dataset, collate_fn and worker_init_fn as pickles. "
+        "Create such objects at the first sample, use functions of modules in place of lambdas and local functions, or "
         + ('pass multiprocessing_context="fork"' if not reason else 'use worker_method="thread"')
     )
 
@@ -293,10 +319,11 @@ def _path_of(x: Any, path: str, seen: set[int]) -> str:
 
 def _can_be_sent(x: Any) -> bool:
     try:
-        ForkingPickler.dumps(x)
+        sent = ForkingPickler.dumps(x)
     except RuntimeError as exc:
         # A lock or queue of multiprocessing: only while a process starts.
         return "inheritance" in str(exc)
     except Exception:
         return False
-    return True
+    # A new process finds nothing that was typed at a prompt or in a notebook.
+    return hasattr(sys.modules["__main__"], "__file__") or b"__main__" not in bytes(sent)

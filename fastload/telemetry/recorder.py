@@ -11,7 +11,7 @@ import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import accumulate
 from math import ceil, log2, nan
 from resource import RUSAGE_THREAD, getrusage
@@ -258,16 +258,11 @@ def gil_is_on() -> bool:
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-def delayed_s() -> float:
-    """Return the seconds for which this thread could run but had no core, or 0.0 if the kernel does not say."""
-    try:
-        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-    except OSError:
-        return 0.0
-    try:
-        return int(os.read(file, 80).split()[1]) * 1e-9
-    finally:
-        os.close(file)
+def delayed_s(thread: object = "thread-self") -> float:
+    """Return the seconds for which a thread could run but had no core, or 0.0 if the kernel does not say."""
+    with suppress(OSError), open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
+        return int(file.read().split()[1]) * 1e-9
+    return 0.0
 
 
 def cores_busy_s() -> float:

@@ -24,7 +24,8 @@ class Library:
     Args:
         tested: the lowest version tested; "" for the standard library.
         threads: whether several threads may call it at a time.
-        fork: whether a forked child may use it: "yes", "no", or "child" if it opens what it uses itself.
+        fork: whether a forked child may use it: "yes", or "child" if it opens what it uses itself.
+        pool: how the names begin of threads that it starts once it is used. Then a fork is not safe.
         unsafe: dotted names, within the library, of modules, functions and classes for which `threads` does not hold:
             they set, or tell, what the process or the thread has one of.
         unreadable: dotted names of functions that run code which no source names.
@@ -38,7 +39,8 @@ class Library:
 
     tested: str = ""
     threads: bool = True
-    fork: Literal["yes", "no", "child"] = "yes"
+    fork: Literal["yes", "child"] = "yes"
+    pool: str = ""
     unsafe: str = ""
     unreadable: str = ""
     single: str = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
+import multiprocessing
 import os
 import resource
 import select
@@ -88,6 +89,18 @@ class Held(Numbers):
             say(self.pipe, os.getpid(), index)
             pass_gate(self.gate)
         return index
+
+
+class Computes(Numbers):
+    """A sample says its process id, and then calls C that does not let go of the GIL. It has named semaphores."""
+
+    def __init__(self, length: int, pipe: Path, context: str) -> None:
+        super().__init__(length)
+        self.pipe, self.lock = pipe, multiprocessing.get_context(context).Lock()
+
+    def __getitem__(self, index: int) -> int:
+        say(self.pipe, os.getpid())
+        return sum(range(10**12))
 
 
 class Says(Numbers):

@@ -4,7 +4,8 @@
 - When the last worker has died, the iterator closes, and `iter()` begins again.
 - A dead worker of an iterable dataset closes the iterator. The state then resumes exactly.
 - Workers killed at random moments cost no hang, no wrong batch, and leave no process, descriptor or memory.
-- Workers end within two seconds if the loop's process is killed, also while another fork of that process lives.
+- Workers end within two seconds if the loop's process is killed, also while another fork of that process lives, or
+  while a sample holds the GIL. No named semaphore is left.
 """
 
 from __future__ import annotations
@@ -497,13 +498,15 @@ def test_two_hundred_of_a_thousand_kills_at_random_moments(seed: int, pipe: Pipe
 
 PARENT = """
 import os, sys, torch, fastload
-from tests.processes.holding import Held, Says, say
+from tests.processes.holding import Computes, Held, Says, say
 from pathlib import Path
 
 if __name__ == "__main__":
     pipe, gate, context, held, forked, batches = sys.argv[1:]
     if held == "held":
         dataset = Held(10**6, (0, 1, 2, 3), Path(pipe), Path(gate))
+    elif held == "computes":
+        dataset = Computes(10**6, Path(pipe), context)
     else:
         dataset = Says(10**6, Path(pipe))
     loader = fastload.DataLoader(
@@ -516,8 +519,8 @@ if __name__ == "__main__":
         say(Path(pipe), "forked", os.getpid())
         sys.stdin.read()
         os._exit(0)
-    say(Path(pipe), "ready")
-    if held != "held":
+    say(Path(pipe), dataset.lock._semlock.name if held == "computes" else "ready")
+    if held == "free":
         for _ in iterator:
             pass
     sys.stdin.read()
@@ -539,6 +542,8 @@ def kill_parent(
                 parent.kill()
                 parent.wait()
                 assert workers.alive(2.0) == []
+            for name in (words[0] for words in lines if words[0].startswith("/mp-")):
+                wait_until(lambda at=Path(f"/dev/shm/sem.{name[1:]}"): not at.exists(), name)
             for pid in (
                 int(pid) for word, pid in filter(lambda words: words[0] == "forked", lines)
             ):
@@ -552,6 +557,8 @@ def kill_parent(
     [
         ("fork", "held", "alone"),
         ("fork", "held", "forked"),
+        ("fork", "computes", "alone"),
+        ("forkserver", "computes", "alone"),
         ("fork", "free", "alone"),
         ("fork", "free", "forked"),
         ("forkserver", "held", "forked"),
@@ -561,7 +568,7 @@ def kill_parent(
 def test_workers_end_if_their_parent_is_killed(
     context: str, held: str, forked: str, pipe: Pipe, gate: Gate, tmp_path: Path
 ) -> None:
-    """Also a worker that hangs in a sample, and while another process that the parent forked lives."""
+    """Also a worker that hangs in a sample or holds the GIL, and while another process that the parent forked lives."""
     kill_parent(context, held, forked, 0, pipe, gate, tmp_path / "parent.py")
 
 

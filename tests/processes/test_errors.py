@@ -1,19 +1,28 @@
 """Promises:
-- An error of a worker process has its type, arguments, attributes, notes and cause. Its traceback is a note.
+- An error of a worker process has its type, arguments, attributes, notes, cause, context and members. Its traceback is
+  a note.
 - An error whose class cannot be rebuilt is a RuntimeError that names the class.
 - `on_error` runs in the loop's process. It gets the error, and may return a sample, skip it, or raise.
 - A timeout names each worker process, with its stack and the indices that it reads.
-- A worker process that hangs is killed by `close()`, with a warning that shows its stack.
+- A worker process that hangs is killed by `close()`, with a warning that shows its stack. If it hangs after its last
+  batch, that is one line. Time in which it waited for a core does not count.
+- A `worker_init_fn` that does not end is an error after `timeout`, counted from the start. Without it, it is a warning.
 """
 
 from __future__ import annotations
 
 import copyreg
+import functools
 import os
+import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +30,12 @@ import torch
 
 import fastload
 from fastload import SKIP
+from fastload.engine import team
 from fastload.engine import threads as engine_threads
 from fastload.errors import DecodeError, LoaderTimeoutError
+from fastload.processes import parent
 from tests.fakes import Numbers
-from tests.processes.holding import Gate, Held, Pipe, Watch
+from tests.processes.holding import Gate, Held, Pipe, Says, Watch, pass_gate, say
 from tests.promises.reading import in_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -80,6 +91,31 @@ def with_attributes() -> BaseException:
     return error
 
 
+def out_of_another(cause: BaseException | None) -> Any:
+    """Return an error that was raised while another was handled, which was raised while a third was."""
+    try:
+        try:
+            {}["a"]
+        except KeyError:
+            int("b")
+    except ValueError:
+        try:
+            raise TwoArguments("a.jpg", "torn") from cause
+        except TwoArguments as error:
+            return error
+
+
+class Exits(Exception):
+    """It exits as it is pickled, if told so, or rebuilt."""
+
+    def __init__(self, *args: Any, told: bool = False) -> None:
+        super().__init__(*args)
+        self.told = told
+
+    def __reduce__(self) -> Any:
+        return sys.exit(3) if self.told else (sys.exit, (4,))
+
+
 def loader_of(make: Callable[[], BaseException], **options: Any) -> fastload.DataLoader[Any]:
     return fastload.DataLoader(Bad(20, make), 4, num_workers=2, worker_method="process", **options)
 
@@ -106,12 +142,15 @@ def the_error(make: Callable[[], BaseException]) -> Any:
         lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
         lambda: FileNotFoundError(2, "no such file", "a.jpg"),
         with_notes_and_cause,
+        lambda: out_of_another(None),
+        lambda: out_of_another(OSError("cause")),
+        lambda: ExceptionGroup("several", [with_notes_and_cause(), out_of_another(OSError())]),
     ],
 )
 def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
     error, expected = the_error(make), make()
     assert type(error) is type(expected)
-    assert error.args == expected.args
+    assert repr(error.args) == repr(expected.args)
     assert str(error) == str(expected)
     theirs = {name: value for name, value in vars(error).items() if name != "__notes__"}
     assert theirs == {name: value for name, value in vars(expected).items() if name != "__notes__"}
@@ -123,10 +162,22 @@ def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
     )
     for words in ("worker ", "in __getitem__", "in raise_it", "index 5", "batch 1 of epoch 0"):
         assert words in notes
-    while (expected := expected.__cause__) is not None:  # type: ignore[assignment]
-        error = error.__cause__
-        assert (type(error), error.args) == (type(expected), expected.args)
-    assert error.__cause__ is None
+    check_chain(error, expected)
+
+
+def check_chain(error: Any, expected: Any) -> None:
+    """Check what an error came of: causes, contexts, members of groups."""
+    assert error.__suppress_context__ == expected.__suppress_context__
+    for name in ("__cause__", "__context__"):
+        its, theirs = getattr(error, name), getattr(expected, name)
+        assert type(its) is type(theirs)
+        if its is not None:
+            assert str(its) == str(theirs)
+            check_chain(its, theirs)
+    its, theirs = (getattr(one, "exceptions", ()) for one in (error, expected))
+    assert [*map(repr, its)] == [*map(repr, theirs)]
+    for one, other in zip(its, theirs, strict=True):
+        check_chain(one, other)
 
 
 def test_an_error_is_what_it_was_if_a_library_replaces_its_pickling(
@@ -150,6 +201,9 @@ def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     assert "Local" in str(error)
     assert "torn page" in str(error)
     assert "in raise_it" in "\n".join(error.__notes__)
+    for told in (False, True):
+        error = the_error(lambda told=told: Exits("torn page", told=told))
+        assert (type(error), error.args, error.told) == (Exits, ("torn page",), told)
     held = the_error(lambda: ValueError(threading.Lock()))
     assert isinstance(held, RuntimeError)
     assert "ValueError" in str(held)
@@ -213,7 +267,7 @@ def test_on_error_that_returns_what_cannot_be_pickled_is_an_error_in_its_place()
 def test_a_timeout_names_what_each_worker_does(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1, 6), pipe.path, gate.path)
     with fastload.DataLoader(
-        dataset, 4, num_workers=2, worker_method="process", timeout=0.2
+        dataset, 4, num_workers=2, worker_method="process", timeout=1
     ) as loader:
         iterator = iter(loader)
         said = dict(reversed(pipe.hear()) for _ in range(2))
@@ -234,12 +288,47 @@ def test_a_timeout_names_what_each_worker_does(pipe: Pipe, gate: Gate) -> None:
         assert got == in_batches(range(40), 4), "nothing is lost"
 
 
-def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
-    import signal
+@pytest.mark.parametrize("timeout", [1, 0])
+def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
+    timeout: float, pipe: Pipe, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `timeout`, counted from the start, as an error. Without it as a warning, and `iter()` waits on."""
+    if not timeout:
+        monkeypatch.setattr(parent, "START_SECONDS", 0.2)
+        monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
+    init = functools.partial(wait_in_init, pipe.path, gate.path)
+    loader = fastload.DataLoader(
+        Numbers(4), 4, num_workers=1, worker_method="process", worker_init_fn=init, timeout=timeout
+    )
+    if timeout:
+        with pytest.raises(LoaderTimeoutError, match=r"(?s)worker 0.*timeout=1 s.*in pass_gate"):
+            iter(loader)
+    else:
+        with pytest.warns(RuntimeWarning, match=r"(?s)worker 0 .*iter\(\) waits.*in pass_gate"):
+            assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    loader.close()
 
+
+def wait_in_init(pipe: Path, gate: Path, worker: int) -> None:
+    say(pipe, worker)
+    pass_gate(gate)
+
+
+def opening(gate: Gate, stack: Callable[..., str]) -> Callable[..., str]:
+    """Return `stack`, which then opens the gate: what waits there has been seen."""
+
+    def seen(child: Any) -> str:
+        text = stack(child)
+        gate.open()
+        return text
+
+    return seen
+
+
+def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1,), pipe.path, gate.path)
     with fastload.DataLoader(
-        dataset, 4, num_workers=1, worker_method="process", timeout=0.2
+        dataset, 4, num_workers=1, worker_method="process", timeout=1
     ) as loader:
         iterator = iter(loader)
         (pid,) = pipe.numbers()
@@ -267,3 +356,38 @@ def test_a_worker_that_hangs_is_killed_by_close(pipe: Pipe, gate: Gate) -> None:
         assert "in pass_gate" in text
         assert watch.alive(0) == [], "close() returned before it had ended"
     del iterator
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_worker_that_does_not_end_after_its_last_batch_is_one_line(
+    delayed: bool, pipe: Pipe, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time in which it waited for a core does not count."""
+    loader = fastload.DataLoader(Says(8, pipe.path), 4, num_workers=1, worker_method="process")
+    iterator = iter(loader)
+    (pid,) = pipe.numbers()
+    assert [next(iterator).tolist() for _ in range(2)] == in_batches(range(8), 4)
+    os.kill(pid, signal.SIGSTOP)  # as a process that gets no core
+    monkeypatch.setattr(team, "JOIN_SECONDS", 0.5)
+    seen = count()
+
+    def delayed_s(pid: int) -> float:
+        if not delayed or threading.current_thread() is not threading.main_thread():
+            return 0.0
+        if (calls := next(seen)) == 1:  # the loop looks again, after its time is over
+            os.kill(pid, signal.SIGCONT)
+        return 100.0 * calls
+
+    for module in (parent, team):
+        monkeypatch.setattr(module, "delayed_s", delayed_s)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert next(iterator, None) is None
+    if delayed:
+        assert caught == []
+    else:
+        (said,) = [str(one.message) for one in caught]
+        assert f"worker process {pid}" in said
+        assert "No batch is lost" in said
+        assert "load average" in said
+        assert "\n" not in said

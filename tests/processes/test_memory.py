@@ -31,10 +31,12 @@ from tests.fakes import Numbers
 from tests.processes.holding import memfds
 from tests.promises.equal import check_same
 from tests.promises.reading import in_batches
-from tests.promises.test_kept_batches import ALIASES, CHANGES, RESIZING, check_rows
+from tests.promises.test_kept_batches import ALIASES as THEIRS
+from tests.promises.test_kept_batches import CHANGES, EXCHANGED, RESIZING, check_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
+ALIASES = THEIRS | EXCHANGED
 BATCH = 4
 WIDTHS = {"small": 5, "large": 20_000}  # floats of a row
 

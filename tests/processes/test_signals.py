@@ -1,6 +1,6 @@
 """Promises:
-- SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to a worker process do nothing. A program that a sample starts has the
-  default handlers.
+- SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to a worker process do nothing, also as it is forked. A
+  program that a sample starts has the default handlers.
 - If all processes of a job get SIGTERM, the loop still gets batches and saves its checkpoint.
 - Ctrl-C raises KeyboardInterrupt in the loop once, and leaves no process.
 """
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from contextlib import closing
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ def test_signals_to_workers_do_nothing(context: str, pipe: Pipe, gate: Gate) -> 
             assert next(iterator, None) is None
             loader.close()
             assert watch.alive(10) == []
+
+
+def signals_to_myself() -> None:
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+def test_signals_to_a_worker_that_starts_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker gets them in its first moment after the fork, with the handlers of the loop's process."""
+    here, struck = os.getpid(), []
+    starts = Process._bootstrap  # type: ignore[attr-defined]
+
+    def bootstrap(process: Any, *args: Any, **named: Any) -> Any:
+        assert os.getpid() != here
+        signals_to_myself()
+        return starts(process, *args, **named)
+
+    monkeypatch.setattr(Process, "_bootstrap", bootstrap)
+    before = signal.signal(signal.SIGHUP, lambda *_: struck.append(1))
+    try:
+        loader = fastload.DataLoader(Numbers(4), 4, num_workers=2, worker_method="process")
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert struck == []
 
 
 def test_a_program_that_a_sample_starts_has_default_handlers() -> None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,13 @@ def whole_storage(x: torch.Tensor) -> Callable[[], Any]:
     return lambda: torch.empty(0).set_(storage, 0, shape)
 
 
+def of_what_is_shared(x: torch.Tensor) -> Callable[[], Any]:
+    """Keep an array of a view, and put the tensor into a queue, which exchanges the memory of its storage."""
+    alias = x[:].numpy()
+    ForkingPickler.dumps(x)
+    return lambda: alias
+
+
 def as_it_is(alias: Any) -> Callable[[], Any]:
     return lambda: alias
 
@@ -152,17 +160,23 @@ ALIASES: dict[str, Alias] = {
 }
 
 
+EXCHANGED = {".numpy() of what is shared": of_what_is_shared}
+"""Not with the small tensors of threads, whose memory is torch's own: torch frees it."""
+
+
 @pytest.mark.parametrize(("size", "workers"), [("large", 0), ("large", 2), ("small", 2)])
-@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.parametrize("name", ALIASES | EXCHANGED)
 def test_what_is_kept_stays(name: str, size: str, workers: int) -> None:
     """Every second batch of six epochs is kept by an alias alone, the others are let go."""
+    if name in EXCHANGED and size == "small":
+        return
     dataset = Rows(SIZES[size])
     kept: list[tuple[Callable[[], Any], list[float]]] = []
     with loader_of(dataset, workers) as loader:
         for number, (values, batch) in enumerate(epochs(loader, dataset)):
             check_rows(batch["x"], values)
             if number % 2:
-                kept.append((ALIASES[name](batch["x"]), values))
+                kept.append(((ALIASES | EXCHANGED)[name](batch["x"]), values))
             del batch
         for alias, values in kept:
             check_rows(alias(), values)
