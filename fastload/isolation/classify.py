@@ -6,7 +6,6 @@ import array
 import copyreg
 import enum
 import functools
-import gc
 import io
 import random
 import re
@@ -14,8 +13,6 @@ import struct
 import sys
 import tarfile
 import types
-import weakref
-import zipfile
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -41,54 +38,6 @@ from fastload.isolation.kinds import (
 )
 from fastload.isolation.memory import CTYPES
 from fastload.isolation.rules import per_worker, refused_class, shared_class
-
-
-class Reference(Kind):
-    """A weak reference. Its copy refers to the copy of the object, if that is copied."""
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        there = x() if isinstance(x, weakref.ref) else x.__init__.__self__
-        if type(x) is weakref.WeakMethod and there is not None and copier.known(there.__self__):
-            method: Any = types.MethodType(there.__func__, copier.copy(there.__self__))
-            return weakref.WeakMethod(method)
-        mine = copier.copy(there) if copier.known(there) else there
-        make = type(x) if isinstance(x, weakref.ref) else weakref.proxy
-        return x if mine is there else make(mine)
-
-
-class WeakMapping(Kind):
-    """A WeakKeyDictionary or a WeakValueDictionary. Its copy holds the copies of objects in the graph."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`. Yield only what the dictionary keeps alive."""
-        by_key = type(x) is weakref.WeakKeyDictionary
-        yield from (("[...]", value if by_key else key) for key, value in list(x.items()))
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        y = copier.memo[id(x)] = type(x)()
-        for key, value in list(x.items()):
-            y[_mine(key, copier)] = _mine(value, copier)
-        return y
-
-
-def _mine(x: Any, copier: Copier) -> Any:
-    return copier.copy(x) if copier.known(x) else x
-
-
-class ReadOnly(Kind):
-    """A read-only view of a dict."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield from (("", mapping) for mapping in gc.get_referents(x))
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        (mapping,) = gc.get_referents(x)
-        mine = copier.copy(mapping)
-        return x if mine is mapping else types.MappingProxyType(mine)
 
 
 class File(Kind):
@@ -151,21 +100,6 @@ class View(Kind):
         return y.toreadonly() if x.readonly else y
 
 
-class ZipMember(Kind):
-    """A member of a zip file that is open for reading."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield "", x._fileobj._close.__self__
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        archive = copier.copy(x._fileobj._close.__self__)
-        y = archive.open(x.name)
-        y.seek(x.tell())
-        return y
-
-
 class TarArchive(Instance):
     """A tar file that is open for reading."""
 
@@ -195,11 +129,7 @@ _EXACT: dict[type, Kind] = {
     torch.Generator: TorchGenerator(),
     **dict.fromkeys((np.ndarray, torch.Tensor, torch.nn.Parameter), Memory()),
     **dict.fromkeys((torch.UntypedStorage, bytearray, array.array), Memory()),
-    types.MappingProxyType: ReadOnly(),
-    weakref.WeakKeyDictionary: WeakMapping(),
-    weakref.WeakValueDictionary: WeakMapping(),
     memoryview: View(),
-    zipfile.ZipExtFile: ZipMember(),
     tarfile.TarFile: TarArchive(tarfile.TarFile),
 }
 
@@ -230,8 +160,6 @@ def kind_of(cls: type) -> Kind:
         return Memory()
     if (why := shared_class(cls)) is not None:
         return Shared(why)
-    if issubclass(cls, weakref.ref | weakref.ProxyType | weakref.CallableProxyType):
-        return Reference()
     if issubclass(cls, io.IOBase) and not issubclass(cls, io.BytesIO | io.StringIO):
         return File()
     if cls in BASES:

@@ -326,13 +326,14 @@ Reduced = tuple[Any, Any, Any, Any, Any, Any]
 
 
 def _reduced(x: Any) -> str | Reduced:
-    reducer = copyreg.dispatch_table.get(type(x))
-    if type(x).__module__ == "itertools":  # it warns from Python 3.12 on
+    cls: Any = type(x)  # a weak proxy would answer for what it refers to
+    reducer = copyreg.dispatch_table.get(cls)
+    if cls.__module__ == "itertools":  # it warns from Python 3.12 on
         with warnings.catch_warnings():  # not for every object: all threads have the same filters
             warnings.simplefilter("ignore", DeprecationWarning)
-            reduced: Any = x.__reduce_ex__(4)
+            reduced: Any = cls.__reduce_ex__(x, 4)
     else:
-        reduced = reducer(x) if reducer else x.__reduce_ex__(4)
+        reduced = reducer(x) if reducer else cls.__reduce_ex__(x, 4)
     if isinstance(reduced, str):
         return reduced
     make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]

@@ -81,7 +81,6 @@ def main(
     global_draws.in_worker_process = True
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
-    shared = take_positions()
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -91,7 +90,7 @@ def main(
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         wire.send(pickle.dumps((jobs.STARTED, None)))
         try:
-            worker = _Worker(job, sealed, wire, heard, shared)
+            worker = _Worker(job, sealed, wire, heard)
         except BaseException as exc:
             # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
@@ -198,15 +197,20 @@ class _Beside:
 class _Worker:
     """Reads the batches of one worker process."""
 
-    def __init__(
-        self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside, shared: list[str]
-    ) -> None:
+    def __init__(self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside) -> None:
         self._job = job
         self._wire = wire
         self._heard = heard
         self._pid = os.getpid()
         self._who = f"worker {job.worker} (process {self._pid})"
         name_thread(f"fastload-{job.worker}")
+        self._notices = Notices()
+        if shared := take_positions():
+            self._notices.warn(
+                "positions",
+                f"worker processes share the position in files that they cannot open again: {', '.join(shared[:8])}. "
+                "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
+            )
         show_worker_info_in_threads()
         torch.set_num_threads(1)
         _seed(job)
@@ -218,13 +222,6 @@ class _Worker:
         self._memory = TicketMemory(
             job.worker, channels_last=settings.memory_format is torch.channels_last
         )
-        self._notices = Notices()
-        if shared:
-            self._notices.warn(
-                "positions",
-                f"worker processes share the position in files that they cannot open again: {', '.join(shared[:8])}. "
-                "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
-            )
         self._fetcher = Fetcher(settings, self._memory, self._notices)
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
@@ -252,9 +249,8 @@ class _Worker:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().originals()
             with vouching_for_nothing():
-                shared = Reach(
-                    {"dataset": own.dataset, "collate_fn": own.collate_fn}, whole=True
-                ).generators
+                roots = {"dataset": own.dataset, "collate_fn": own.collate_fn}
+                shared = Reach(roots, whole=True).generators
             own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ class Plain:
 class Slotted:
     """Has the same in slots."""
 
-    __slots__ = ("__weakref__", "first", "second", "value")
+    __slots__ = ("first", "second", "value")
 
     __init__ = Plain.__init__
     store = Plain.store
@@ -143,7 +142,6 @@ class Builder:
 
     def __init__(self, dataset: Graph) -> None:
         self.made: list[Any] = [dataset]
-        self.kept: list[Any] = [0]  # what weak references refer to
 
     def one(self, choice: int) -> Any:
         return self.made[choice % len(self.made)]
@@ -161,10 +159,6 @@ class Builder:
 
     def instance(self, choice: int) -> Any:
         return self.of(INSTANCES, choice, lambda: Plain(7, None, None))
-
-    def kept_instance(self, choice: int) -> Any:
-        self.kept.append(self.instance(choice))
-        return self.kept[-1]
 
     def make(self, node: Node) -> Any:
         return KINDS[node.kind](self, node.value, node)
@@ -211,7 +205,6 @@ KINDS: dict[str, Callable[[Builder, int, Node], Any]] = {
     "bound method": lambda b, value, node: b.instance(node.first).store,
     "bound append": lambda b, value, node: b.of((list,), node.first, lambda: [0]).append,
     "cached": lambda b, value, node: functools.lru_cache(maxsize=4)(b.instance(node.first).store),
-    "weak reference": lambda b, value, node: weakref.ref(b.kept_instance(node.first)),
     "array": lambda b, value, node: np.arange(value, value + 8),
     "grid": lambda b, value, node: np.arange(value, value + 8).reshape(2, 4).T,
     "view": lambda b, value, node: b.array(node.first)[1:],
@@ -254,7 +247,6 @@ class Graph(Dataset[Any]):
         self.parts = [builder.one(choice) for choice in description.attributes]
         for place, part in enumerate(self.parts):
             setattr(self, f"part{place}", part)
-        self.kept = builder.kept
 
     def __len__(self) -> int:
         return SAMPLES
@@ -284,7 +276,7 @@ class Graph(Dataset[Any]):
 def parts_of(x: Any) -> Any:
     """Return what an object refers to, in an order that all equal graphs have in common."""
     if isinstance(x, Graph):
-        return [x.parts, *x.parts, x.kept]
+        return [x.parts, *x.parts]
     if isinstance(x, INSTANCES):
         also = [x.transform] if hasattr(type(x), "transform") else []
         return [x.first, x.second, *also]
@@ -294,8 +286,6 @@ def parts_of(x: Any) -> Any:
         return [*x, *x.values()]
     if isinstance(x, functools.partial):
         return [*x.args, *x.keywords.values()]
-    if isinstance(x, weakref.ref):
-        return [x()]
     if hasattr(x, "cache_info"):
         return [x.__wrapped__]
     if hasattr(x, "__self__"):
@@ -356,7 +346,7 @@ def write(x: Any, value: int) -> None:
         x(value)
     elif hasattr(x, "value"):
         x.value = value
-    elif not isinstance(x, weakref.ref):
+    else:
         x("write", value)
 
 

@@ -430,16 +430,6 @@ def test_a_file_opened_early(kind: str, tmp_path: Path) -> None:
         assert len(file.readlines()) == 2, "the original reads on"
 
 
-@pytest.mark.parametrize(
-    "how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"]
-)
-def test_a_member_of_a_zip_file_opened_early(how: int, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "lines.zip", "w", how) as archive:
-        archive.writestr("lines.txt", TEXT)
-    with zipfile.ZipFile(tmp_path / "lines.zip") as archive, archive.open("lines.txt") as member:
-        assert_samples(Lines(member), WANTED)
-
-
 class Members(TwoSamples):
     """Seeks and reads in the file of an archive, as code does that reads stored members by itself."""
 
