@@ -1,6 +1,7 @@
 """Promises:
-- A forked worker has its own position in every regular file that it inherited, whatever holds it: an attribute, a
-  module, a closure or a library in C. The descriptor keeps its number, position and flags.
+- A forked worker has its own position in every regular file that it inherited. An attribute, a module, a closure or a
+  library in C may hold the file.
+- The descriptor of a file that a worker opens again keeps its number, position and flags.
 - What forks would share nevertheless is named: pipes, sockets, connections to databases, and files that a worker cannot
   open again.
 """
