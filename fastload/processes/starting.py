@@ -185,7 +185,13 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
 
 def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
     """Return how workers start if a fork is not safe, and why: by the fork server, or as in torch if it cannot."""
-    unfit = "" if mpi_is_used() else _unfit(settings)
+    path = "" if mpi_is_used() else _unpicklable(settings)
+    unfit = path and f"{path} cannot be pickled"
+    main, frame = vars(sys.modules["__main__"]), sys._getframe()
+    while "__file__" in main and (frame := frame.f_back):  # type: ignore[assignment]
+        runs = frame.f_globals is main and frame.f_code.co_name == "<module>"
+        if runs and "__main__" not in frame.f_code.co_consts and not mpi_is_used():
+            unfit = 'the script has no `if __name__ == "__main__":`'
     if not unfit:
         return multiprocessing.get_context("forkserver"), reason
     return multiprocessing.get_context("fork"), f"{reason}, because {unfit}"
@@ -198,20 +204,9 @@ def obstacle(settings: Settings) -> str:
     except RuntimeError as exc:
         return str(exc)
     method = context.get_start_method()
-    unfit = "" if method == "fork" else _unfit(settings)
+    path = "" if method == "fork" else _unpicklable(settings)
     because = f", because {reason}" if reason else ""
-    return unfit and f"{unfit}, and workers start by {method}{because}"
-
-
-def _unfit(settings: Settings) -> str:
-    """Return why workers cannot start without a fork, or "". It pickles the dataset."""
-    main, frame = vars(sys.modules["__main__"]), sys._getframe()
-    while "__file__" in main and (frame := frame.f_back):  # type: ignore[assignment]
-        runs = frame.f_globals is main and frame.f_code.co_name == "<module>"
-        if runs and "__main__" not in frame.f_code.co_consts:
-            return 'the script has no `if __name__ == "__main__":`'
-    path = _unpicklable(settings)
-    return path and f"{path} cannot be pickled"
+    return path and f"{path} cannot be pickled, and workers start by {method}{because}"
 
 
 def _unpicklable(settings: Settings) -> str:

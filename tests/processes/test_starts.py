@@ -500,13 +500,29 @@ if __name__ == "__main__":
 """
 
 
+POOL = """
+import threading
+from fastload._kit.torch_private import name_thread
+named = threading.Event()
+
+def run():
+    name_thread("polars-0")
+    named.set()
+    threading.Event().wait()
+
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+
+
 @pytest.mark.parametrize("preload", [["__main__"], ["chosen"]])
 def test_workers_of_a_fork_server_share_what_it_imported_once(
     preload: list[str], tmp_path: Path
 ) -> None:
     """That is torch, fastload, libraries that survive a fork, and what the program asks for. Its list stays its own."""
-    for name in ("chosen", "polars", "tqdm"):
+    for name in ("chosen", "tqdm"):
         (tmp_path / f"{name}.py").touch()
+    (tmp_path / "polars.py").write_text(POOL)
     script = tmp_path / "script.py"
     script.write_text(INHERITS.replace("PRELOAD", repr(preload)))
     done = real_python(str(script), path=tmp_path)
