@@ -346,7 +346,7 @@ def test_what_can_be_neither_copied_nor_shared_is_refused_in_clear_words(workers
         "its place, and what it is"
     )
     assert "copied for each worker" in said, "what it was to be"
-    assert "at the first sample" in said, "what to do"
+    assert "Open it in `__getitem__`" in said, "what to do"
     assert not fastload_threads()
 
 
