@@ -44,6 +44,7 @@ from tests.promises.reading import Watched, in_batches, wait_until
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 CONTEXTS = ["fork", "forkserver", "spawn"]
+SPAWN_IS_SLOW = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 
 
 class Draws(Numbers):
@@ -93,7 +94,7 @@ def test_a_forked_worker_searches_no_module_again(monkeypatch: pytest.MonkeyPatc
     assert also == [module.draw]
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", SPAWN_IS_SLOW)
 def test_the_batches_are_those_of_threads(context: str) -> None:
     shared = multiprocessing.get_context(context).Value("i", 0)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
@@ -199,7 +200,7 @@ def real_python(
     )
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", SPAWN_IS_SLOW)
 def test_workers_start_from_python_c_and_from_standard_input(context: str) -> None:
     done = real_python("-c", program(context, LOOP))
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
@@ -210,7 +211,7 @@ def test_workers_start_from_python_c_and_from_standard_input(context: str) -> No
         assert "must be a file" in done.stderr
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("context", SPAWN_IS_SLOW[1:])
 def test_a_script_without_a_main_guard_ends_and_says_what_to_do(
     context: str, tmp_path: Path
 ) -> None:
@@ -358,6 +359,7 @@ def forks_beside_threads(forks: int, tmp_path: Path) -> None:
         logger.propagate = True
 
 
+@pytest.mark.slow
 def test_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
     forks_beside_threads(200, tmp_path)
 

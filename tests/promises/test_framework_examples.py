@@ -57,6 +57,7 @@ def test_one_import_and_a_new_line_are_all_that_changed(name: str) -> None:
     assert "fastload" not in before.split('"""')[2], "but in its docstring"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_training_learns_with_either_loader(name: str, digits: str) -> None:
@@ -89,6 +90,7 @@ def test_a_training_on_two_processes_reads_each_sample_once(digits: str) -> None
     assert runs[1].printed == ""
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_in_the_middle_of_its_epoch(digits: str) -> None:
     """The example writes a checkpoint every 100 steps, which is batch 37 of the second epoch."""
     whole = run_example("trainer_digits.py", [digits, "whole"])

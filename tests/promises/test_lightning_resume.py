@@ -95,7 +95,13 @@ TRAININGS: dict[str, dict[str, Any]] = {
 ON_RANKS = ["seed", "rank sampler", "stream", "limit, stream", "two", "max_steps"]
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+QUICK = ["seed", "stream", "validation", "two", "max_steps"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TRAININGS],
+)
 def test_every_checkpoint_resumes_exactly(name: str, tmp_path: Path) -> None:
     """Saved after a batch, a validation and an epoch."""
     (answers,) = run(1, cases.resumed_each, {name: TRAININGS[name]}, str(tmp_path))
