@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,7 +41,7 @@ def flow() -> None:
 
     \b
     kind            python, mpi, pytorch, function or command
-    all kinds       args, command, exec_path, inputs, outputs, env, retries, time_limit_s
+    all kinds       args, command, exec_path, inputs, outputs, env
     mpi, pytorch    parallelism, hostfile, launcher, launcher_options
     function        function = "module:name", kwargs
     batch jobs      walltime, ppn, cores, directives
@@ -66,14 +66,7 @@ def flow() -> None:
 @click.option(
     "--quiet", is_flag=True, help="Do not print the output of tasks. The logs of the tasks have it."
 )
-def run(
-    file: Path,
-    resume: bool,
-    dry_run: bool,
-    max_parallel: int | None,
-    only: tuple[str, ...],
-    quiet: bool,
-) -> None:
+def run(file: Path, quiet: bool, **options: Any) -> None:
     """Run the tasks of PIPE.toml, each after the tasks that it waits for.
 
     If a task fails, the tasks that wait for it do not run, and the exit code is 1. The log of a task is in the folder
@@ -93,14 +86,7 @@ def run(
 
     graph = read_pipeline(file)
     with sigterm_raises():
-        run_graph(
-            graph,
-            resume=resume,
-            dry_run=dry_run,
-            max_parallel=max_parallel,
-            echo=not quiet,
-            only=only,
-        )
+        run_graph(graph, echo=not quiet, **options)
 
 
 @flow.command()
@@ -124,7 +110,7 @@ def show(file: Path) -> None:
 @click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
 @click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
 @click.option("--dry-run", is_flag=True, help="Print the jobs. Submit nothing.")
-def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
+def submit(file: Path, system: BatchSystem | None, **options: bool) -> None:
     """Submit each task of PIPE.toml as a batch job.
 
     A job starts when the jobs that it waits for have succeeded. The batch system starts them, so no fastload
@@ -150,7 +136,7 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
 
     if system is None:
         raise click.UsageError("no batch system is given: add --pbs or --slurm")
-    submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
+    submit_graph(read_pipeline(file), file, system, say=click.echo, **options)
 
 
 @flow.command()
