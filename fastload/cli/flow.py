@@ -63,14 +63,12 @@ def flow() -> None:
     multiple=True,
     help="Name of the only task to run. Repeatable.  [default: all tasks]",
 )
-@click.option(
-    "--quiet", is_flag=True, help="Do not print the output of tasks. The logs of the tasks have it."
-)
-def run(file: Path, quiet: bool, **options: Any) -> None:
+def run(file: Path, **options: Any) -> None:
     """Run the tasks of PIPE.toml, each after the tasks that it waits for.
 
     If a task fails, the tasks that wait for it do not run, and the exit code is 1. The log of a task is in the folder
-    `.fastload-flow/NAME/` next to the file. Ctrl-C and SIGTERM end all processes of all tasks.
+    `.fastload-flow/NAME/` next to the file. It is also printed once the task has ended. Ctrl-C and SIGTERM end all
+    processes of all tasks.
 
     With --resume, a task is skipped if its last run succeeded and nothing has changed since. It runs if its script,
     arguments, inputs or outputs have changed, or if a task that it waits for runs.
@@ -86,7 +84,7 @@ def run(file: Path, quiet: bool, **options: Any) -> None:
 
     graph = read_pipeline(file)
     with sigterm_raises():
-        run_graph(graph, echo=not quiet, **options)
+        run_graph(graph, **options)
 
 
 @flow.command()

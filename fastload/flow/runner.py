@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
 from tempfile import TemporaryFile
-from textwrap import indent
 from typing import IO
 
 from fastload._kit.disk import locked_path, write_all
@@ -42,7 +40,6 @@ from fastload.flow.tasks import Task
 
 GRACE_S = 10.0
 """Seconds for a task to end after SIGTERM, before the runner kills all its processes."""
-_TAIL_LINES = 20
 _PIECE_BYTES = 2**16
 
 
@@ -70,7 +67,6 @@ def run(
     resume: bool = False,
     dry_run: bool = False,
     max_parallel: int | None = None,
-    echo: bool = True,
     only: Iterable[str] = (),
     say: Callable[[str], object] | None = None,
     check: bool = True,
@@ -82,13 +78,13 @@ def run(
             outputs have not changed since. A task also runs if one that it waits for runs.
         dry_run: only print what would run, and why.
         max_parallel: maximum number of tasks at the same time. None: no limit.
-        echo: print the output of each task once the task has ended. Its log has it from the start.
         only: run only these tasks, whatever the states of the tasks that they wait for.
         say: called with a line about each change of a task's state. None: print it on standard error.
         check: first check that the tasks can be started, as far as that is known before any has run.
 
     If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
-    tasks get SIGTERM, and are killed after 10 s. Logs are in `.fastload-flow/GRAPH/TASK.log` in the graph's folder.
+    tasks get SIGTERM, and are killed after 10 s. The log `.fastload-flow/GRAPH/TASK.log` in the graph's folder gets the
+    output of a task at once. Standard output gets it after the task has ended.
 
     Raise FlowError if a task failed, and name its log. Raise it also if the graph has a cycle or another process runs
     one of the tasks. If a task cannot be started, raise it before anything runs.
@@ -103,7 +99,7 @@ def run(
     if check:
         check_commands(graph, chosen)
     outcome = Outcome({name: "waiting" for name in graph.tasks if name in chosen}, {}, {}, {})
-    _Run(graph, resume, dry_run, max_parallel or len(graph), echo, say or _print, outcome).run()
+    _Run(graph, resume, dry_run, max_parallel or len(graph), say or _print, outcome).run()
     if "failed" in outcome.states.values():
         raise FlowError(_failure(graph, outcome))
     return outcome
@@ -128,10 +124,8 @@ def _failure(graph: PipelineGraph, outcome: Outcome) -> str:
     first, *others = (name for name, state in outcome.states.items() if state == "failed")
     blocked = [name for name, state in outcome.states.items() if state == "blocked"]
     text = f"graph {graph.name}: task {first} failed: {outcome.reasons[first]}"
-    if others:
-        text += f"; also failed: {', '.join(others)}"
-    if blocked:
-        text += f"; not run: {', '.join(blocked)}"
+    for what, names in (("also failed", others), ("not run", blocked)):
+        text += f"; {what}: {', '.join(names)}" if names else ""
     if first in outcome.logs and os.path.getsize(outcome.logs[first]):
         text += f". Its log: {outcome.logs[first]}"
     return text
@@ -159,7 +153,6 @@ class _Run:
     resume: bool
     dry_run: bool
     max_parallel: int
-    echo: bool
     say: Callable[[str], object]
     outcome: Outcome
     running: dict[str, _Running] = field(default_factory=dict)
@@ -187,6 +180,10 @@ class _Run:
             except BaseException as error:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 self.stop("it was interrupted" if interrupted else f"the runner failed: {error}")
+                if isinstance(error, BrokenPipeError):
+                    raise FlowError(
+                        f"graph {self.graph.name}: the program that reads the output has ended. Send it to a file"
+                    ) from error
                 raise
 
     def begin(self, name: str) -> None:
@@ -301,10 +298,7 @@ class _Run:
         one.held.close()
         seconds = self.outcome.seconds[name] = record.ended - record.began
         self.outcome.reasons[name] = reason or self.outcome.reasons[name]
-        if self.echo:
-            _show(one.log.name)
-        elif state == "failed" and (text := Path(one.log.name).read_text(errors="replace")):
-            self.say(indent("\n".join(text.splitlines()[-_TAIL_LINES:]), "    "))
+        _show(one.log.name)
         self.change(name, state, reason or f"in {seconds:.1f} s")
 
     def stop(self, reason: str) -> None:

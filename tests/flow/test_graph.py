@@ -125,7 +125,7 @@ def test_show_lists_the_tasks_in_order_with_what_each_waits_for_and_its_last_run
         "  c  [never ran]  after a",
         "  d  [never ran]  after b, c",
     ]
-    assert flow("run", tmp_path / "g.toml", "--task", "a", "--quiet").exit_code == 0
+    assert flow("run", tmp_path / "g.toml", "--task", "a").exit_code == 0
     ran = flow("show", tmp_path / "g.toml").output.splitlines()[1]
     assert re.fullmatch(r"  a  \[done, \d+\.\d s\]  after -", ran)
 
