@@ -87,8 +87,8 @@ import fastload.flow.pipefile, fastload.flow.show, fastload.flow.submit
 from fastload.flow import PipelineGraph, PythonTask, run
 graph = PipelineGraph(folder=sys.argv[1])
 graph.add_task(PythonTask("a", script="a.py"))
-run(graph, echo=False, say=str)
-assert run(graph, resume=True, echo=False, say=str).states == {"a": "fresh"}
+run(graph, say=str)
+assert run(graph, resume=True, say=str).states == {"a": "fresh"}
 import fastload
 assert fastload.__version__
 print("torch" in sys.modules)

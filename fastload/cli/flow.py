@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -41,7 +41,7 @@ def flow() -> None:
 
     \b
     kind            python, mpi, pytorch, function or command
-    all kinds       args, command, exec_path, inputs, outputs, env, retries, time_limit_s
+    all kinds       args, command, exec_path, inputs, outputs, env
     mpi, pytorch    parallelism, hostfile, launcher, launcher_options
     function        function = "module:name", kwargs
     batch jobs      walltime, ppn, cores, directives
@@ -63,21 +63,12 @@ def flow() -> None:
     multiple=True,
     help="Name of the only task to run. Repeatable.  [default: all tasks]",
 )
-@click.option(
-    "--quiet", is_flag=True, help="Do not print the output of tasks. The logs of the tasks have it."
-)
-def run(
-    file: Path,
-    resume: bool,
-    dry_run: bool,
-    max_parallel: int | None,
-    only: tuple[str, ...],
-    quiet: bool,
-) -> None:
+def run(file: Path, **options: Any) -> None:
     """Run the tasks of PIPE.toml, each after the tasks that it waits for.
 
     If a task fails, the tasks that wait for it do not run, and the exit code is 1. The log of a task is in the folder
-    `.fastload-flow/NAME/` next to the file. Ctrl-C and SIGTERM end all processes of all tasks.
+    `.fastload-flow/NAME/` next to the file. It is also printed once the task has ended. Ctrl-C and SIGTERM end all
+    processes of all tasks.
 
     With --resume, a task is skipped if its last run succeeded and nothing has changed since. It runs if its script,
     arguments, inputs or outputs have changed, or if a task that it waits for runs.
@@ -93,14 +84,7 @@ def run(
 
     graph = read_pipeline(file)
     with sigterm_raises():
-        run_graph(
-            graph,
-            resume=resume,
-            dry_run=dry_run,
-            max_parallel=max_parallel,
-            echo=not quiet,
-            only=only,
-        )
+        run_graph(graph, **options)
 
 
 @flow.command()
@@ -124,7 +108,7 @@ def show(file: Path) -> None:
 @click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
 @click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
 @click.option("--dry-run", is_flag=True, help="Print the jobs. Submit nothing.")
-def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
+def submit(file: Path, system: BatchSystem | None, **options: bool) -> None:
     """Submit each task of PIPE.toml as a batch job.
 
     A job starts when the jobs that it waits for have succeeded. The batch system starts them, so no fastload
@@ -150,7 +134,7 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
 
     if system is None:
         raise click.UsageError("no batch system is given: add --pbs or --slurm")
-    submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
+    submit_graph(read_pipeline(file), file, system, say=click.echo, **options)
 
 
 @flow.command()

@@ -16,30 +16,27 @@ def check_commands(graph: PipelineGraph, chosen: Set[str]) -> None:
     An earlier task may still make the script: one that lists it, or a folder above it, as an output, or one without
     outputs. A task may also make a missing host file.
     """
-    # Outputs of the tasks up to each task. None: unknown, because a task declares none.
-    makes: dict[str, set[Path] | None] = {}
+    makes: dict[str, set[Path]] = {}  # outputs of each task, and of those before it
     for name in graph.order():
-        task = graph.tasks[name]
-        folder = task.folder(graph.base)
-        known: set[Path] | None = set()
-        for found in (makes[one] for one in graph.after(name)):
-            known = None if known is None or found is None else known | found
-        outputs = {_path(folder, output) for output in task.outputs}
-        makes[name] = None if known is None or not outputs else known | outputs
+        task, folder = graph.tasks[name], graph.tasks[name].folder(graph.base)
+        made = set[Path]().union(*(makes[one] for one in graph.after(name)))
+        # Without outputs, it may make any file.
+        makes[name] = made | {_path(folder, output) for output in task.outputs or ["/"]}
         if name not in chosen:
             continue
+        wrong = f"graph {graph.name}: task {name} cannot run: "
         try:
             task.argv(graph.base)
         except (FlowError, LaunchError) as error:
-            raise FlowError(f"graph {graph.name}: task {name} cannot run: {error}") from error
+            raise FlowError(f"{wrong}{error}") from error
         except OSError:
             continue
-        if task.script is None or "-m" in task.command or known is None:
+        if task.script is None or "-m" in task.command:
             continue
         script = _path(folder, task.script)
-        if not script.exists() and not known & {script, *script.parents}:
+        if not script.exists() and made.isdisjoint((script, *script.parents)):
             raise FlowError(
-                f"graph {graph.name}: task {name} cannot run: the script {script} does not exist, and no earlier task "
+                f"{wrong}the script {script} does not exist, and no earlier task "
                 "makes it. Correct its path, or list it in the outputs of the task that makes it"
             )
 

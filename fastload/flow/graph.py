@@ -71,33 +71,23 @@ class PipelineGraph:
         """Return the names of the tasks that must succeed before `name`."""
         return self._after[name]
 
-    def sorter(self) -> TopologicalSorter[str]:
-        """Return a sorter of the names of tasks. Raise FlowError for a cycle or an unknown name."""
+    def order(self) -> list[str]:
+        """Return the names of all tasks, each after those that it waits for. Raise FlowError if there is no order."""
+        sorter = TopologicalSorter(dict.fromkeys(self._tasks, ()))
         for name, before in self._after.items():
-            for one in before:
-                if one not in self._tasks:
-                    raise FlowError(
-                        f"graph {self.name}: task {name!r} waits for {one!r}, which is not a task. The tasks are "
-                        f"{', '.join(self._tasks)}"
-                    )
-        sorter = TopologicalSorter(self._after)
+            sorter.add(name, *before)
+            if unknown := [one for one in before if one not in self._tasks]:
+                raise FlowError(
+                    f"graph {self.name}: task {name!r} waits for {unknown[0]!r}, which is not a task. The tasks are "
+                    f"{', '.join(self._tasks)}"
+                )
         try:
-            sorter.prepare()
+            return [*sorter.static_order()]
         except CycleError as error:
             cycle = " -> ".join(error.args[1][::-1])
             raise FlowError(
                 f"graph {self.name}: these tasks wait for one another, each for the next: {cycle}. Change after= of one"
             ) from None
-        return sorter
-
-    def order(self) -> list[str]:
-        """Return the names of all tasks, each after those that it waits for. Raise what `sorter` raises."""
-        sorter, found = self.sorter(), list[str]()
-        while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=list(self._tasks).index)
-            found += ready
-            sorter.done(*ready)
-        return found
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -26,8 +26,6 @@ import pkgutil
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +71,7 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
         except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
             about_it = str(error).removeprefix(f"task {table.get('name')}: ")
             raise FlowError(f"{where}: {about_it}") from error
-    graph.sorter()
+    graph.order()
     return graph
 
 
@@ -97,19 +95,13 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if unknown := set(table) - known:
         names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources"})
         raise FlowError(f"unknown key {sorted(unknown)[0]!r}. The keys are {', '.join(names)}")
-    with _importing_from(str(graph.folder)):
+    sys.path.insert(0, str(graph.folder))  # for the function, here and in its process
+    try:
         if cls is FunctionTask:
             table["function"] = _function(table.get("function"))
         graph.add_task(cls(**table), after)
-
-
-@contextmanager
-def _importing_from(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
-    try:
-        yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(graph.folder))
 
 
 def _function(text: object) -> Any:

@@ -17,7 +17,8 @@ from fastload.flow.tasks import Task
 
 FOLDER = ".fastload-flow"
 State = Literal["waiting", "running", "done", "fresh", "failed", "blocked", "stopped"]
-_WRONG = {"absent": "is not there", "unreadable": "cannot be read"}
+UNREADABLE = {"absent": "is not there", "unreadable": "cannot be read"}
+"""What is wrong with a path that has one of these instead of a fingerprint."""
 
 
 @dataclass
@@ -76,12 +77,6 @@ def _stamp(path: Path) -> str:
         return "absent" if missing else "unreadable"
 
 
-def wrong_with(found: dict[str, str]) -> str:
-    """Describe the first path whose stamp says that it is missing or unreadable. Return "" if no stamp does."""
-    wrong = (f"{path} {_WRONG[stamp]}" for path, stamp in found.items() if stamp in _WRONG)
-    return next(wrong, "")
-
-
 def why_stale(graph: PipelineGraph, task: Task, last: Record) -> str:
     """Return why the task has to run again, or "" if its last run is still valid."""
     if last.state == "waiting":
@@ -89,23 +84,15 @@ def why_stale(graph: PipelineGraph, task: Task, last: Record) -> str:
     if last.state != "done":
         return f"its last run {'failed' if last.state == 'failed' else 'did not end'}"
     now = before_run(graph, task)
-    for name, began in now.before.items():
-        if began != last.before.get(name):
-            return f"{name} ran since"
-    if now.identity != last.identity:
-        return "its arguments changed"
-    if now.script != last.script:
-        return f"{task.script} changed"
-    now.outputs = stamps(task.folder(graph.base), task.outputs)
-    for ours, theirs, what in (
-        (now.inputs, last.inputs, ""),
-        (now.outputs, last.outputs, "its output "),
-    ):
-        if wrong := wrong_with(ours):
-            return f"{what}{wrong}"
-        for path, stamp in ours.items():
-            if stamp != theirs.get(path):
-                return f"{what}{path} changed"
+    ran = (one for one, began in now.before.items() if began != last.before.get(one))
+    if name := next(ran, None):
+        return f"{name} ran since"
+    if (now.identity, now.script) != (last.identity, last.script):
+        return f"{'its arguments' if now.identity != last.identity else task.script} changed"
+    then = {**last.inputs, **last.outputs}
+    for path, stamp in {**now.inputs, **stamps(task.folder(graph.base), task.outputs)}.items():
+        if stamp in UNREADABLE or stamp != then.get(path):
+            return f"{path} {UNREADABLE.get(stamp, 'changed')}"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from fastload.flow.graph import PipelineGraph
-from fastload.flow.record import Record, folder_of, read, state_of, why_stale
+from fastload.flow.record import folder_of, read, state_of, why_stale
 
 
 def as_text(graph: PipelineGraph) -> str:
@@ -21,19 +21,10 @@ def as_text(graph: PipelineGraph) -> str:
 
 def _last_run(graph: PipelineGraph, name: str) -> str:
     """Describe the last run of a task: its state, its time, and why it is stale."""
-    folder, task = folder_of(graph), graph.tasks[name]
-    record = read(folder, name)
+    record = read(folder_of(graph), name)
     if record.state == "waiting":
         return "never ran"
-    state = state_of(folder, name, record)
-    took = f"{record.ended - record.began:.1f} s" if record.ended else f"since {_clock(record)}"
-    if state == "interrupted":
-        return f"interrupted, began {_clock(record)}"
-    if state != "done":
-        return f"{state}, {took}"
-    stale = why_stale(graph, task, record)
-    return f"done, {took}; {stale}" if stale else f"done, {took}"
-
-
-def _clock(record: Record) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(record.began))
+    began = time.strftime("%H:%M:%S", time.localtime(record.began))
+    took = f"{record.ended - record.began:.1f} s" if record.ended else f"began {began}"
+    stale = why_stale(graph, graph.tasks[name], record) if record.state == "done" else ""
+    return f"{state_of(folder_of(graph), name, record)}, {took}{stale and f'; {stale}'}"

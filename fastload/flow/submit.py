@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastload._kit.disk import write_file
 from fastload.distributed.launch import BatchSystem, job_script
@@ -29,18 +29,6 @@ _JOBS = "jobs"  # not the name of a file of a task, because those have suffixes
 _IDS = f"{_JOBS}/ids.json"
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
 _PBS = {"Q": "queued", "H": "held", "W": "waiting", "R": "running", "E": "ending", "F": "ended"}
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job: the command that submits it, and the script that this command reads."""
-
-    task: str
-    command: list[str]
-    script: str
-
-    def __str__(self) -> str:
-        return f"# {shlex.join(self.command)} <<'END'\n{self.script}END"
 
 
 def submit(
@@ -65,7 +53,6 @@ def submit(
         graph,
         resume=resume,
         dry_run=True,
-        echo=False,
         say=lambda line: None,
         check=False,  # compute nodes may have a launcher that this node lacks
     ).states
@@ -77,13 +64,13 @@ def submit(
             say(f"{name}: fresh")
             continue
         before = [jobs[one] for one in graph.after(name) if one in jobs]
-        job = submission(graph, graph.tasks[name], file, system, before)
+        command, script = _job(graph, graph.tasks[name], file, system, before)
         if dry_run:
             jobs[name] = f"ID-OF-{name}"
-            say(str(job))
+            say(f"# {shlex.join(command)} <<'END'\n{script}END")
             continue
         try:
-            jobs[name] = _submitted(job, graph.base)
+            jobs[name] = _submitted(name, command, script, graph.base)
         except FlowError:
             if jobs:
                 subprocess.run([_CANCEL[system], *jobs.values()], check=False)
@@ -95,10 +82,10 @@ def submit(
     return jobs
 
 
-def submission(
+def _job(
     graph: PipelineGraph, task: Task, file: Path, system: BatchSystem, before: list[str]
-) -> Submission:
-    """Return the job of a task of a graph, to start after the jobs `before`."""
+) -> tuple[list[str], str]:
+    """Return the command that submits a task, to start after the jobs `before`, and the script that it reads."""
     ranks = task.parallelism if isinstance(task, MPITask) else 1
     # A path from the graph's folder has no spaces, which the schedulers quote in different ways.
     log = os.path.join(FOLDER, graph.name, _JOBS, f"{task.name}.log")
@@ -122,21 +109,24 @@ def submission(
         directives=(*directives, *task.resources.directives),
         environ={name: os.environ[name] for name in EXPORTED if name in os.environ},
     )
-    return Submission(task.name, command, script)
+    return command, script
 
 
-def _submitted(job: Submission, base: Path) -> str:
+def _submitted(task: str, command: list[str], script: str, base: Path) -> str:
     """Submit a job, and return its id."""
-    if shutil.which(job.command[0]) is None:
-        raise FlowError(f"{job.command[0]} is not on PATH. Run this command on a login node")
-    ended = subprocess.run(
-        job.command, input=job.script, text=True, capture_output=True, check=False, cwd=base
-    )
+    ended = _ended(command, input=script, cwd=base)
     found = ended.stdout.split()
     if ended.returncode or not found:
         said = ended.stderr.strip() or ended.stdout.strip()
-        raise FlowError(f"task {job.task}: {job.command[0]} refused the job: {said}")
+        raise FlowError(f"task {task}: {command[0]} refused the job: {said}")
     return found[-1].partition(";")[0]
+
+
+def _ended(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of the batch system to its end."""
+    if shutil.which(command[0]) is None:
+        raise FlowError(f"{command[0]} is not on PATH. Run this command on a login node")
+    return subprocess.run(command, text=True, capture_output=True, check=False, **options)
 
 
 # ---- what became of them ----
@@ -208,10 +198,7 @@ def _pairs(words: list[str]) -> dict[str, str]:
 
 def _said(command: list[str], *, unknown: str = "") -> str:
     """Return the output of a command. It may fail with the message `unknown`, for jobs that it does not know."""
-    try:
-        ended = subprocess.run(command, text=True, capture_output=True, check=False)
-    except FileNotFoundError:
-        raise FlowError(f"{command[0]} is not on PATH. Run this command on a login node") from None
+    ended = _ended(command)
     if ended.returncode and not (unknown and unknown in ended.stderr):
         raise FlowError(f"{command[0]} failed: {(ended.stderr or ended.stdout).strip()}")
     return ended.stdout

@@ -20,7 +20,6 @@ from fastload.flow.values import (
     checked_name,
     path_of,
     paths_of,
-    seconds,
     several,
     variables,
     whole,
@@ -66,8 +65,6 @@ class Task:
         inputs: files and folders that the task reads: one path, or a list. With `resume`, it runs again if one changed.
         outputs: files and folders that it makes. If one is missing at the end, the task has failed.
         env: environment variables, in addition to those of this process.
-        retries: number of further attempts if it fails, or takes too long.
-        time_limit_s: seconds after which it is stopped, and has failed.
         resources: resources of its batch job.
 
     Raises TypeError or ValueError if a value is not allowed. At its start, raises FlowError if there is nothing to run.
@@ -88,8 +85,6 @@ class Task:
         inputs: AnyPath | Sequence[AnyPath] = (),
         outputs: AnyPath | Sequence[AnyPath] = (),
         env: Mapping[str, object] | None = None,
-        retries: int = 0,
-        time_limit_s: float | None = None,
         resources: Resources | None = None,
     ) -> None:
         self.name = checked_name("a task's", name)
@@ -97,8 +92,6 @@ class Task:
         self.inputs = paths_of(f"task {name}: inputs", inputs)
         self.outputs = paths_of(f"task {name}: outputs", outputs)
         self.env = variables(f"task {name}: env", env)
-        self.retries = whole(f"task {name}: retries", retries, 0)
-        self.time_limit_s = seconds(f"task {name}: time_limit_s", time_limit_s)
         self.resources = resources or Resources()
         self.set_command(command)
         self.set_script_path(script)

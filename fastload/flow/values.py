@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -54,15 +53,4 @@ def whole(what: str, value: int, least: int) -> int:
         raise TypeError(f"{what} must be a whole number, got {value!r}")
     if value < least:
         raise ValueError(f"{what} must be {least} or more, got {value}")
-    return value
-
-
-def seconds(what: str, value: float | None) -> float | None:
-    """Return the time, or None for no limit. Raise TypeError or ValueError if it is not positive and finite."""
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{what} must be a number of seconds, got {value!r}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{what} must be positive and finite, got {value}")
     return value

@@ -38,7 +38,7 @@ class Model:
 def run(folder: Path, task: FunctionTask, *, resume: bool = False) -> tuple[Outcome, str]:
     graph = PipelineGraph("g", folder=folder)
     graph.add_task(task)
-    outcome = flow.run(graph, echo=False, resume=resume)
+    outcome = flow.run(graph, resume=resume)
     return outcome, (folder / ".fastload-flow" / "g" / f"{task.name}.log").read_text()
 
 
@@ -152,6 +152,6 @@ kwargs = {to = "here"}
 exec_path = "work"
 """)
     before = list(sys.path)
-    outcome = flow.run(read_pipeline(tmp_path / "pipe.toml"), echo=False)
+    outcome = flow.run(read_pipeline(tmp_path / "pipe.toml"))
     assert Path(outcome.logs["a"]).read_text() == "prepared 3 here\n"
     assert sys.path == before

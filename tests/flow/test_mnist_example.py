@@ -148,8 +148,9 @@ def training(
     python, mpiexec = programs(launcher)
     began = time.monotonic()
     process = subprocess.Popen(
-        [python, "-m", "fastload", "flow", "run", file, "--quiet", *options],
+        [python, "-m", "fastload", "flow", "run", file, *options],
         env=environment(mpiexec=mpiexec),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
