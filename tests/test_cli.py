@@ -318,7 +318,7 @@ def test_how_a_command_ends(
         ("train", ["--profile", "-s", "12"], "--nsteps 16"),
         ("train", ["--every", "5"], "--every needs a folder for the checkpoint"),
         ("train", ["--resume"], "--resume needs a folder for the checkpoint"),
-        ("train", ["--checkpoint", "x", "--loader", "process"], "cannot resume within an epoch"),
+        ("train", ["--checkpoint", "x", "--loader", "cached"], "cannot resume within an epoch"),
         ("bench", [], "--file-list-path"),
         ("bench", ["--step-ms", "nan"], "nan"),
         ("env", ["--timeout", "nan"], "nan"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -60,7 +61,11 @@ def test_a_page_names_the_extras_of_its_commands(page: Path) -> None:
 def test_a_help_names_the_extras_of_its_examples(name: str) -> None:
     words = name.split()
     shown = [COMMANDS[" ".join(words[:k])] for k in range(min(2, len(words)), len(words) + 1)]
-    texts = [command.get_help(click.Context(command, info_name="fastload")) for command in shown]
+    as_in_main: Any = {
+        "info_name": "fastload",
+        "help_option_names": ["-h", "--help"],
+    }  # click keeps the first
+    texts = [command.get_help(click.Context(command, **as_in_main)) for command in shown]
     beside = " ".join(" ".join(texts).split())
     assert not unnamed(iter(lines_of_help(COMMANDS[name])), beside)
 
