@@ -53,7 +53,7 @@ class LoaderClosedError(FastloadError, RuntimeError):
 
 
 class LoaderTimeoutError(FastloadError, RuntimeError):
-    """No batch, or no worker process, came within `timeout` seconds. Nothing is lost: call it again."""
+    """No batch, or no worker process, came within `timeout` seconds. No batch is lost. Call next() or iter() again."""
 
 
 class WorkerCrashError(FastloadError, RuntimeError):
@@ -77,7 +77,10 @@ class DatasetCopyError(FastloadError, RuntimeError):
 
 
 class SharedStateError(FastloadError, RuntimeError):
-    """Threads share what samples change, and were asked for, or processes cannot start. The message says what to do."""
+    """Samples change state that worker threads would share.
+
+    Raised if you asked for threads, or if processes cannot start.
+    """
 
 
 class SharedStateWarning(UserWarning):

@@ -11,8 +11,8 @@
 
 All variables that are set must agree. An exception is one launcher inside another. Under torchrun, all other variables
 describe its agent, one per node. A Slurm step with one task per node, or with a terminal, runs the daemons of an MPI or
-a shell. `srun --mpi=cray_shasta` sets PALS_RANKID, and `--mpi=pmi2` sets PMI_RANK and PMI_SIZE, without a local rank.
-So a rank that equals SLURM_PROCID, in a family of variables without a local rank, is srun's own.
+a shell. `srun --mpi=cray_shasta` sets variables of PALS, and a PALS_APID with a dot: job.step. With `--mpi=pmi2` srun
+sets PMI_RANK and PMI_SIZE without a local rank. So such a rank is srun's own if it equals SLURM_PROCID.
 """
 
 from __future__ import annotations
@@ -245,12 +245,14 @@ def _claims(environ: Mapping[str, str]) -> Claims:
     if environ.get("TORCHELASTIC_RUN_ID") and "rank" in claims:
         return claims
     own = _number(environ, "SLURM_PROCID")
+    theirs = ("PALS_", "PMI_LOCAL_") if "." in environ.get("PALS_APID", "") else ()
     for family in _MPI:
         found: Claims = {}
         for name, field in family.items():
-            _read(found, environ, field, name)
+            if not name.startswith(theirs):
+                _read(found, environ, field, name)
         if own and "local_rank" not in found and own[1] in found.get("rank", {}).values():
-            del found["rank"]  # `srun --mpi` set it
+            found.clear()  # `srun --mpi` set it
         _merge(claims, found)
     slurm = _slurm_claims(environ)
     if "rank" not in claims or not _carries_others(environ, slurm):

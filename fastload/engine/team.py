@@ -29,8 +29,8 @@ from fastload.engine.threads import (
 )
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
-from fastload.processes.parent import LEAST_DELAY_S, Child
-from fastload.telemetry.recorder import delayed_s
+from fastload.processes.parent import Child
+from fastload.processes.wire import with_core
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()
 """The teams of this process, which end with it. Their threads keep them alive."""
@@ -122,19 +122,16 @@ class Team:
         hung = [child for child in self.children if not child.dead]
         if not hung:
             return
-        how = (
-            f"no end within {JOIN_SECONDS:g} s after the last batch, so killed. No batch is lost. Other programs may "
-            f"take the cores (load average {os.getloadavg()[0]:.0f}), or code that runs at a process's end may hang"
-        )
+        how = f"did not exit within {JOIN_SECONDS:g} s after its last batch and was killed. No batch is lost"
         if not all(child.ending for child in hung):
             stacks = "".join(child.stack() for child in hung)
-            how = f"no return from a call within {JOIN_SECONDS:g} s, so killed. Stacks:\n{stacks}"
+            how = f"did not return from a call within {JOIN_SECONDS:g} s and was killed. Stacks:\n{stacks}"
         for child in hung:
             child.kill()
         for thread in self.threads[: len(self.children)]:
             thread.join(JOIN_SECONDS)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
-        warnings.warn(f"{names}: {how}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{names} {how}", RuntimeWarning, stacklevel=4)
 
 
 def _end_with_multiprocessing() -> None:
@@ -151,17 +148,11 @@ def join(teams: Iterable[Team]) -> None:
     no later call waits for them. Name both in a warning.
     """
     teams = list(teams)
-
-    def delays() -> dict[Child, float]:
-        return {one: delayed_s(one.pid) for team in teams for one in team.children if not one.dead}
-
-    stuck = [thread for team in teams for thread in team.threads]
-    seconds, before = JOIN_SECONDS, delays()
-    while (stuck := wait(stuck, seconds)) and seconds >= LEAST_DELAY_S:
-        now = delays()
-        seconds, before = max((now[one] - before[one] for one in now), default=0.0), now
-    if not stuck:
+    pids = [one.pid for team in teams for one in team.children if not one.dead]
+    threads = [thread for team in teams for thread in team.threads]
+    if with_core(lambda seconds: not wait(threads, seconds), JOIN_SECONDS, pids):
         return
+    stuck = wait(threads, 0)
     for team in teams:
         team.kill_hung()
         team.threads = [thread for thread in team.threads if thread not in stuck]

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -43,7 +44,7 @@ from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.observed import Observed
 from fastload.processes.packing import Packed, pack, pack_error, unpack
 from fastload.processes.segments import Segment, TicketMemory
-from fastload.processes.wire import Wire, can_be_read
+from fastload.processes.wire import Wire, can_be_read, with_core
 from fastload.random import global_draws
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
@@ -61,7 +62,7 @@ from fastload.verdicts.libraries import vouching_for_nothing
 from fastload.verdicts.reach import Reach
 
 LINGER_SECONDS = 10.0
-"""How long a worker may still read a sample after its loader is closed. Then it ends itself."""
+"""How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
@@ -168,22 +169,21 @@ class _Beside:
 
     def _hear(self) -> None:
         with suppress(OSError):
+            hears = partial(can_be_read, self._end.fileno())
             while said := self._end.recv(1):
                 if said == jobs.STACK:
                     self._tell_stack()
-                    continue
-                last = 0
-                if said == jobs.DROP:
-                    (last,) = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL))
+                drops = said == jobs.DROP
+                last = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL)) if drops else ()
                 with self._changed:
-                    self._dropped = max(self._dropped, last)
+                    self._dropped = max((self._dropped, *last))
                     self._ends = self._ends or said == jobs.END
                     batch = self._batch
                     if batch is not None and (self._ends or batch.number <= self._dropped):
                         batch.dropped = True
                     self._changed.notify_all()
-                if said == jobs.END:
-                    self._end.settimeout(LINGER_SECONDS)
+                if self._ends and not with_core(hears, LINGER_SECONDS, [os.getpid()]):
+                    break
         os._exit(1)  # the loop's process is gone, or a sample hangs
 
     def _tell_stack(self) -> None:

@@ -224,7 +224,7 @@ class PackedLink(NamedTuple):
     context: int | None
     suppressed: bool
     members: list[int]
-    """Of an ExceptionGroup."""
+    """Of an ExceptionGroup. -1 is one that was left out."""
 
 
 class PackedError(NamedTuple):
@@ -239,20 +239,17 @@ def pack_error(error: BaseException, who: str) -> PackedError:
     So have its cause, its context and the members of a group. If a class cannot be rebuilt there, such an error becomes
     a RuntimeError that names the class. `who` names this worker.
     """
-    chain, places = [error], {id(error): 0}
+    links, chain, places = [], [error], {id(error): 0}
     for one in chain:  # it grows
-        for other in (one.__cause__, one.__context__, *getattr(one, "exceptions", ())):
-            known = id(other) in places or not isinstance(other, BaseException)
-            if not known and len(chain) < _MOST_LINKED:
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        for other in (one.__cause__, one.__context__, *inner):
+            if other is not None and id(other) not in places and len(chain) < _MOST_LINKED:
                 places[id(other)] = len(chain)
                 chain.append(other)
-    links = []
-    for one in chain:
         lines = "".join(traceback.format_tb(one.__traceback__))
         note = f"raised in {who}:\n{lines.rstrip()}" if lines else ""
         cause, context = (places.get(id(other)) for other in (one.__cause__, one.__context__))
-        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        members = [places[id(member)] for member in inner if id(member) in places]
+        members = [places.get(id(member), -1) for member in inner]
         links.append(
             PackedLink(_pickled(one, note), cause, context, one.__suppress_context__, members)
         )
@@ -263,7 +260,8 @@ def _pickled(error: BaseException, note: str) -> bytes:
     shell = error
     with suppress(BaseException):  # whatever a user's class raises
         if isinstance(error, BaseExceptionGroup):  # its members travel by themselves
-            shell = _with_members(error, [Exception()] * len(error.exceptions))
+            member = Exception() if isinstance(error, Exception) else BaseException()
+            shell = _with_members(error, [member] * len(error.exceptions))
         for form in (shell, _Rebuilt(shell)):
             with suppress(BaseException):
                 data = pickle.dumps((form, note))
@@ -275,7 +273,8 @@ def _pickled(error: BaseException, note: str) -> bytes:
     stand_in = RuntimeError(
         f"{text} (the class of this error cannot be pickled, so the worker process could not hand it over)"
     )
-    stand_in.__notes__ = [str(said) for said in getattr(error, "__notes__", ())]
+    with suppress(Exception):  # a program may set any notes
+        stand_in.__notes__ = [str(said) for said in error.__notes__]
     return pickle.dumps((stand_in, note))
 
 
@@ -307,16 +306,26 @@ def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[
 
 def unpack_error(packed: PackedError) -> Exception:
     """Return the error that `pack_error` packed."""
-    errors: list[Any] = [_unpickled(link) for link in packed.links]
-    for k, link in reversed([*enumerate(packed.links)]):  # members stand behind their group
-        if link.members and isinstance(errors[k], BaseExceptionGroup):
-            errors[k] = _with_members(errors[k], [errors[member] for member in link.members])
-    for error, link in zip(errors, packed.links, strict=True):
-        error.__cause__ = None if link.cause is None else errors[link.cause]
-        error.__context__ = None if link.context is None else errors[link.context]
+    links = packed.links
+    left_out = RuntimeError(f"left out: a worker hands over {_MOST_LINKED} linked errors at most")
+    errors: dict[int | None, Any] = {None: None, -1: left_out}
+    for k, link in enumerate(links):
+        error = _complete(k, links, errors)
+        error.__cause__ = _complete(link.cause, links, errors)
+        error.__context__ = _complete(link.context, links, errors)
         error.__suppress_context__ = link.suppressed
     found: Exception = errors[0]
     return found
+
+
+def _complete(k: Any, links: list[PackedLink], errors: dict[int | None, Any]) -> Any:
+    """Return error `k` of `errors`, with its members. Make what is not there yet."""
+    if k not in errors:
+        errors[k] = _unpickled(links[k])
+        if isinstance(errors[k], BaseExceptionGroup):
+            members = [_complete(member, links, errors) for member in links[k].members]
+            errors[k] = _with_members(errors[k], members)
+    return errors[k]
 
 
 def _unpickled(link: PackedLink) -> Any:

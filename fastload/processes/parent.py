@@ -13,6 +13,7 @@ import threading
 import warnings
 import weakref
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import BaseContext
 from time import monotonic
 from typing import Any
@@ -31,21 +32,17 @@ from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire, can_be_read, cpu_seconds, watched
+from fastload.processes.wire import Wire, can_be_read, cpu_seconds, watched, with_core
 from fastload.random.keys import StreamKeys
-from fastload.random.streams import Stream, chosen_modules, entered, routable
+from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
-from fastload.telemetry.recorder import delayed_s
 
 START_SECONDS = 30.0
 """How long a new worker may use no CPU time before it says that it runs."""
 
 STATUS_SECONDS = 0.5
 """How long the exit status of a dead worker may take."""
-
-LEAST_DELAY_S = 0.1
-"""If a process waited for a core for less than that, it gets no more time to end."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
@@ -137,15 +134,13 @@ class Child:
                     f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
                 )
             elif cpu_seconds(self.pid) <= cpu_s and not warned:  # imports take their time
-                idle = (
-                    f"worker {self.job.worker} (process {self.pid}) did nothing for {START_SECONDS:g} s as it started. "
-                    "A lock that another thread held during the fork may never be released in it"
-                )
+                idle = f"worker {self.job.worker} used no CPU time for {START_SECONDS:g} s"
                 if expected == jobs.STARTED:
-                    raise WorkerDiedError(f'{idle}. Pass multiprocessing_context="forkserver"')
+                    hint = 'If a fork kept a lock of another thread, pass multiprocessing_context="forkserver"'
+                    raise WorkerDiedError(f"{idle} as it started. {hint}")
                 warned = True
-                said = f"fastload: {idle}. iter() waits, without `timeout`. It is here:\n{self.stack()}"
-                warnings.warn(said, RuntimeWarning, stacklevel=8)
+                said = f"{idle} while unpickling or in worker_init_fn. iter() keeps waiting; pass timeout= to limit it."
+                warnings.warn(f"{said} It is here:\n{self.stack()}", RuntimeWarning, stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:
@@ -169,12 +164,9 @@ class Child:
         if self._watched is None:
             self._process.join(seconds)
             return not self._process.is_alive()
-        before = delayed_s(self.pid)
         # A process that the worker has started may hold the pipe that `join` waits for.
-        while not can_be_read(self._watched, seconds):
-            seconds, before = delayed_s(self.pid) - before, delayed_s(self.pid)
-            if seconds < LEAST_DELAY_S:
-                return False
+        if not with_core(partial(can_be_read, self._watched), seconds, [self.pid]):
+            return False
         if self._process.exitcode is None:
             self._process.join(STATUS_SECONDS)  # the fork server sends it
         return True
@@ -336,7 +328,7 @@ class Child:
         """
         error, sample, number = unpack_error(packed), None, None
         on_error: Any = self._settings.on_error
-        stream = Stream(modules=routable(chosen_modules(self._settings.random_modules)))
+        stream = Stream(modules=self._settings.modules())
         with busy, entered(stream):
             stream.resume(drawn)
             try:

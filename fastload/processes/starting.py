@@ -28,15 +28,13 @@ from fastload.processes.preload import ORIGINAL
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
-from fastload.random.streams import MODULES, chosen_modules, routable
+from fastload.random.streams import MODULES
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
 
 _THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
 """Libraries that start threads when they are used, and how the names of the threads begin. A fork loses them."""
-
-_FORKED_HINT = "Samples may hang. Start no such threads before the loop, or mend what keeps the fork server out"
 
 _LAUNCHER = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", "HYDI_CONTROL_FD")
 """The variables by which an MPI launcher tells a process that it is a rank. A worker must not join as one."""
@@ -74,7 +72,7 @@ def start_children(
     # Search and register before the fork. Workers then share the tables of torch's operators (16 MiB), and do not touch
     # the memory of every module, which would copy it. Draws in this process stay as they are.
     torch_random.install()
-    for name in routable(chosen_modules(settings.random_modules)):
+    for name in settings.modules():
         MODULES[name].install(searching := object())
         MODULES[name].remove(searching)
     children: list[Child] = []
@@ -84,7 +82,7 @@ def start_children(
             if method == "fork":
                 replace(theirs, copy_dataset="state").isolation().warn_of_inherited(stacklevel=8)
             if method == "fork" and reason:
-                notices.warn("fork", f"workers were forked although {reason}. {_FORKED_HINT}")
+                notices.warn("fork", reason)
             for worker in range(num_workers):
                 job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))
@@ -148,6 +146,7 @@ def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     For a fork, the threads of loaders stop. If one still reads after a second, a fork is not safe.
     """
     context, reason = _chosen(settings)
+    context, reason = _although(settings, reason) if reason else (context, reason)
     late = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
     if context.get_start_method() == "fork":
         with busy.stopped() as alone, warnings.catch_warnings():
@@ -180,7 +179,7 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     if method not in (None, "fork", multiprocessing.get_all_start_methods()[0]):
         return multiprocessing.get_context(method), ""
     reason = _hazard_of_fork()
-    return _although(settings, reason) if reason else (multiprocessing.get_context("fork"), "")
+    return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 
 
 def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
@@ -194,7 +193,8 @@ def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
             unfit = 'the script has no `if __name__ == "__main__":`'
     if not unfit:
         return multiprocessing.get_context("forkserver"), reason
-    return multiprocessing.get_context("fork"), f"{reason}, because {unfit}"
+    said = f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. They were forked"
+    return multiprocessing.get_context("fork"), f"{said}, and samples may hang"
 
 
 def obstacle(settings: Settings) -> str:
@@ -203,10 +203,10 @@ def obstacle(settings: Settings) -> str:
         context, reason = _chosen(settings)
     except RuntimeError as exc:
         return str(exc)
-    method = context.get_start_method()
-    path = "" if method == "fork" else _unpicklable(settings)
-    because = f", because {reason}" if reason else ""
-    return path and f"{path} cannot be pickled, and workers start by {method}{because}"
+    method, because = context.get_start_method(), f", because {reason}" if reason else ""
+    # Beside threads that a fork loses, what a fork server cannot start is forked.
+    path = method != "fork" and (mpi_is_used() or not reason) and _unpicklable(settings)
+    return f"{path} cannot be pickled, and workers start by {method}{because}" if path else ""
 
 
 def _unpicklable(settings: Settings) -> str:

@@ -11,11 +11,14 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from fastload.telemetry.recorder import delayed_s
 
 _HEAD = struct.Struct("=QI")  # bytes of the message, and its descriptors
 _AT_ONCE, _KEPT = 16 * 1024, 1024 * 1024  # bytes of the buffer, at first and at most
 _MOST_DESCRIPTORS = 16
+_LEAST_DELAY_S = 0.1  # who waited for a core for less than that gets no more time
 _SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -115,6 +118,15 @@ def can_be_read(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
+
+
+def with_core(ends: Callable[[float], bool], seconds: float, pids: Iterable[int]) -> bool:
+    """Return whether `ends(seconds)` is true. Time in which one of the processes waited for a core does not count."""
+    before = {pid: delayed_s(pid) for pid in pids}
+    while not (ended := ends(seconds)) and seconds >= _LEAST_DELAY_S:
+        now = {pid: delayed_s(pid) for pid in before}
+        seconds, before = max([0.0, *(now[pid] - before[pid] for pid in now)]), now
+    return ended
 
 
 def cpu_seconds(pid: int) -> float:

@@ -137,22 +137,21 @@ def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Finding:
     """Return a finding that also tells if threads wait for the GIL, for a cause that would hide it."""
     if stats.gil and stats.gil_pressure > PRESSURE:
         fact += f", while threads wait for the GIL (pressure {stats.gil_pressure:.2f})"
-        advice += ', but try worker_method="process", which takes samples off this GIL'
+        advice = f"{advice}, but " if cause != "step" else ""
+        advice += 'try worker_method="process", which takes samples off this GIL'
     return _finding(cause, fact, advice)
 
 
 def _too_little(stats: Snapshot) -> Finding:
     seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
     least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
+    fact, advice = "Too early to say what bounds the run", f"look again after {least}"
     if stats.ended:
-        return _finding(
-            "nothing",
-            f"The epoch was too short to tell what bounds the run: {seen}",
+        fact, advice = (
+            "The epoch was too short to tell what bounds the run",
             f"at least {least} are needed",
         )
-    return _finding(
-        "nothing", f"Too early to say what bounds the run: {seen}", f"look again after {least}"
-    )
+    return _finding("nothing", f"{fact}: {seen}", advice)
 
 
 def _step(stats: Snapshot) -> Finding:

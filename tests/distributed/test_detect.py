@@ -111,11 +111,15 @@ def test_a_step_of_slurm_may_carry_the_daemons_of_an_mpi(
     assert rank_by(SLURM | step | mpi) == rank_by(mpi)
 
 
-CRAY_SHASTA = words("PALS_RANKID=5 PALS_NODEID=1 PALS_APID=9.0 PALS_APINFO=/x")
+OLD_SHASTA = words("PALS_RANKID=5 PALS_NODEID=1 PALS_APID=9.0 PALS_APINFO=/x")
+CRAY_SHASTA = OLD_SHASTA | words(
+    "PALS_LOCAL_RANKID=1 PMI_JOBID=9 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=4 PMI_RANK=5 PMI_SIZE=8 PMI_UNIVERSE_SIZE=8"
+)
+"""What Slurm's plugin sets, in old and in later versions."""
 PMI2 = words("PMI_RANK=5 PMI_SIZE=8 PMI_FD=9 PMI_JOBID=9.0")
 
 
-@pytest.mark.parametrize("plugin", [CRAY_SHASTA, PMI2], ids=["cray_shasta", "pmi2"])
+@pytest.mark.parametrize("plugin", [OLD_SHASTA, CRAY_SHASTA, PMI2], ids=str)
 def test_what_srun_sets_for_an_mpi_is_no_other_launcher(plugin: dict[str, str]) -> None:
     assert rank_by(SLURM | plugin) == Rank(5, 8, 1, 4, "slurm")
     one_per_node = words("SLURM_STEP_NUM_NODES=8 SLURM_STEP_TASKS_PER_NODE=1(x8) SLURM_NODEID=5")
@@ -123,12 +127,17 @@ def test_what_srun_sets_for_an_mpi_is_no_other_launcher(plugin: dict[str, str]) 
         5, 8, 0, 1, "slurm"
     )
     shell = BATCH_SHELL | {name: "0" if "RANK" in name else "1" for name in plugin}
-    assert rank_by(shell) == Rank(0, 1, 0, 1, "none")
+    assert rank_by(shell | {"PALS_APID": "9.4294967291"}) == Rank(0, 1, 0, 1, "none")
 
 
 def test_a_daemon_of_srun_passes_its_own_number_to_all_its_ranks() -> None:
-    step = words("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 PALS_RANKID=1")
-    assert rank_by(SLURM | step | MPICH) == Rank(5, 8, 1, 4, "mpich")
+    step = words("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2)")
+    daemon = words(
+        "PALS_RANKID=1 PALS_LOCAL_RANKID=0 PMI_LOCAL_RANK=0 PMI_LOCAL_SIZE=1 PMI_RANK=1 PMI_SIZE=2"
+    )
+    for name in ("mpich", "openmpi", "pals"):
+        environ = SLURM | step | CRAY_SHASTA | daemon | LAUNCHERS[name]
+        assert rank_by(environ) == Rank(5, 8, 1, 4, name)
 
 
 def test_agreement_is_no_error_and_names_all_its_sources() -> None:
@@ -142,7 +151,7 @@ def test_agreement_is_no_error_and_names_all_its_sources() -> None:
     ("environ", "named"),
     [
         (MPICH | words("OMPI_COMM_WORLD_RANK=6"), "OMPI_COMM_WORLD_RANK=6 and PMI_RANK=5 disagree on the rank"),
-        (SLURM | words("PMI_RANK=5 PMI_SIZE=1"), "PMI_SIZE=1 and SLURM_STEP_NUM_TASKS=8 disagree"),
+        (SLURM | MPICH | words("PMI_SIZE=1"), "PMI_SIZE=1 and SLURM_STEP_NUM_TASKS=8 disagree"),
         (PALS | words("PMI_LOCAL_RANK=2"), "PALS_LOCAL_RANKID=1 and PMI_LOCAL_RANK=2 disagree on the local rank"),
         (MPICH | words("PMI_RANK=x"), "PMI_RANK='x' is not a number"),
         (MPICH | words("PMI_SIZE=٣"), "PMI_SIZE='٣' is not a number"),

@@ -22,6 +22,7 @@ import sys
 import textwrap
 import threading
 import types
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ class Parents(Numbers):
     """The process that started its worker."""
 
     def __getitem__(self, index: int) -> int:
+        return os.getppid()
+
+
+WRITTEN: list[int] = []
+
+
+class Writes(Parents):
+    """It writes to a global, so "auto" takes processes."""
+
+    def __getitem__(self, index: int) -> int:
+        WRITTEN.append(index)
         return os.getppid()
 
 
@@ -450,9 +462,16 @@ def test_beside_threads_that_a_fork_loses_the_fork_server_starts_what_it_can(
     named.wait()
     try:
         assert forked() == {False}
+        asked, unpicklable = count(), starting._unpicklable
+        monkeypatch.setattr(starting, "_unpicklable", lambda x: (unpicklable(x), next(asked))[0])
+        with fastload.DataLoader(Writes(2), num_workers=1, worker_method="auto") as auto:
+            assert os.getpid() not in torch.cat(list(auto)).tolist()
+        assert next(asked) == 1, "it takes as long as to pickle the dataset"
         loader = fastload.DataLoader(Holds(lambda x: x), **options)
         iterator = iter(loader)
-        with pytest.warns(RuntimeWarning, match=r"polars runs threads.*dataset\.transform"):
+        with pytest.warns(
+            RuntimeWarning, match=r"polars runs threads.*is not safe\. .*dataset\.transform"
+        ):
             next(iterator)
         loader.close()
     finally:

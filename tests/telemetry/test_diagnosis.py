@@ -153,13 +153,12 @@ CASES = [
     (
         run(consumer_wait_s=0.1, gil_pressure=1.0),
         "step",
-        "of the time, while threads wait for the GIL (pressure 1.00); nothing in the loader would make it faster, but "
-        'try worker_method="process"',
+        'of the time, while threads wait for the GIL (pressure 1.00); try worker_method="process"',
     ),
     (
         run(consumer_wait_s=0.1, gil_pressure=1.0, worker_wait_s=36.0),
         "step",
-        'num_workers=1 would do, but try worker_method="process"',
+        'of theirs, while threads wait for the GIL (pressure 1.00); try worker_method="process"',
     ),
     (waiting(), "storage", "packed data"),
     (waiting(), "storage", "num_workers=8"),
