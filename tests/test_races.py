@@ -138,7 +138,7 @@ def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
     def seed_in_a_sample() -> None:
         stream = streams.Stream()
         with streams.entered(stream):
-            stream.move(streams._Fixed(1), None)
+            stream.move(streams.Fixed(1), None)
             torch.manual_seed(5)
         on.set()
 

@@ -66,7 +66,7 @@ class Prepared(Generic[T]):
         if self._agreed is not None and self.seed is None:
             self.seed, self.generator = self._agreed, None
         vars(self).update(divided(self, accelerator, rank, world_size))
-        self._epochs = Epochs(self._samplers())  # type: ignore[attr-defined]
+        self._epochs = Epochs(self._samplers(), self.dataset)  # type: ignore[attr-defined]
         self._epochs.set(coming)
 
     def __iter__(self) -> Iterator[Any]:

@@ -32,8 +32,6 @@ class Part(IterableDataset[Any]):
     drop_last: bool
     seed: int
     epoch: int = 0
-    passes: int = 0
-    """Since the epoch was set: persistent worker processes keep their copy, and do not see `set_epoch`."""
 
     def __len__(self) -> int:
         """Return the number of all samples. Raise TypeError if the dataset does not know it."""
@@ -46,12 +44,11 @@ class Part(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, also in the dataset."""
-        self.epoch, self.passes = epoch, 0
+        self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        self.passes += 1
         return _Groups(self)
 
 
@@ -60,7 +57,7 @@ class _Groups(Iterator[Any]):
 
     def __init__(self, part: Part) -> None:
         self._part = part
-        self._key = [part.seed, part.epoch, part.passes - 1]
+        self._key = [part.seed, part.epoch]
         self._samples: Iterator[Any] | None = None
         self._first: list[Any] = []  # the first group
         self._group: list[Any] = []  # the one that is being read
@@ -76,10 +73,10 @@ class _Groups(Iterator[Any]):
     def _read_group(self) -> None:
         part = self._part
         full = part.size * part.world_size
-        seed, epoch, passes = self._key
+        seed, epoch = self._key
         worker = get_worker_info()
         with random_stream(
-            seed=seed + passes, epoch=epoch, position=self._count, index=worker.id if worker else 0
+            seed=seed, epoch=epoch, position=self._count, index=worker.id if worker else 0
         ):
             if self._samples is None:
                 self._samples = iter(part.dataset)

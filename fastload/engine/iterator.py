@@ -24,7 +24,7 @@ from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
-from fastload.random.streams import current_stream, entered, leave
+from fastload.random.streams import entered
 from fastload.reading.notices import Notices
 from fastload.reading.worker_context import finish, neutral_modes, read_run
 from fastload.settings import Settings
@@ -291,14 +291,11 @@ class LoaderIterator(Iterator[Any]):
         if (batch := _next_of(self._order)) is None:
             return None
         if batch.error is None:
-            stream, outer = self._loop_context.stream, current_stream()
+            stream = self._loop_context.stream
             drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
-            try:
-                with neutral_modes(), drawing:
-                    read_run(batch, 0, batch.units, self._loop_context)
-                    finish(batch, self._loop_context)
-            finally:
-                leave(stream, outer)  # again: Ctrl-C may have struck before
+            with neutral_modes(), drawing:
+                read_run(batch, 0, batch.units, self._loop_context)
+                finish(batch, self._loop_context)
             if self._readers.pins:
                 pin_batch(batch)
         self._window.check()

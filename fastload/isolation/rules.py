@@ -190,7 +190,7 @@ def allowance(container: Any) -> float:
     """
     level, many, found = [container], ELEMENTS, 1.0
     for _ in range(3):
-        elements = [e for x in level for e in _some(x, many)]
+        elements = [e for x in level for e in some(x, many)]
         kinds = set(map(type, elements))
         if any(map(is_code, kinds)):
             return math.inf
@@ -239,7 +239,7 @@ def own_dict(x: Any) -> dict[str, Any]:
     return own if type(own) is dict else {}
 
 
-def _some(container: Any, count: int) -> Iterable[Any]:
+def some(container: Any, count: int) -> Iterable[Any]:
     """Return about `count` elements. No code of a subclass runs."""
     step = max(1, len(container) // count)
     if isinstance(container, list):

@@ -11,7 +11,7 @@ import torch
 from fastload._kit.hashing import mix64
 from fastload.errors import StateError
 from fastload.order.sampler_state import RandomStates
-from fastload.random.streams import Stream, current_stream, entered, leave
+from fastload.random.streams import Fixed, Stream, entered
 
 _SAMPLER = 0x7361_6D70_6C65_7200  # separates the sampler's stream from those of samples and batches
 
@@ -24,7 +24,7 @@ class Drawing:
 
     Args:
         seed, epoch: of the loader.
-        draws: the random states of a loaded state. Those with torch's are replayed, also under a seed.
+        draws: the random states of a loaded state. Without a seed they are replayed.
         modules: those with global random functions that a keyed stream routes.
     """
 
@@ -35,32 +35,24 @@ class Drawing:
         draws: list[RandomStates] | None,
         modules: Callable[[], Collection[str]],
     ) -> None:
-        self._replays = bool(draws) and draws[0]["torch"] is not None  # type: ignore[index]
-        self._key = mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER)
+        self._replays = bool(draws) and seed is None
+        self._source = Fixed(mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER))
         self._loops: torch.Tensor | None = None  # torch's global state as a replay ends
         self._stream: Stream | None = None
         if self._replays or seed is not None:
             self._stream = Stream(modules=() if self._replays else modules())
-            self._stream.move(self, None)
+            self._stream.move(self._source, None)
             self._stream.generator()  # now it is not stale, and `entered` continues it
-
-    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """See `Source`."""
-        return self._key
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Let this thread draw from the stream in the block, from where the last block ended."""
-        stream, outer = self._stream, current_stream()
-        if stream is None:
+        if (stream := self._stream) is None:
             yield
             return
-        stream.source, stream.stale = self, False
-        try:
-            with entered(stream):
-                yield
-        finally:
-            leave(stream, outer)  # again: Ctrl-C may have struck before
+        stream.source, stream.stale = self._source, False
+        with entered(stream):
+            yield
 
     def next(self, indices: Iterator[Any], ordinal: int) -> Any:
         """Return what the sampler gives as its batch number `ordinal`.

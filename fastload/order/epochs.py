@@ -71,10 +71,7 @@ class Epochs:
         """
         with self.restoring():
             self._begin()
-            old = (
-                self.resume is not None and self.resume.sampler_epoch is None
-            )  # see `reading.iterable`
-            if seeded and self._stream is not None and self._sampler_epoch is not None and not old:
+            if seeded and self._stream is not None and self._sampler_epoch is not None:
                 self._stream.set_epoch(self.number)
                 self._sampler_epoch = self.number
             yield

@@ -16,7 +16,7 @@ from fastload._kit.annotations import signature
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 
-VERSION = 3
+VERSION = 4
 FIRST = ("version", "kind", "epoch", "batches", "position", "ended")
 """The fields that a printed state begins with. The long ones are declared last."""
 T = TypeVar("T")

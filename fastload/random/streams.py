@@ -215,7 +215,7 @@ class Stream:
             self._python.setstate(python_state)
         vars(self).update(state)
         if self.source is None:
-            self.source = _Fixed(drawn["_key"])
+            self.source = Fixed(drawn["_key"])
         self.stale = False
 
     def rng(self) -> np.random.Generator:
@@ -284,12 +284,15 @@ def entered(stream: Stream) -> Iterator[None]:
         stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
     before = current_stream()
     try:
-        for name in stream.modules:
-            MODULES[name].install(stream)
-        _enter(stream, stream.modules)
-        yield
+        try:
+            for name in stream.modules:
+                MODULES[name].install(stream)
+            _enter(stream, stream.modules)
+            yield
+        finally:
+            leave(stream, before)
     finally:
-        leave(stream, before)
+        leave(stream, before)  # again: Ctrl-C may have struck before
 
 
 def _enter(stream: Stream | None, modules: Collection[str]) -> None:
@@ -316,11 +319,14 @@ def leave(stream: Stream, outer: Stream | None) -> None:
         stream.held.restore()
 
 
-class _Fixed:
+class Fixed:
+    """A source with one stream."""
+
     def __init__(self, key: int) -> None:
         self._key = key
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        """See `Source`."""
         return self._key
 
 
@@ -353,13 +359,9 @@ def random_stream(
     keys = StreamKeys(integer("seed", seed), integer("epoch", epoch))
     make = keys.batch if batch else keys.sample
     stream = Stream(modules=routable(MODULES))
-    stream.move(_Fixed(make(integer("position", position), index)), None)
-    outer = current_stream()
-    try:
-        with entered(stream):
-            yield
-    finally:
-        leave(stream, outer)
+    stream.move(Fixed(make(integer("position", position), index)), None)
+    with entered(stream):
+        yield
 
 
 def sample_generator() -> torch.Generator:

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from fastload.isolation.rules import own_dict
+from fastload.isolation.attributes import SCALARS
+from fastload.isolation.rules import own_dict, some
 
 CHAIN = "_ex_iterable"
 """The attribute of a stream with the steps that read it."""
 _SHUFFLE = "BufferShuffledExamplesIterable"
 """The step of `shuffle()`. A state has no examples of its buffer, and copies that split shards cannot load it."""
+_START = "_starting_state_dict"
+"""The attribute with the state at which each pass of a stream begins. The stream keeps it for good."""
+_LENT = "lent by fastload"  # a key that marks such a state: it is for one pass
 
 
-def shuffles(dataset: Any) -> bool:
-    """Return whether a Hugging Face stream, or one that `dataset` holds, does not resume exactly from its own state.
-
-    If this version of `datasets` has other names, return True for all streams.
-    """
+def streams(source: Any) -> list[dict[str, Any]]:
+    """Return the attributes of each stream that an object is or leads to. No code of a class runs."""
     module = sys.modules.get("datasets.iterable_dataset")
-    if module is None:
-        return False
-    todo = [held[CHAIN] for held in attributes(dataset) if CHAIN in held]
-    if not todo:
-        return isinstance(dataset, module.IterableDataset)
-    if not hasattr(module, _SHUFFLE):
+    todo, seen, found = [] if module is None else [source], set[int](), []
+    while todo:
+        x = todo.pop()
+        kind = type(x)
+        if id(x) in seen or issubclass(kind, ModuleType):
+            continue
+        seen.add(id(x))
+        held = own_dict(x)
+        if issubclass(kind, module.IterableDataset):  # type: ignore[union-attr]
+            found.append(held)
+        parts = [*held.values()]
+        if issubclass(kind, list | tuple | dict):
+            parts += some(x, 1_000)  # not all of a list of names
+        todo += [part for part in parts if type(part) not in SCALARS]
+    return found
+
+
+def shuffles(held: list[dict[str, Any]]) -> bool:
+    """Return whether one of these streams does not resume exactly from its own state.
+
+    If this version of `datasets` has other names, return True.
+    """
+    named = all({CHAIN, _START} <= stream.keys() for stream in held)
+    if held and not (named and hasattr(sys.modules["datasets.iterable_dataset"], _SHUFFLE)):
         return True
+    todo = [stream[CHAIN] for stream in held]
     for step in todo:
         if type(step).__name__ == _SHUFFLE:
             return True
@@ -36,13 +55,15 @@ def shuffles(dataset: Any) -> bool:
     return False
 
 
-def attributes(source: Any) -> Iterator[dict[str, Any]]:
-    """Yield the attributes of an object, and of all objects that attributes lead to. No code of a class runs."""
-    todo, seen = [source], set[int]()
-    while todo:
-        x = todo.pop()
-        held = {} if issubclass(type(x), ModuleType) else own_dict(x)
-        if held and id(held) not in seen:
-            seen.add(id(held))
-            todo += held.values()
-            yield held
+def lend(held: list[dict[str, Any]]) -> None:
+    """Mark the states that streams have loaded: each is for one pass."""
+    for stream in held:
+        if stream.get(_START):
+            stream[_START] = {**stream[_START], _LENT: True}
+
+
+def take_back(held: list[dict[str, Any]]) -> None:
+    """Let streams begin their next pass at the front, not at a state that was lent."""
+    for stream in held:
+        if _LENT in (stream.get(_START) or ()):
+            stream[_START] = None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any
 
@@ -54,26 +52,18 @@ class Lanes(Source):
     def _lane(self, batch: LaneBatch, reader: Reader) -> Lane:
         """Return the lane of a batch. The first batch of an epoch begins another pass."""
         lane = self._lanes[batch.lane]
-        if lane is not None and lane.keys is batch.keys:
-            return lane
-        lane = Lane(reader.dataset, batch.keys)
+        if lane is None or lane.keys is not batch.keys:
+            self._lanes[batch.lane] = lane = Lane(reader.dataset, batch.keys)
+            self._begin(batch, lane, reader)
+        return lane
+
+    def _begin(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
+        """Begin a lane. If that fails, the batch fails, and the lane has ended."""
         try:
-            lane.begin(batch, reader.stream, lambda: batch.dropped)
+            lane.begin(batch, reader.stream, self._notices)
         except BaseException as exc:
             lane.ended = True
             fail(batch, 0, contained(exc), f"{batch}; stage: iter")
-        self._lanes[batch.lane] = lane
-        self._warn_of_again(batch, lane)
-        return lane
-
-    def _warn_of_again(self, batch: LaneBatch, lane: Lane) -> None:
-        if batch.saved["samples"] and not lane.ended and (reason := lane.read_again()):
-            self._notices.warn(
-                "read again",
-                f"{type(lane.dataset).__name__} {reason}, so its samples up to the saved position are read again. That "
-                "takes as long as before. If its order depends on an epoch that it counts, set that epoch before you "
-                "resume",
-            )
 
     def _take(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
         """Take samples until the batch is full, the lane has ended, or a sample has failed."""
@@ -89,8 +79,7 @@ class Lanes(Source):
             except BaseException as exc:
                 if lane.is_untried and isinstance(exc, Exception):
                     lane.drop_state(exc)
-                    lane.begin(batch, reader.stream, lambda: batch.dropped)
-                    self._warn_of_again(batch, lane)
+                    self._begin(batch, lane, reader)
                     self._take(batch, lane, reader)
                     return
                 batch.size += 1
@@ -123,18 +112,19 @@ class Lane:
         self._iterator: Iterator[Any] = iter(())
         self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
         self._fault = ""  # why a state that the dataset keeps is not used
-        if hub_streams.shuffles(dataset):
+        self._streams = hub_streams.streams(dataset)
+        if hub_streams.shuffles(self._streams):
             self._fault = "has a shuffle buffer, which its state does not hold"
         self.is_untried = False
         """Whether a Hugging Face stream has a state that it loads at its next sample."""
 
-    def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
+    def begin(self, batch: LaneBatch, stream: Stream, notices: Notices) -> None:
         """Create the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
 
         Load the state into the dataset or its iterator. If neither keeps a state, read its samples again and skip them.
         """
         saved = batch.saved
-        _take_back(self.dataset)
+        hub_streams.take_back(self._streams)
         if saved["epoch"] is not None:
             self.dataset.set_epoch(saved["epoch"])
         _check_epoch(self.dataset, saved["state"])
@@ -146,7 +136,8 @@ class Lane:
             return
         self._keeper = self.dataset if keeps_state(self.dataset) and not self._fault else None
         if self._keeper is not None and state is not None:
-            _lend(self.dataset, state)
+            load_into(self.dataset, copy.deepcopy(state), "lanes")
+            hub_streams.lend(self._streams)
         self._iterator = iter(self.dataset)
         if self._keeper is None and not self._fault and keeps_state(self._iterator):
             self._keeper = self._iterator
@@ -154,23 +145,27 @@ class Lane:
             if self._keeper is not self.dataset:
                 load_into(self._iterator, copy.deepcopy(state), "lanes")
             self.samples = saved["samples"]
-            self.is_untried = hasattr(self.dataset, hub_streams.CHAIN)
+            self.is_untried = bool(self._streams)
             return
+        if saved["samples"] and self._keeper is None and hasattr(self.dataset, "state_dict"):
+            reason = (
+                self._fault or "lacks state_dict() and load_state_dict(state) with these arguments"
+            )
+            notices.warn(
+                "read again",
+                f"{type(self.dataset).__name__} {reason}, so its samples up to the saved position are read again. That "
+                "takes as long as before. If its order depends on an epoch that it counts, set that epoch before you "
+                "resume",
+            )
         batch.indices = range(saved["samples"])
         for k in batch.indices:
-            if dropped() or self.ended:
+            if batch.dropped or self.ended:
                 return
             stream.move(batch, k)
             try:
                 self.take()
             except BaseException as exc:
                 contained(exc)  # re-raises Ctrl-C; any other error was delivered before
-
-    def read_again(self) -> str:
-        """Return why a dataset with `state_dict()` was read again, or ""."""
-        if self._keeper is not None or not hasattr(self.dataset, "state_dict"):
-            return ""
-        return self._fault or "lacks state_dict() and load_state_dict(state) with these arguments"
 
     def drop_state(self, exc: Exception) -> None:
         """Let `begin` read again, because the dataset cannot load its state. A sample's own error comes again."""
@@ -183,7 +178,7 @@ class Lane:
             sample = next(self._iterator)
         except StopIteration:
             self.ended = True
-            _take_back(self.dataset)
+            hub_streams.take_back(self._streams)
             return None
         except BaseException:
             self.samples += 1
@@ -215,35 +210,3 @@ def _check_epoch(dataset: Any, state: Any) -> None:
             f"lanes: the state is of epoch {state['epoch']} of the {type(dataset).__name__}, which is at epoch "
             f"{dataset.epoch}. Call its set_epoch({state['epoch']}) before the epoch begins"
         )
-
-
-_lent: dict[int, list[tuple[dict[str, Any], str, Any, Any, dict[str, Any]]]] = {}
-"""By the id of a dataset: where it holds the state that it loaded for its latest pass, and what was there."""
-
-
-def _lend(dataset: Any, state: Any) -> None:
-    """Load a copy of `state` into a dataset for one pass. Parts that the dataset takes out of it may be for all."""
-    memo: dict[int, Any] = {}  # where deepcopy keeps the originals
-    own = copy.deepcopy(state, memo)
-    before = [(held, dict(held)) for held in hub_streams.attributes(dataset)]
-    load_into(dataset, own, "lanes")
-    originals = {id(memo[id(part)]): part for part in memo.get(id(memo), ())}
-    _lent[id(dataset)] = [
-        (held, name, part, originals[id(part)], {k: old[k] for k in (name,) if k in old})
-        for held, old in before
-        for name, part in list(held.items())
-        if id(part) in originals and (part is own or hub_streams.CHAIN in held)
-    ]
-    weakref.finalize(dataset, _lent.pop, id(dataset), None).atexit = False
-
-
-def _take_back(dataset: Any) -> None:
-    """Take a loaded state out of a dataset that still holds it, so that the next pass begins at the front.
-
-    Hugging Face's datasets keep it for good. A state that has changed since is the dataset's own, and stays.
-    """
-    for held, name, part, original, before in _lent.pop(id(dataset), ()):
-        with suppress(Exception):  # tensors cannot be compared
-            if held.get(name) is part and part == original:
-                del held[name]
-                held.update(before)

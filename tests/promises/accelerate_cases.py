@@ -88,6 +88,19 @@ class Stream(IterableDataset[Any]):
             yield index, torch.rand(())
 
 
+class EpochStream(Stream):
+    """Has another order in each epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, number in super().__iter__():
+            yield (index + self.epoch) % self.length, number
+
+
 class FailingStream(Stream):
     """Raises once, at the fifth sample, and goes on."""
 

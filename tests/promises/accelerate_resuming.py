@@ -109,6 +109,14 @@ def skipped_stream(spec: Spec, folder: str) -> Any:
     return answers
 
 
+def firsts(spec: Spec) -> list[int]:
+    """Return the first index of each of three epochs."""
+    _, loader = begin("ours", spec, {})
+    found = [plain(list(loader))[0][0][0] for _ in range(3)]
+    close(loader)
+    return found
+
+
 def two_loaders(folder: str) -> Any:
     """Return what is left of two loaders, one of which rests, undisturbed and after `load_state`."""
     specs: list[Spec] = [{"shuffle": True, "seed": 3}, {"length": 9, "shuffle": True, "seed": 4}]

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 from tests.promises import accelerate_resuming as cases
-from tests.promises.accelerate_cases import KnownStream, Stream, begin, run
+from tests.promises.accelerate_cases import EpochStream, KnownStream, Stream, begin, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Accelerate's own
@@ -26,6 +26,7 @@ pytestmark = [
 ]
 worlds = pytest.mark.parametrize("world", [1, 2])
 
+EPOCHS = {"dataset": EpochStream, "persistent_workers": True, "seed": 3}
 TRAININGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seed": ({"shuffle": True, "seed": 3, "num_workers": 2}, {}),
     "no seed": ({"shuffle": True, "num_workers": 2}, {}),
@@ -40,6 +41,11 @@ TRAININGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stream": ({"dataset": Stream, "num_workers": 1}, {}),
     "stream, seed": ({"dataset": Stream, "seed": 3}, {}),
     "known stream": ({"dataset": KnownStream, "num_workers": 1}, {}),
+    "persistent stream": ({**EPOCHS, "num_workers": 1}, {}),
+    "persistent stream, process": (
+        {**EPOCHS, "num_workers": 1, "worker_method": "process"},
+        {},
+    ),
     "two workers": ({"dataset": Stream, "num_workers": 2}, {}),
     "processes": ({"shuffle": True, "num_workers": 2, "worker_method": "process"}, {}),
     "stream, process": ({"dataset": Stream, "num_workers": 1, "worker_method": "process"}, {}),
@@ -98,6 +104,15 @@ def test_skipping_no_batch_after_the_last_of_an_epoch_begins_the_next(
     for whole, rest in run(world, cases.skipped_none, spec, str(tmp_path)):
         assert rest == whole
         assert len(rest) >= 3
+
+
+@worlds
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_persistent_workers_are_told_each_epoch(world: int, method: str) -> None:
+    """Their copies stayed at the epoch of the first pass."""
+    spec = {**EPOCHS, "num_workers": 1, "worker_method": method, "length": 12}
+    for epochs in run(world, cases.firsts, spec):
+        assert epochs == [0, 1, 2] if world == 1 else epochs[1:] == [epochs[0] + 1, epochs[0] + 2]
 
 
 def test_two_loaders_of_a_training_keep_their_positions(tmp_path: Path) -> None:

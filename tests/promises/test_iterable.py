@@ -40,6 +40,7 @@ from fastload.errors import (
     SharedStateWarning,
     StateError,
 )
+from fastload.reading import hub_streams
 from tests.contracts.workers import (
     SHARD,
     Drawing,
@@ -513,6 +514,31 @@ def test_a_dataset_of_another_protocol_is_read_again_with_a_warning(
         list(loader)
 
 
+def test_the_warning_of_reading_again_comes_while_it_is_read() -> None:
+    class Waits(LitDatas):
+        begun, go = threading.Event(), threading.Event()
+
+        def __iter__(self) -> Iterator[Any]:
+            self.begun.set()
+            assert self.go.wait(DEADLINE_S)
+            yield from super().__iter__()
+
+    Waits.go.set()
+    loader = fastload.DataLoader(Waits(LENGTHS), 2, num_workers=1, seed=1, timeout=0.05)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    loader.close()
+    Waits.go.clear()
+    Waits.begun.clear()
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    assert Waits.begun.wait(DEADLINE_S)
+    with pytest.warns(RuntimeWarning, match="read again"), pytest.raises(LoaderTimeoutError):
+        next(batches)
+    Waits.go.set()
+    loader.close()
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
 def test_lightning_saves_with_a_dataset_of_another_protocol(
@@ -869,16 +895,20 @@ def test_hugging_face_s_epoch_must_be_that_of_the_state(
     loader.close()
     dataset = shards().shuffle(seed=3, buffer_size=1)
     loader = make(dataset)
-    state["lanes"] = [{**lane, "state": {"epoch": 1}} for lane in state["lanes"]]
-    loader.load_state_dict({**state, "sampler_epoch": None})  # as an earlier version saved it
-    with pytest.raises(StateError, match=r"lanes: .* of epoch 1 .* at epoch 0.*set_epoch\(1\)"):
-        list(loader)
-    loader.load_state_dict({**state, "sampler_epoch": None})
-    assert had + epoch(loader, dataset, 1) == whole[1]
-    dataset.set_epoch(0)
     loader.load_state_dict(state)
     assert had + [rows(batch) for batch in loader] == whole[1]
     assert [epoch(loader, dataset, number) for number in (2, 3)] == whole[2:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_that_the_state_of_a_stream_is_not_of_is_refused(shards: Any) -> None:
+    loader = fastload.DataLoader(dataset := shards(), 4)
+    list(loader)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    dataset.set_epoch(1)  # the loader's epoch. The stream was at its epoch 0
+    with pytest.raises(StateError, match=r"lanes: .* of epoch 0 .* at epoch 1.*set_epoch\(0\)"):
+        list(loader)
 
 
 class Counts(IterableDataset[int]):
@@ -962,9 +992,23 @@ class Holds(IterableDataset[Any]):
         self.stream.load_state_dict(state)
 
 
+class HoldsAList(Holds):
+    """Has it in a list."""
+
+    def __init__(self, stream: Any) -> None:
+        self.parts = [({"stream": stream}, 7)]
+
+    @property
+    def stream(self) -> Any:  # type: ignore[override]
+        return self.parts[0][0]["stream"]
+
+
 WITHOUT_A_STATE: dict[str, Callable[[Any], Any]] = {
     "has a shuffle buffer": lambda stream: stream.shuffle(seed=3, buffer_size=7),
     "has a shuffle buffer, held": lambda stream: Holds(stream.shuffle(seed=3, buffer_size=7)),
+    "has a shuffle buffer, in a list": lambda stream: HoldsAList(
+        stream.shuffle(seed=3, buffer_size=7)
+    ),
     "has a shuffle buffer, below": lambda stream: stream.shuffle(seed=3, buffer_size=7).take(44),
     "cannot load its saved state": lambda stream: concatenated(stream),
 }
@@ -1004,6 +1048,44 @@ def test_a_stream_whose_state_is_not_enough_is_read_again(
     if kind.startswith("has") or options:
         assert len(said) == 1
         assert kind.partition(",")[0] in said[0]
+
+
+@pytest.mark.parametrize("wrap", [lambda stream: stream, Holds], ids=["alone", "held"])
+@pytest.mark.parametrize("name", ["CHAIN", "_START", "_SHUFFLE"])
+def test_a_stream_is_read_again_if_a_version_of_datasets_has_other_names(
+    shards: Callable[[], Any], name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = wrap(shards())
+    assert not hub_streams.shuffles(hub_streams.streams(dataset))
+    monkeypatch.setattr(hub_streams, name, "renamed")
+    assert hub_streams.shuffles(hub_streams.streams(dataset))
+
+
+class Breaks(Holds):
+    """Fails at the first sample, and has no second pass."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        if self.passes > 1:
+            raise OSError("no second pass")
+        return (1 // 0 for _ in self.stream)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_reading_again_is_that_of_the_batch(
+    shards: Callable[[], Any], workers: int
+) -> None:
+    """It closed the loader without workers, and otherwise ended the process."""
+    loader = fastload.DataLoader(Holds(shards()), 4, seed=1, num_workers=workers)
+    next(iter(loader))
+    resumed = fastload.DataLoader(Breaks(shards()), 4, seed=1, num_workers=workers)
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    batches = iter(resumed)
+    with pytest.raises(OSError, match="no second pass"):
+        next(batches)
+    assert [*batches] == []
 
 
 @pytest.mark.filterwarnings("ignore")
