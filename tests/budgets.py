@@ -19,13 +19,13 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_848,
-    "loaded beside the way": 2_597,
+    "the way of an index": 3_829,
+    "loaded beside the way": 2_586,
     "the core's other files": 624,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_490,
-    "fastload/telemetry": 279,
-    "fastload/accelerated": 467,
+    "fastload/isolation": 1_485,
+    "fastload/telemetry": 278,
+    "fastload/accelerated": 465,
     "fastload/integrations": 192,
     "fastload/bench": 977,
     "fastload/check": 620,
@@ -33,7 +33,7 @@ BUDGETS = {
     "fastload/compat": 441,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
-    "fastload/distributed": 1_738,
+    "fastload/distributed": 1_740,
     "fastload/elastic": 713,
     "fastload/flow": 924,
     "fastload/image": 911,
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_466,
     # parts of their own, and parts to come
-    "process workers": 1_674,
+    "process workers": 1_683,
     "verdicts and allow list": 1_439,
 }
 

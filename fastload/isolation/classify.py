@@ -41,7 +41,7 @@ from fastload.isolation.rules import per_worker, refused_class, shared_class
 
 
 class File(Kind):
-    """An open file."""
+    """An open file or tar archive."""
 
     @staticmethod
     def is_standard(x: Any) -> bool:
@@ -100,16 +100,6 @@ class View(Kind):
         return y.toreadonly() if x.readonly else y
 
 
-class TarArchive(Instance):
-    """A tar file that is open for reading."""
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. The list of members grows as the file is read, so it is never shared as data."""
-        y = super().copy(x, copier)
-        y.members = list(y.members)
-        return y
-
-
 class TorchGenerator(Kind):
     """A generator of torch's, which has no other protocol in all versions."""
 
@@ -130,7 +120,6 @@ _EXACT: dict[type, Kind] = {
     **dict.fromkeys((np.ndarray, torch.Tensor, torch.nn.Parameter), Memory()),
     **dict.fromkeys((torch.UntypedStorage, bytearray, array.array), Memory()),
     memoryview: View(),
-    tarfile.TarFile: TarArchive(tarfile.TarFile),
 }
 
 _ATOMS = (
@@ -160,7 +149,9 @@ def kind_of(cls: type) -> Kind:
         return Memory()
     if (why := shared_class(cls)) is not None:
         return Shared(why)
-    if issubclass(cls, io.IOBase) and not issubclass(cls, io.BytesIO | io.StringIO):
+    if issubclass(cls, io.IOBase | tarfile.TarFile) and not issubclass(
+        cls, io.BytesIO | io.StringIO
+    ):
         return File()
     if cls in BASES:
         return Container(cls, cls)

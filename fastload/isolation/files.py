@@ -7,16 +7,13 @@ process gets new descriptions for all its files by `take_positions`, whichever l
 
 from __future__ import annotations
 
-import bz2
 import fcntl
 import gc
-import gzip
 import io
-import lzma
 import os
-import socket
 import stat
 import weakref
+from pathlib import Path
 from typing import Any
 
 
@@ -28,7 +25,6 @@ def reopened(file: Any) -> Any:
     """Return a new file object over the same regular file, of the same kind and at the same position.
 
     The two share no position and no buffer, and `file` does not change. A closed file is returned as it is.
-    A compressed file is decompressed up to its position, and must begin at the start of its regular file.
     The new file closes silently when it is dropped.
 
     Raises:
@@ -50,9 +46,11 @@ def take_positions() -> list[str]:
     """Give this forked process its own position in each regular file that it inherited. Return those that it shares.
 
     Each descriptor keeps its number, position and flags, so Python and libraries in C go on with it. What is only
-    written stays shared, and so do the standard streams: the processes' lines follow one another there.
+    written stays shared, and so do standard output and error: the processes' lines follow one another there. That may
+    also be wanted of a file that is read and written, and stands at its end. It stays shared, and is returned if
+    samples may read it. A mapped one is not returned: `np.memmap` leaves its position at the end.
     """
-    shared = []
+    shared, at_end = list[str](), list[str]()
     try:
         descriptors = [*map(int, os.listdir(_DESCRIPTORS))]
     except OSError as error:  # /proc is not mounted, or the program has privileges of its own
@@ -61,11 +59,16 @@ def take_positions() -> list[str]:
         link = f"{_DESCRIPTORS}/{descriptor}"
         try:
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            status = os.fstat(descriptor)
             position = os.lseek(descriptor, 0, os.SEEK_CUR)
         except OSError:  # it has no position, or is the directory that was listed
             continue
-        if not regular or flags & (os.O_PATH | os.O_WRONLY) or descriptor in (1, 2):
+        if not stat.S_ISREG(status.st_mode) or flags & (os.O_PATH | os.O_WRONLY):
+            continue
+        if flags & (os.O_RDWR | os.O_APPEND) == os.O_RDWR and position >= status.st_size:
+            # Nothing can be read from an empty file, unless it is a temporary one that each sample fills first.
+            if status.st_size or not status.st_nlink:
+                at_end.append(os.readlink(link))
             continue
         try:
             new = os.open(link, flags & _KEPT)
@@ -75,7 +78,11 @@ def take_positions() -> list[str]:
         os.lseek(new, position, os.SEEK_SET)
         os.dup2(new, descriptor, os.get_inheritable(descriptor))
         os.close(new)
-    return shared
+    if at_end:
+        known = Path("/proc/self/maps").read_text().splitlines()
+        known += [os.readlink(f"{_DESCRIPTORS}/{n}") for n in (1, 2) if n in descriptors]
+        at_end = [name for name in at_end if not any(line.endswith(name) for line in known)]
+    return shared + [f"{name} (open for writing, too, and at its end)" for name in at_end]
 
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -85,14 +92,14 @@ _KEPT = os.O_RDWR | os.O_APPEND | os.O_DIRECT | os.O_NOATIME | os.O_NONBLOCK | o
 
 
 def is_stream(x: Any) -> bool:
-    """Return whether `x` is a pipe or socket that is open for reading. Forks take turns in reading it."""
-    if not issubclass(type(x), io.IOBase | socket.socket):
+    """Return whether `x` reads a pipe or socket, or waits for an event. Forks take turns there."""
+    if not hasattr(type(x), "fileno"):
         return False
     try:
-        mode = os.fstat(x.fileno()).st_mode
-        read = isinstance(x, socket.socket) or x.readable()
-        return read and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
-    except (OSError, ValueError):  # it is closed, or has no descriptor
+        kind = stat.S_IFMT(os.fstat(x.fileno()).st_mode)  # 0 of an event, as ZeroMQ's sockets have
+        read = not issubclass(type(x), io.IOBase) or x.readable()
+        return read and kind in (0, stat.S_IFIFO, stat.S_IFSOCK)
+    except Exception:  # it is closed, or has no descriptor: libraries raise errors of their own
         return False
 
 
@@ -102,10 +109,8 @@ def _anew(file: Any) -> Any:
     new: Any
     if kind is io.FileIO:
         return _raw_anew(file)
-    if kind in (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile) and file.readable():
-        return _decompressor_anew(file)
     if kind is io.BufferedReader:
-        new = io.BufferedReader(_anew(file.raw), _buffer_size(file))
+        new = io.BufferedReader(_anew(file.raw))
     elif kind is io.TextIOWrapper:
         new = io.TextIOWrapper(_anew(file.buffer), file.encoding, file.errors, _newline(file))
     else:
@@ -127,20 +132,6 @@ def _raw_anew(file: io.FileIO) -> io.FileIO:
     if not isinstance(file.name, int):
         new.name = file.name
     return new
-
-
-def _decompressor_anew(file: Any) -> Any:
-    """Return a new decompressor over the same file, at its start."""
-    if isinstance(file, gzip.GzipFile):
-        return gzip.GzipFile(file.name, "rb", fileobj=_anew(file.fileobj))
-    options = file._buffer.raw._decomp_args  # the format and the filters of a LZMAFile
-    return file.__class__(_anew(file._fp), **options)
-
-
-def _buffer_size(file: io.BufferedReader) -> int:
-    """Return the size of a buffer. It has no getter, but is part of the size of the object."""
-    size = file.__sizeof__() - io.BufferedReader.__basicsize__
-    return size if size > 0 else io.DEFAULT_BUFFER_SIZE
 
 
 def _newline(file: io.TextIOWrapper) -> str | None:

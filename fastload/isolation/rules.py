@@ -68,8 +68,13 @@ _SHARED_MODULES = {
 _SHARED_CLASSES = {
     *("_ctypes.CFuncPtr", "asyncio.events.AbstractEventLoop", "ctypes.CDLL", "mmap.mmap"),
     *("random.SystemRandom", "sqlite3.Row", "weakref.finalize"),
-    *("datasets.table.Table", "fastload.engine.iterator.LoaderIterator"),
-    *("h5py._hl.base.HLObject", "h5py.h5a.AttrID", "h5py.h5d.DatasetID", "h5py.h5f.FileID"),
+    *(
+        "datasets.table.Table",
+        "h5py._hl.base.HLObject",
+        "h5py.h5a.AttrID",
+        "h5py.h5d.DatasetID",
+        "h5py.h5f.FileID",
+    ),
     *("h5py.h5g.GroupID", "h5py.h5r.Reference"),
     *("builtins.Environment", "builtins._Database", "lmdb.cffi.Environment"),  # lmdb's, in C or not
     *("lightning.pytorch.trainer.trainer.Trainer", "pytorch_lightning.trainer.trainer.Trainer"),
@@ -109,15 +114,14 @@ def names(kind: type) -> list[str]:
 
 def shared_class(kind: type) -> str | None:
     """Return why all instances of a class are shared, or None. What has a position is no data."""
-    if hasattr(kind, "__next__") or not _NO_DATA.isdisjoint(names(kind)):
-        return None
-    for name in names(kind):
-        module = name.partition(".")[0]
+    found = names(kind)
+    for module in (name.partition(".")[0] for name in found):
         if module in _SHARED_MODULES:
             return f"an object of {module}"
-        if name in _SHARED_CLASSES:
-            return "data"
-    return None
+    if "fastload.engine.iterator.LoaderIterator" in found:
+        return "a loop over a loader"
+    positioned = hasattr(kind, "__next__") or not _NO_DATA.isdisjoint(found)
+    return None if positioned or _SHARED_CLASSES.isdisjoint(found) else "data"
 
 
 def refused_class(kind: type) -> bool:

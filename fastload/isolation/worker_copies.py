@@ -119,18 +119,18 @@ class Isolation:
             stacklevel=stacklevel + 1,
         )
 
-    def warn_of_inherited(self, stacklevel: int) -> None:
-        """Warn of handles that forked workers would share, although each gets its own position in files."""
-        refused, others = self.plan.refused, self.plan.obstacles()
+    def inherited(self) -> str:
+        """Return a sentence that names what forks share, although each has its own position in files, or ""."""
+        refused, nodes = self.plan.refused, self.plan.nodes.items()
         paths = [named.path for named in refused if not rules.survives_fork(type(named.x))]
-        paths += [named.path for named in others if is_stream(named.x)]
-        if paths:
-            warnings.warn(
-                f"fastload: worker processes share the open {', '.join(paths[:8])}, so samples can be wrong or fail. "
-                "Open handles cannot be copied. Open them in `__getitem__`, not in `__init__`.",
-                SharedStateWarning,
-                stacklevel=stacklevel + 1,
-            )
+        streams = [node.x for i, node in nodes if i not in self.plan.shared and is_stream(node.x)]
+        paths += map(self.plan.path, streams)
+        if not paths:
+            return ""
+        return (
+            f"worker processes share the open {', '.join(paths[:8])}, so samples can be wrong or fail. "
+            "Open handles cannot be copied. Open them in `__getitem__`, not in `__init__`"
+        )
 
 
 def _brings_messages(x: Any) -> bool:

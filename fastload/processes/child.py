@@ -208,7 +208,7 @@ class _Worker:
         if shared := take_positions():
             self._notices.warn(
                 "positions",
-                f"worker processes share the position in files that they cannot open again: {', '.join(shared[:8])}. "
+                f"worker processes share the position in some files: {', '.join(shared[:8])}. "
                 "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
             )
         show_worker_info_in_threads()

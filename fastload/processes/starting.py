@@ -75,12 +75,13 @@ def start_children(
     for name in settings.modules():
         MODULES[name].install(searching := object())
         MODULES[name].remove(searching)
+    inherited = replace(theirs, copy_dataset="state").isolation().inherited()
     children: list[Child] = []
     try:
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
-            if method == "fork":
-                replace(theirs, copy_dataset="state").isolation().warn_of_inherited(stacklevel=8)
+            if method == "fork" and inherited:
+                notices.warn("inherited", inherited)
             if method == "fork" and reason:
                 notices.warn("fork", reason)
             for worker in range(num_workers):

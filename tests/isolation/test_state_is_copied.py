@@ -11,12 +11,8 @@ state as MONAI, kornia, fastMRI and others do.
 from __future__ import annotations
 
 import array
-import bz2
 import functools
-import gzip
 import io
-import lzma
-import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -399,23 +395,11 @@ def plain(folder: Path) -> Path:
     return path
 
 
-def compressed(folder: Path, compress: Callable[[bytes], bytes]) -> Path:
-    path = folder / "lines.compressed"
-    path.write_bytes(compress(TEXT.encode()))
-    return path
-
-
 OPENED: dict[str, Callable[[Path], Any]] = {
     "text": lambda folder: open(plain(folder)),
     "binary": lambda folder: open(plain(folder), "rb"),
     "raw": lambda folder: open(plain(folder), "rb", buffering=0),
     "text over binary": lambda folder: io.TextIOWrapper(open(plain(folder), "rb")),
-    "gzip": lambda folder: gzip.open(compressed(folder, gzip.compress)),
-    "gzip text": lambda folder: gzip.open(compressed(folder, gzip.compress), "rt"),
-    "bz2": lambda folder: bz2.open(compressed(folder, bz2.compress)),
-    "bz2 text": lambda folder: bz2.open(compressed(folder, bz2.compress), "rt"),
-    "lzma": lambda folder: lzma.open(compressed(folder, lzma.compress)),
-    "lzma text": lambda folder: lzma.open(compressed(folder, lzma.compress), "rt"),
     "in memory": lambda folder: io.BytesIO(TEXT.encode()),
     "text in memory": lambda folder: io.StringIO(TEXT),
 }
@@ -450,11 +434,6 @@ def in_a_zip_file(archive: zipfile.ZipFile, index: int) -> tuple[Any, int, int]:
     return archive.fp, info.header_offset + 30 + len(info.filename), info.file_size
 
 
-def in_a_tar_file(archive: tarfile.TarFile, index: int) -> tuple[Any, int, int]:
-    member = archive.getmember(WANTED[index])
-    return archive.fileobj, member.offset_data, member.size
-
-
 def test_a_zip_file_opened_early(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "lines.zip", "w") as archive:
         for line in WANTED:
@@ -462,15 +441,3 @@ def test_a_zip_file_opened_early(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "lines.zip") as archive:
         assert_samples(Members(archive, in_a_zip_file), WANTED)
         assert [archive.read(line).decode() for line in WANTED] == WANTED
-
-
-@pytest.mark.parametrize("mode", ["r:", "r:gz"])
-def test_a_tar_file_opened_early(mode: str, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "lines.tar", mode.replace("r", "w")) as archive:
-        for line in WANTED:
-            info = tarfile.TarInfo(line)
-            info.size = len(line)
-            archive.addfile(info, io.BytesIO(line.encode()))
-    with tarfile.open(tmp_path / "lines.tar", mode) as archive:
-        archive.getmembers()
-        assert_samples(Members(archive, in_a_tar_file), WANTED)

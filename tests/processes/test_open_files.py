@@ -2,8 +2,9 @@
 - A forked worker has its own position in every regular file that it inherited. An attribute, a module, a closure or a
   library in C may hold the file.
 - The descriptor of a file that a worker opens again keeps its number, position and flags.
-- What forks would share nevertheless is named: pipes, sockets, connections to databases, and files that a worker cannot
-  open again.
+- What forks would share nevertheless is named once: pipes, sockets, a library's connections, connections to databases,
+  and files that a worker cannot open again.
+- A file that is read and written stays shared if it stands at its end, so no line of a log is lost. It is named.
 """
 
 # ruff: noqa: SIM115 (files that stay open are the subject)
@@ -13,18 +14,19 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import os
+import socket
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fastload
-from fastload.errors import SharedStateWarning
 from fastload.isolation import files
 
 FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
@@ -40,7 +42,7 @@ def records(path: Path) -> Path:
 def temporary() -> Any:
     file = tempfile.TemporaryFile()
     file.write(DATA)
-    file.flush()
+    file.seek(0)
     return file
 
 
@@ -128,7 +130,7 @@ def test_descriptors_keep_numbers_positions_and_flags(tmp_path: Path) -> None:
     opened["memory"] = os.memfd_create("fastload-test")
     os.write(opened["memory"], DATA)
     path.unlink()
-    for name in ("reads", "deleted", "writes"):
+    for name in ("reads", "deleted", "writes", "memory"):
         os.lseek(opened[name], 5, os.SEEK_SET)
     os.set_inheritable(opened["reads"], True)
 
@@ -148,7 +150,7 @@ def test_descriptors_keep_numbers_positions_and_flags(tmp_path: Path) -> None:
     try:
         shared, positions, seen = in_fork(moved)
         assert shared == []
-        assert positions == {"reads": 5, "deleted": 5, "writes": 5, "memory": len(DATA)}
+        assert positions == {"reads": 5, "deleted": 5, "writes": 5, "memory": 5}
         assert seen == look()
         now = {name: os.lseek(opened[name], 0, os.SEEK_CUR) for name in positions}
         # Lines that several processes write into one file still follow one another.
@@ -158,10 +160,59 @@ def test_descriptors_keep_numbers_positions_and_flags(tmp_path: Path) -> None:
             os.close(number)
 
 
+class Logs(Records):
+    """Two samples, of which both workers write a line."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        self.meeting.wait()
+        self.file.write(f"line {index}\n")
+        self.file.flush()
+        return [index]
+
+
+@pytest.mark.parametrize("head", ["", "head\n"])
+def test_two_workers_write_one_log(head: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with open(path, "w+") as file:
+        file.write(head)
+        file.flush()
+        named = pytest.warns(RuntimeWarning, match=r"log \(open for writing, too")
+        with named if head else nullcontext():
+            assert read_by_two(Logs(file)) == [[0], [1]]
+    assert sorted(path.read_text().splitlines()) == [*head.splitlines(), "line 0", "line 1"]
+
+
+def test_a_scratch_file_is_named_and_a_mapped_one_is_not(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "mapped", np.uint8, "w+", shape=9)
+    assert in_fork(files.take_positions) == []
+    with tempfile.TemporaryFile() as scratch:
+        [named] = in_fork(files.take_positions)
+        assert os.readlink(f"/proc/self/fd/{scratch.fileno()}") in named
+    del mapped
+
+
 def pipe() -> Any:
     reads, writes = os.pipe()
     os.close(writes)
     return open(reads, "rb")
+
+
+class Connection:
+    """As a library in C holds a socket."""
+
+    def __init__(self) -> None:
+        ours, self._theirs = socket.socketpair()
+        self._number = ours.detach()
+
+    def __getstate__(self) -> Any:
+        raise AssertionError("it is only looked at")
+
+    def fileno(self) -> int:
+        return self._number
+
+    def close(self) -> None:
+        os.close(self._number)
+        self._theirs.close()
 
 
 class Holds(torch.utils.data.Dataset[int]):
@@ -176,10 +227,12 @@ class Holds(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize(
-    "make", [pipe, lambda: sqlite3.connect(":memory:")], ids=["pipe", "sqlite"]
+    "make",
+    [pipe, Connection, lambda: sqlite3.connect(":memory:")],
+    ids=["pipe", "connection", "sqlite"],
 )
 @pytest.mark.parametrize("where", ["dataset.held", "collate_fn (held)"])
-def test_what_forks_share_is_named_at_iter(make: Callable[[], Any], where: str) -> None:
+def test_what_forks_share_is_named_once(make: Callable[[], Any], where: str) -> None:
     held = make()
 
     def collated(batch: Any, at: Any = None) -> Any:
@@ -189,11 +242,10 @@ def test_what_forks_share_is_named_at_iter(make: Callable[[], Any], where: str) 
     dataset = Holds(held if "dataset" in where else None)
     loader = fastload.DataLoader(dataset, num_workers=1, **options)
     try:
-        with pytest.warns(SharedStateWarning, match="Open them in `__getitem__`") as caught:
-            batches = iter(loader)
-        assert where in str(caught[0].message)
+        with pytest.warns(RuntimeWarning, match="Open them in `__getitem__`") as caught:
+            assert [len([*loader]) for _ in range(2)] == [2, 2]
+        assert [where in str(one.message) for one in caught] == [True]
         assert caught[0].filename == __file__
-        assert len([*batches]) == 2
     finally:
         held.close()
 

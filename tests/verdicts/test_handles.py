@@ -1,12 +1,17 @@
 """Promises:
 - What has a position is no data: files, readers and iterators of Arrow, pandas and fsspec are read by processes under
   `worker_method="auto"`, and `worker_method="thread"` names them. Tables, datasets and file systems are for threads.
+- Open compressed files and tar archives have no copy for threads.
+- Threads share what connects threads, though it is an iterator: a pool's results, and a loop over another loader.
 """
 
 from __future__ import annotations
 
+import gzip
+import tarfile
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ import pytest
 import torch
 
 import fastload
-from fastload.errors import SharedStateWarning
+from fastload.errors import SharedStateError, SharedStateWarning
 from fastload.verdicts import libraries, verdict
 
 pa = pytest.importorskip("pyarrow")
@@ -44,6 +49,16 @@ def ipc_file(path: Path) -> Any:
     return pa.ipc.open_file(sink.getvalue())
 
 
+def in_gzip(path: Path) -> Any:
+    gzip.open(path, "wt").close()
+    return gzip.open(path, "rt")
+
+
+def in_tar(path: Path) -> Any:
+    tarfile.open(path, "w").close()
+    return tarfile.open(path)
+
+
 POSITIONED: dict[str, Callable[[Path], Any]] = {
     "memory map": lambda path: pa.memory_map(str(path)),
     "OSFile": lambda path: pa.OSFile(str(path)),
@@ -56,6 +71,8 @@ POSITIONED: dict[str, Callable[[Path], Any]] = {
     "fsspec": of_fsspec,
     "fsspec over Arrow": wrapped,
     "chunks of pandas": chunks,
+    "gzip": in_gzip,
+    "tar": in_tar,
 }
 DATA: dict[str, Callable[[Path], Any]] = {
     "table": lambda path: TABLE,
@@ -76,6 +93,11 @@ class Holds(torch.utils.data.Dataset[int]):
         return index
 
 
+class Takes(Holds):
+    def __getitem__(self, index: int) -> int:
+        return int(next(self.held))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     (tmp_path / "rows.csv").write_text("a,b\n" + "1,2\n" * 9)
@@ -93,6 +115,24 @@ def test_what_has_a_position_is_for_processes(name: str, path: Path) -> None:
         assert len([*loader]) == 4
     with suppress(AttributeError):
         dataset.held.close()
+
+
+def test_threads_share_an_iterator_that_connects_threads() -> None:
+    with ThreadPool(1) as pool:
+        loader = fastload.DataLoader(
+            Takes(pool.imap(int, range(4))), None, num_workers=2, worker_method="thread"
+        )
+        assert sorted(loader) == [*range(4)]
+
+
+def test_a_loop_over_another_loader_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
+    rows: Any = [*range(4)]
+    with fastload.DataLoader(rows, None, num_workers=1) as inner:
+        dataset = Takes(iter(inner))
+        assert verdict(dataset).kind == "process"
+        with pytest.raises(SharedStateError, match=r"dataset\.held.*LoaderIterator"):
+            iter(fastload.DataLoader(dataset, num_workers=2, worker_method="thread"))
 
 
 @pytest.mark.parametrize("name", DATA)
