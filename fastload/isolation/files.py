@@ -13,6 +13,7 @@ import io
 import os
 import stat
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ def take_positions() -> list[str]:
         except OSError as error:
             shared.append(f"{os.readlink(link)} ({error.strerror})")
             continue
-        os.lseek(new, position, os.SEEK_SET)
-        os.dup2(new, descriptor, os.get_inheritable(descriptor))
+        with suppress(OSError):  # a file of /proc about a thread that this fork does not have
+            os.lseek(new, position, os.SEEK_SET)
+            os.dup2(new, descriptor, os.get_inheritable(descriptor))
         os.close(new)
     if at_end:
         known = Path("/proc/self/maps").read_text().splitlines()
