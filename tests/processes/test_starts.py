@@ -36,6 +36,7 @@ from fastload._kit.torch_private import name_thread
 from fastload.errors import DatasetCopyError
 from fastload.processes import pausing, starting
 from fastload.random import python_random
+from fastload.settings import Settings
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
@@ -126,17 +127,6 @@ class Parents(Numbers):
     """The process that started its worker."""
 
     def __getitem__(self, index: int) -> int:
-        return os.getppid()
-
-
-WRITTEN: list[int] = []
-
-
-class Writes(Parents):
-    """It writes to a global, so "auto" takes processes."""
-
-    def __getitem__(self, index: int) -> int:
-        WRITTEN.append(index)
         return os.getppid()
 
 
@@ -464,8 +454,9 @@ def test_beside_threads_that_a_fork_loses_the_fork_server_starts_what_it_can(
         assert forked() == {False}
         asked, unpicklable = count(), starting._unpicklable
         monkeypatch.setattr(starting, "_unpicklable", lambda x: (unpicklable(x), next(asked))[0])
-        with fastload.DataLoader(Writes(2), num_workers=1, worker_method="auto") as auto:
-            assert os.getpid() not in torch.cat(list(auto)).tolist()
+        with fastload.DataLoader(Parents(2), **options) as loader:
+            assert starting.obstacle(Settings.of(loader)) == "", 'as "auto" asks'
+            list(loader)
         assert next(asked) == 1, "it takes as long as to pickle the dataset"
         loader = fastload.DataLoader(Holds(lambda x: x), **options)
         iterator = iter(loader)
