@@ -6,6 +6,7 @@ import array
 import copyreg
 import enum
 import functools
+import gc
 import io
 import random
 import re
@@ -38,6 +39,20 @@ from fastload.isolation.kinds import (
 )
 from fastload.isolation.memory import CTYPES
 from fastload.isolation.rules import per_worker, refused_class, shared_class
+
+
+class ReadOnly(Kind):
+    """A read-only view of a dict."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from (("", mapping) for mapping in gc.get_referents(x))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        (mapping,) = gc.get_referents(x)
+        mine = copier.copy(mapping)
+        return x if mine is mapping else types.MappingProxyType(mine)
 
 
 class File(Kind):
@@ -119,6 +134,7 @@ _EXACT: dict[type, Kind] = {
     torch.Generator: TorchGenerator(),
     **dict.fromkeys((np.ndarray, torch.Tensor, torch.nn.Parameter), Memory()),
     **dict.fromkeys((torch.UntypedStorage, bytearray, array.array), Memory()),
+    types.MappingProxyType: ReadOnly(),
     memoryview: View(),
 }
 

@@ -14,7 +14,6 @@ import os
 import stat
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 
@@ -47,11 +46,10 @@ def take_positions() -> list[str]:
     """Give this forked process its own position in each regular file that it inherited. Return those that it shares.
 
     Each descriptor keeps its number, position and flags, so Python and libraries in C go on with it. What is only
-    written stays shared, and so do standard output and error: the processes' lines follow one another there. That may
-    also be wanted of a file that is read and written, and stands at its end. It stays shared, and is returned if
-    samples may read it. A mapped one is not returned: `np.memmap` leaves its position at the end.
+    written stays shared, and so do standard output and error: the processes' lines follow one another there. A file
+    that is read and written and stands at its end may be a log. From now on it is written at its end only.
     """
-    shared, at_end = list[str](), list[str]()
+    shared = list[str]()
     try:
         descriptors = [*map(int, os.listdir(_DESCRIPTORS))]
     except OSError as error:  # /proc is not mounted, or the program has privileges of its own
@@ -66,11 +64,10 @@ def take_positions() -> list[str]:
             continue
         if not stat.S_ISREG(status.st_mode) or flags & (os.O_PATH | os.O_WRONLY):
             continue
-        if flags & (os.O_RDWR | os.O_APPEND) == os.O_RDWR and position >= status.st_size:
-            # Nothing can be read from an empty file, unless it is a temporary one that each sample fills first.
-            if status.st_size or not status.st_nlink:
-                at_end.append(os.readlink(link))
-            continue
+        if flags & os.O_RDWR and position >= status.st_size:
+            if not status.st_size:
+                continue  # there is nothing to read, and a database that is written by offsets must not append
+            flags |= os.O_APPEND
         try:
             new = os.open(link, flags & _KEPT)
         except OSError as error:
@@ -80,11 +77,7 @@ def take_positions() -> list[str]:
             os.lseek(new, position, os.SEEK_SET)
             os.dup2(new, descriptor, os.get_inheritable(descriptor))
         os.close(new)
-    if at_end:
-        known = Path("/proc/self/maps").read_text().splitlines()
-        known += [os.readlink(f"{_DESCRIPTORS}/{n}") for n in (1, 2) if n in descriptors]
-        at_end = [name for name in at_end if not any(line.endswith(name) for line in known)]
-    return shared + [f"{name} (open for writing, too, and at its end)" for name in at_end]
+    return shared
 
 
 _DESCRIPTORS = "/proc/self/fd"

@@ -650,9 +650,7 @@ def test_bound_methods() -> None:
     assert rows == [1]
 
 
-@pytest.mark.parametrize(
-    "make", [weakref.ref, weakref.proxy, lambda thing: types.MappingProxyType(vars(thing))]
-)
+@pytest.mark.parametrize("make", [weakref.ref, weakref.proxy])
 def test_what_refers_to_an_object_without_holding_it_is_shared_and_named(make: Any) -> None:
     thing = Thing()
     dataset = Holder(thing=thing, other=make(thing))
@@ -762,6 +760,13 @@ def test_a_long_list_that_is_a_dataset_is_no_data() -> None:
     one, other = copies_of(dataset, sampler=range(WORKERS))
     assert_copied(dataset, one, other)
     assert {one.current, other.current} == {0, 1}
+
+
+def test_a_read_only_proxy_of_a_dict() -> None:
+    table = {"a": 1}
+    for dataset in copies(table=table, proxy=types.MappingProxyType(table))[1:]:
+        dataset.table["b"] = 2
+        assert dict(dataset.proxy) == {"a": 1, "b": 2}
 
 
 def trap(self: Any, *arguments: Any, **options: Any) -> Any:
