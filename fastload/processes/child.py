@@ -84,7 +84,8 @@ def main(
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    for number in SIGNALS:  # together, the frames of their handlers may overflow faulthandler's stack
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     _end_with(alive)
     wire = Wire(work)
     heard = _Beside(beside)
@@ -123,8 +124,8 @@ def _in_fork_of_worker() -> None:
     for number in SIGNALS:
         # `Pool.terminate()` waits for a process to which it sent SIGTERM.
         if signal.getsignal(number) is _nothing:
-            interrupts = number == signal.SIGINT
-            signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 def _outlive_signals() -> None:
@@ -340,8 +341,7 @@ class _Worker:
             return None
 
     def _described(self, batch: Batch, data: Packed | None, used: list[Any]) -> Answer:
-        who = self._who
-        lane = None
+        who, lane = self._who, None
         if isinstance(batch, LaneBatch):
             state = batch.state
             if isinstance(state, Exception):
