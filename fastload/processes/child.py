@@ -84,7 +84,7 @@ def main(
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
-    for number in SIGNALS:  # together, the frames of their handlers may overflow faulthandler's stack
+    for number in SIGNALS:  # together they overflow faulthandler's stack
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     _end_with(alive)
     wire = Wire(work)
