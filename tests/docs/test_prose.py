@@ -67,5 +67,5 @@ def test_what_the_text_of_a_page_names_exists() -> None:
 
 
 def test_what_does_not_exist_is_found() -> None:
-    codes = 'engine/worker_context order/batches.nothing on_error="skipp" max_wait='.split()
+    codes = 'engine/worker_context order/batches.nothing on_error="leap" max_wait='.split()
     assert all(map(wrong, [*codes, "--loader torch"]))

@@ -45,7 +45,6 @@ from tests.promises.reading import Watched, in_batches, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-CONTEXTS = ["fork", "forkserver", "spawn"]
 SPAWN_IS_SLOW = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
 
 
