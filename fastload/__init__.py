@@ -113,7 +113,6 @@ def __getattr__(name: str) -> Any:
         from fastload.memory.prefetch import prefetch_to
 
         return prefetch_to
-    errors.warn_of_namesake()
     from fastload import loader, telemetry
     from fastload.order import sampler
     from fastload.random import streams

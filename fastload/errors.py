@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import sys
-import warnings
 
 _NAMESAKE = (
     "Run pip uninstall fastload torch-fastload, and install torch-fastload again from its clone"
@@ -21,23 +20,6 @@ if not hasattr(sys.modules["fastload"], "__distribution__"):
         f"the package `fastload` in {sys.modules['fastload'].__path__} is not that of torch-fastload: the project "
         f"`fastload` of PyPI replaced it. {_NAMESAKE}"
     )
-
-
-def warn_of_namesake() -> None:
-    """Warn if the project `fastload` of PyPI is installed in this folder: uninstalling it deletes our files."""
-    from importlib.metadata import distributions
-    from pathlib import Path
-
-    ours = Path(__file__)
-    for other in distributions(name="fastload"):
-        if any(
-            other.locate_file(file) == ours.with_name("__init__.py") for file in other.files or ()
-        ):
-            warnings.warn(
-                f"fastload: the project `fastload` of PyPI is installed in {ours.parent}, too. "
-                f"pip deletes our files with its own. {_NAMESAKE}",
-                stacklevel=3,
-            )
 
 
 class FastloadError(Exception):

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -205,19 +204,6 @@ def test_another_module_in_our_place_is_named(tmp_path: Path) -> None:
         assert last.startswith("ImportError: the package `fastload` in"), ended.stderr
         assert str(tmp_path) in last
         assert "pip uninstall fastload torch-fastload" in last
-
-
-@pytest.mark.parametrize(("file", "warns"), [("__init__.py", True), ("other.py", False)])
-def test_another_project_in_our_folder_is_told(
-    file: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "METADATA").write_text("Name: fastload\n")
-    (tmp_path / "RECORD").write_text(f"fastload/{file},,\n")
-    found = metadata.PathDistribution(tmp_path)
-    monkeypatch.setattr(found, "locate_file", lambda name: ROOT / name)
-    monkeypatch.setattr(metadata, "distributions", lambda name: [found] * (name == "fastload"))
-    with pytest.warns(UserWarning, match="pip deletes our files") if warns else nullcontext():
-        fastload.errors.warn_of_namesake()
 
 
 @pytest.mark.parametrize("name", ["store", "image", "datasets.packed"])

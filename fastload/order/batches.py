@@ -25,7 +25,7 @@ from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
-from fastload.order.drawing import Drawing
+from fastload.order.drawing import MIXED, Drawing
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
@@ -139,6 +139,8 @@ class SampledOrder(Order):
         had = self.progress
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
+        if had.draws[0].get("mixed"):
+            raise StateError(MIXED)
         with self._drawing.entered():
             sampler_state.restore_own_state(self._sampler, had.own)
             sampler_state.restore_random_states(self._sampler, had.draws[0])
@@ -182,11 +184,20 @@ class SampledOrder(Order):
             "position": self._position,
         }
         try:
-            given = self._drawing.next(self._indices, self._ordinal)
+            draws = self.progress.draws
+            given = (
+                next(self._indices)
+                if draws is None
+                else self._drawing.next(self._indices, self._ordinal)
+            )
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
-            if self.progress.draws is not None:
+            if draws is not None:
                 self._checksum = sampler_state.checksum(given, self._checksum)
+                if self._drawing.mixed:  # no state of this epoch determines its rest
+                    self.progress = self.progress._replace(
+                        draws=[{**d, "mixed": True} for d in draws]
+                    )
             return self._make_batch(given, **place, checksum=self._checksum)
         except StopIteration:
             raise

@@ -13,6 +13,12 @@ from fastload.errors import StateError
 from fastload.order.sampler_state import RandomStates
 from fastload.random.streams import Fixed, Stream, entered
 
+MIXED = (
+    "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. This state "
+    "does not determine the rest of the epoch. Make the loader with seed=, or let the sampler draw from its own "
+    "torch.Generator, in its attribute `generator`"
+)
+
 _SAMPLER = 0x7361_6D70_6C65_7200  # separates the sampler's stream from those of samples and batches
 
 
@@ -37,7 +43,10 @@ class Drawing:
     ) -> None:
         self._replays = bool(draws) and seed is None
         self._source = Fixed(mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER))
-        self._loops: torch.Tensor | None = None  # torch's global state as a replay ends
+        self._mark: torch.Tensor | None = (
+            None  # torch's global state when a replay ended, or the sampler last drew
+        )
+        self.mixed = False  # whether the loop has drawn between two draws of the sampler
         self._stream: Stream | None = None
         if self._replays or seed is not None:
             self._stream = Stream(modules=() if self._replays else modules())
@@ -59,21 +68,19 @@ class Drawing:
 
         Raise StateError if it draws after a replay and after the loop: before, the loop's draws were between its own.
         """
-        if self._stream is None:
-            return next(indices)
-        loops = torch.default_generator.get_state() if self._replays else None
-        with self.entered():
-            if loops is None:
+        if self._stream is not None and not self._replays:
+            with self.entered():
                 return next(indices)
+        loops = torch.default_generator.get_state()
+        with self.entered():
             before = torch.get_rng_state()
             given = next(indices)
             drew = not torch.equal(before, torch.get_rng_state())
-        if self._loops is None or not ordinal:
-            self._loops = loops
-        if drew and not torch.equal(loops, self._loops):
-            raise StateError(
-                "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. "
-                "This state does not determine the rest of the epoch. Make the loader with seed=, or let the sampler "
-                "draw from its own torch.Generator, in its attribute `generator`"
-            )
+        if self._mark is None or not ordinal:
+            self._mark = torch.default_generator.get_state()
+        elif drew:
+            self.mixed |= not torch.equal(loops, self._mark)
+            self._mark = self._mark if self._replays else torch.default_generator.get_state()
+        if self.mixed and self._replays:
+            raise StateError(MIXED)
         return given

@@ -701,6 +701,25 @@ def test_draws_batch_by_batch_between_those_of_the_loop_are_refused(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_draws_that_were_mixed_before_the_state_are_refused_at_once(workers: int) -> None:
+    """The rest of the epoch may be drawn before the loop draws again."""
+
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(
+            Augmented(26), batch_sampler=Lazy(from_torch), num_workers=workers
+        )
+
+    with make() as loader:
+        for _ in itertools.islice(loader, 3):
+            torch.rand(3)
+            state = through_json(loader.state_dict())
+    with make() as again:
+        again.load_state_dict(state)
+        with pytest.raises(StateError, match=r"draws from torch.*seed="):
+            iter(again)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("draw", [from_python, from_numpy])
 def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, workers: int) -> None:
     def make() -> fastload.DataLoader[Any]:
