@@ -11,14 +11,10 @@ from __future__ import annotations
 import errno
 import sys
 
-_NAMESAKE = (
-    "Run pip uninstall fastload torch-fastload, and install torch-fastload again from its clone"
-)
-
 if not hasattr(sys.modules["fastload"], "__distribution__"):
     raise ImportError(
         f"the package `fastload` in {sys.modules['fastload'].__path__} is not that of torch-fastload: the project "
-        f"`fastload` of PyPI replaced it. {_NAMESAKE}"
+        f"`fastload` of PyPI replaced it. Run pip uninstall fastload torch-fastload, and install from the clone again"
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from fastload.isolation.attributes import SCALARS
 from fastload.isolation.rules import own_dict, some
@@ -46,13 +49,21 @@ def shuffles(held: list[dict[str, Any]]) -> bool:
     named = all({CHAIN, _START} <= stream.keys() for stream in held)
     if held and not (named and hasattr(sys.modules["datasets.iterable_dataset"], _SHUFFLE)):
         return True
-    todo = [stream[CHAIN] for stream in held]
+    return any(type(step).__name__ == _SHUFFLE for step in _steps(held))
+
+
+def unseeded(held: list[dict[str, Any]]) -> bool:
+    """Return whether one of these streams shuffles by a generator that got no seed: NumPy drew 128 bits for it."""
+    found = [getattr(step, "generator", None) for step in _steps(held)]
+    seeds: list[Any] = [x.bit_generator.seed_seq for x in found if type(x) is np.random.Generator]
+    return any(type(seed.entropy) is int and seed.entropy >> 64 for seed in seeds)
+
+
+def _steps(held: list[dict[str, Any]]) -> Iterator[Any]:
+    todo = [stream.get(CHAIN) for stream in held]
     for step in todo:
-        if type(step).__name__ == _SHUFFLE:
-            return True
-        if step is not None:
-            todo += [getattr(step, "ex_iterable", None), *getattr(step, "ex_iterables", ())]
-    return False
+        yield step
+        todo += filter(None, [getattr(step, "ex_iterable", 0), *getattr(step, "ex_iterables", ())])
 
 
 def lend(held: list[dict[str, Any]]) -> None:

@@ -128,6 +128,10 @@ class Lane:
         if saved["epoch"] is not None:
             self.dataset.set_epoch(saved["epoch"])
         _check_epoch(self.dataset, saved["state"])
+        if saved["samples"] and hub_streams.unseeded(self._streams):
+            raise StateError(
+                "lanes: the stream shuffles in another order each time. Give shuffle() a seed"
+            )
         state = None if self._fault else saved["state"]
         # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
         stream.begin_pass(self.keys.batch(saved["samples"] if state is not None else 0, 0))

@@ -1200,3 +1200,16 @@ def test_a_state_that_leaves_batches_out_does_not_count_the_end_of_a_worker(
     state = first.state_dict(ahead=ahead)
     (second := loader()).load_state_dict(state)
     assert [batch.tolist() for batch in second] == whole[max(0, min(received, 5) - ahead) :]
+
+
+def test_a_stream_that_shuffles_without_a_seed_has_no_state_to_resume_from() -> None:
+    stream = pytest.importorskip("datasets").IterableDataset.from_generator(
+        lambda: iter([{"x": 1}] * 9)
+    )
+    loader = fastload.DataLoader(stream.shuffle(buffer_size=4), 2, seed=7)
+    with closing(iter(loader)) as batches:
+        next(batches)
+        state = loader.state_dict()
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match="shuffle"):
+        next(iter(loader))
