@@ -37,6 +37,7 @@ from fastload.errors import DatasetCopyError
 from fastload.processes import pausing, starting
 from fastload.random import python_random
 from fastload.settings import Settings
+from fastload.verdicts.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
@@ -413,7 +414,7 @@ assert "NAME runs threads" in said and "no `if __name__" in said, said
 
 
 def test_each_library_whose_threads_a_fork_loses_has_a_use() -> None:
-    assert USES.keys() == starting._THREADED.keys()
+    assert USES.keys() == {name for name, entry in LIBRARIES.items() if entry.pool}
 
 
 @pytest.mark.parametrize("name", USES)
