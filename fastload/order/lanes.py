@@ -64,7 +64,7 @@ class LaneOrder(Order):
         start = resume or initial
         self._batch_size = batch_size
         self._ordinal = 0
-        # With a seed, each copy is told its epoch: persistent workers do not see `set_epoch` of the loop's dataset.
+        # With a seed, pass the epoch to each copy: persistent workers do not see `set_epoch` of the loop's dataset.
         told = None if initial.seed is None else initial.sampler_epoch
         self._began: list[dict[str, Any]] = [{**lane, "epoch": told} for lane in start.lanes]
         self._active = [not lane["ended"] for lane in self._began]

@@ -1,4 +1,4 @@
-"""What the loop is told of a worker process that died."""
+"""The error for a worker process that died: how it ended, and what to do."""
 
 from __future__ import annotations
 

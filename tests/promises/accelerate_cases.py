@@ -89,7 +89,7 @@ class Stream(IterableDataset[Any]):
 
 
 class EpochStream(Stream):
-    """Has another order in each epoch that it is told."""
+    """Has another order for each epoch passed to `set_epoch`."""
 
     epoch = 0
 

@@ -1110,7 +1110,7 @@ def test_with_a_seed_the_epoch_reaches_a_stream(
 
 
 class Told(IterableDataset[Any]):
-    """Gives the epochs that it was told. Nobody can read them."""
+    """Yields the epochs passed to `set_epoch`. It has no attribute `epoch`."""
 
     def __init__(self) -> None:
         self.told: list[int] = []
