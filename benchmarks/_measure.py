@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,6 +20,20 @@ Kind = Literal["fastload", "torch"]
 
 class NotMeasuredError(Exception):
     """A configuration that this machine cannot carry, with the reason."""
+
+
+class SlowDataset(Dataset[int]):
+    """`length` samples, each its own index, each after a simulated read of `seconds` that releases the GIL."""
+
+    def __init__(self, length: int, *, seconds: float) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        sleep(self.seconds)
+        return index
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import Kind, open_loader, run_epochs
+from benchmarks._measure import Kind, SlowDataset, open_loader, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
-from fastload.testing import SlowDataset
 
 TITLE = "collate: simulated reads of 5 ms, a collate_fn that waits as long as the batch's; 4 workers, batches of 16"
 REPEATS = 3

@@ -15,10 +15,9 @@ from typing import Literal
 
 import torch
 
-from benchmarks._measure import open_loader, run_epochs
+from benchmarks._measure import SlowDataset, open_loader, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
-from fastload.testing import SlowDataset
 
 TITLE = "latency: simulated reads of 20 ms, batches of 64; one epoch from iter(), starting the workers included"
 REPEATS = 3

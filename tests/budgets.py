@@ -19,9 +19,9 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_846,
-    "loaded beside the way": 2_577,
-    "the core's other files": 624,
+    "the way of an index": 3_871,
+    "loaded beside the way": 2_589,
+    "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_491,
     "fastload/telemetry": 278,
@@ -41,11 +41,11 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 742,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_404,
+    "fastload/sequences": 1_406,
     "fastload/store": 3_196,
     "fastload/stream": 1_058,
     "fastload/train": 1_206,
-    "benchmarks": 2_466,
+    "benchmarks": 2_472,
     # parts of their own, and parts to come
     "process workers": 1_683,
     "verdicts and allow list": 1_439,
@@ -83,7 +83,7 @@ LISTED = {
         verdicts/objects verdicts/reach verdicts/reader verdicts/values
     """,
     "the core's other files": """
-        __main__ testing memory/prefetch
+        __main__ memory/prefetch
         _kit/disk _kit/evaluating _kit/fingerprint _kit/pool
     """,
 }

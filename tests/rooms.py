@@ -22,7 +22,6 @@ CORE = {
     "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
     "loader": "_kit telemetry isolation settings order engine (accelerated)",
-    "testing": "",
     "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from fastload import DataLoader, errors
 from fastload.errors import DecodeError, FastloadError, PackedDataError
-from fastload.testing import FailingDataset
+from tests.fakes import FailingDataset
 
 KINDS = [
     kind

@@ -33,10 +33,9 @@ from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
-from fastload.testing import Sequencer
 from fastload.verdicts import effects
 from tests.children import run_python
-from tests.fakes import Numbers
+from tests.fakes import Numbers, Sequencer
 
 JOIN_S = 30.0
 

@@ -73,7 +73,7 @@ def agreed_seed(settings: Settings, accelerator: Accelerator, world_size: int) -
 
     `use_seedable_sampler`, which the Trainer sets, asks for one: it cannot save what torch's global state was.
     """
-    if found := generators(settings.sampler):
+    if found := [g for g in generators(settings.sampler) if isinstance(g, torch.Generator)]:
         if world_size > 1:
             synchronize_rng_states(["generator"], found[0])
         return None

@@ -15,8 +15,8 @@ from fastload.random.streams import Fixed, Stream, entered
 
 MIXED = (
     "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. This state "
-    "does not determine the rest of the epoch. Make the loader with seed=, or let the sampler draw from its own "
-    "torch.Generator, in its attribute `generator`"
+    "does not determine the rest of the epoch. Make the loader with seed=, or let the sampler draw from a generator "
+    "in an attribute of its own"
 )
 
 _SAMPLER = 0x7361_6D70_6C65_7200  # separates the sampler's stream from those of samples and batches
@@ -43,9 +43,8 @@ class Drawing:
     ) -> None:
         self._replays = bool(draws) and seed is None
         self._source = Fixed(mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER))
-        self._mark: torch.Tensor | None = (
-            None  # torch's global state when a replay ended, or the sampler last drew
-        )
+        self._mark: torch.Tensor | None = None
+        """Torch's global state when a replay ended, or the sampler last drew."""
         self.mixed = False  # whether the loop has drawn between two draws of the sampler
         self._stream: Stream | None = None
         if self._replays or seed is not None:

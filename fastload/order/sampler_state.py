@@ -1,7 +1,7 @@
 """The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
 
-A sampler can repeat its indices if it draws from torch's global generator or from a `torch.Generator` in its attribute
-`generator`, or if it has a `state_dict()`. The checksum tells if it gives others.
+A sampler can repeat its indices if it draws from torch's global generator or from generators in its attributes, or if
+it has a `state_dict()`. The checksum tells if it gives others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import struct
 import zlib
 from collections.abc import Iterator, Sized
 from contextlib import suppress
+from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
@@ -33,18 +35,23 @@ def single_sampler(sampler: Any) -> Any:
     return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
 
 
-def generators(sampler: Any) -> list[torch.Generator]:
-    """Return the torch.Generators that the sampler holds, other than torch's global one."""
-    found = [getattr(s, "generator", None) for s in (sampler, single_sampler(sampler))]
-    held = [g for g in found if isinstance(g, torch.Generator) and not is_default_generator(g)]
-    return list({id(g): g for g in held}.values())
+def generators(sampler: Any) -> list[Any]:
+    """Return the generators of torch, NumPy and `random` in the sampler's attributes, but not the global ones."""
+    found = {
+        id(x): x
+        for s in (sampler, single_sampler(sampler))
+        for x in (getattr(s, "generator", None), *getattr(s, "__dict__", {}).values())
+        if isinstance(x, np.random.Generator | np.random.RandomState | Random)
+        or (isinstance(x, torch.Generator) and not is_default_generator(x))
+    }
+    return [g for g in found.values() if g is not getattr(np.random.rand, "__self__", None)]
 
 
 def random_states(sampler: Any, *, keyed: bool) -> RandomStates:
     """Return the states of torch's global generator (None if the sampler's draws are keyed), and of the sampler's."""
     return {
         "torch": None if keyed else _text(torch.get_rng_state()),
-        "generators": [_text(g.get_state()) for g in generators(sampler)],
+        "generators": [_state_of(g) for g in generators(sampler)],
     }
 
 
@@ -58,7 +65,7 @@ def restore_random_states(sampler: Any, states: RandomStates) -> None:
 def restore_generators(sampler: Any, states: RandomStates) -> None:
     """Set the generators that the sampler holds to what `random_states` returned."""
     for generator, state in zip(generators(sampler), states["generators"], strict=True):
-        generator.set_state(_tensor(state))
+        _set_state(generator, state)
 
 
 def check_draws(sampler: Any, draws: list[RandomStates], *, keyed: bool) -> None:
@@ -72,7 +79,7 @@ def check_draws(sampler: Any, draws: list[RandomStates], *, keyed: bool) -> None
             if not isinstance(states["generators"], list):
                 raise TypeError("generators are a list")
             for generator, state in zip(generators(sampler), states["generators"], strict=True):
-                torch.Generator(generator.device).set_state(_tensor(state))
+                _set_state(copy.deepcopy(generator), state)
     except Exception as exc:
         raise edited("draws", draws, f"states of generators ({type(exc).__name__}: {exc})") from exc
 
@@ -131,6 +138,30 @@ def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
                 return checksum(None, before)
             before = checksum(given, before)
     return before
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return _text(generator.get_state())
+    if isinstance(generator, Random):
+        state: Any = generator.getstate()
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
+    return json.loads(json.dumps(state, default=np.ndarray.tolist))
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(state))
+    elif isinstance(generator, Random):
+        version, numbers, normal = state
+        generator.setstate((version, tuple(numbers), normal))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
 
 
 def _text(state: torch.Tensor) -> str:

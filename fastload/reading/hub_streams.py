@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from fastload.isolation.attributes import SCALARS
 from fastload.isolation.rules import own_dict, some
+from fastload.order.state import load_into
 
 CHAIN = "_ex_iterable"
 """The attribute of a stream with the steps that read it."""
@@ -18,7 +21,6 @@ _SHUFFLE = "BufferShuffledExamplesIterable"
 """The step of `shuffle()`. A state has no examples of its buffer, and copies that split shards cannot load it."""
 _START = "_starting_state_dict"
 """The attribute with the state at which each pass of a stream begins. The stream keeps it for good."""
-_LENT = "lent by fastload"  # a key that marks such a state: it is for one pass
 
 
 def streams(source: Any) -> list[dict[str, Any]]:
@@ -66,15 +68,31 @@ def _steps(held: list[dict[str, Any]]) -> Iterator[Any]:
         todo += filter(None, [getattr(step, "ex_iterable", 0), *getattr(step, "ex_iterables", ())])
 
 
-def lend(held: list[dict[str, Any]]) -> None:
-    """Mark the states that streams have loaded: each is for one pass."""
-    for stream in held:
-        if stream.get(_START):
-            stream[_START] = {**stream[_START], _LENT: True}
+class Lent(dict[str, Any]):
+    """A state that a dataset loaded for one pass, and keeps. A copy is a plain dict."""
+
+    def __init__(self, state: dict[str, Any], was: Any) -> None:
+        super().__init__(state)
+        self.before, self.was = copy.deepcopy(state), was
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
-def take_back(held: list[dict[str, Any]]) -> None:
-    """Let streams begin their next pass at the front, not at a state that was lent."""
-    for stream in held:
-        if _LENT in (stream.get(_START) or ()):
-            stream[_START] = None
+def lend(dataset: Any, state: Any, held: list[dict[str, Any]]) -> None:
+    """Load a copy of `state` into a dataset for one pass: what it and its streams then keep can be taken back."""
+    own, was = copy.deepcopy(state), dict(own_dict(dataset))
+    load_into(dataset, own, "lanes")
+    for attributes in (own_dict(dataset), *held):
+        for name, value in attributes.items():
+            if type(value) is dict and (value is own or name == _START):
+                attributes[name] = Lent(value, was.get(name))
+
+
+def take_back(dataset: Any, held: list[dict[str, Any]]) -> None:
+    """Let the next pass begin at the front. A state that has changed since it was lent is the dataset's own."""
+    for attributes in (own_dict(dataset), *held):
+        for name, value in attributes.items():
+            with suppress(Exception):  # tensors cannot be compared
+                if type(value) is Lent and value == value.before:
+                    attributes[name] = value.was

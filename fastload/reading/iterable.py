@@ -124,7 +124,7 @@ class Lane:
         Load the state into the dataset or its iterator. If neither keeps a state, read its samples again and skip them.
         """
         saved = batch.saved
-        hub_streams.take_back(self._streams)
+        hub_streams.take_back(self.dataset, self._streams)
         if saved["epoch"] is not None:
             self.dataset.set_epoch(saved["epoch"])
         _check_epoch(self.dataset, saved["state"])
@@ -140,8 +140,7 @@ class Lane:
             return
         self._keeper = self.dataset if keeps_state(self.dataset) and not self._fault else None
         if self._keeper is not None and state is not None:
-            load_into(self.dataset, copy.deepcopy(state), "lanes")
-            hub_streams.lend(self._streams)
+            hub_streams.lend(self.dataset, state, self._streams)
         self._iterator = iter(self.dataset)
         if self._keeper is None and not self._fault and keeps_state(self._iterator):
             self._keeper = self._iterator
@@ -182,7 +181,7 @@ class Lane:
             sample = next(self._iterator)
         except StopIteration:
             self.ended = True
-            hub_streams.take_back(self._streams)
+            hub_streams.take_back(self.dataset, self._streams)
             return None
         except BaseException:
             self.samples += 1

@@ -16,7 +16,7 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from fastload._kit.disk import open_file, preadv
 from fastload._kit.integers import as_indices, integer, positive
@@ -219,7 +219,7 @@ def check_rows(sources: Mapping[str, Any]) -> None:
     """Raise ValueError if packed rows or windows of two sources have other keys or shapes."""
     shapes = {
         name: {key: (*leaf.shape,) for key, leaf in source.empty_sample().items()}
-        for name, source in sources.items()
+        for name, source in ((name, _whole(source)) for name, source in sources.items())
         if isinstance(source, Packed | TokenWindows)
     }
     for (one, its), (other, theirs) in pairwise(shapes.items()):
@@ -229,6 +229,10 @@ def check_rows(sources: Mapping[str, Any]) -> None:
                 f"rows of sources {one!r} and {other!r} do not fit into one batch: {apart[0]} beside {apart[1]}. Give "
                 "both the same length, max_segments and also. TokenWindows with max_segments has the keys of Packed"
             )
+
+
+def _whole(source: Any) -> Any:
+    return _whole(source.dataset) if isinstance(source, Subset) else source
 
 
 class _Part(NamedTuple):

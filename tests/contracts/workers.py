@@ -281,6 +281,19 @@ class Remembers(Drawing):
         self.start = state["at"]
 
 
+class KeepsItsState(Remembers):
+    """Never forgets the state that it loaded, as Hugging Face's datasets do."""
+
+    loaded: Any = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.start = self.loaded["at"] if self.loaded else 0
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class IteratorRemembers(Drawing):
     """Its iterator has the state."""
 
@@ -1157,7 +1170,9 @@ class Workers(LikeTorch):
                 assert rest == batches[step:], step
                 assert not seeded or epochs(resumed, 1) == following, step
 
-    @pytest.mark.parametrize("kind", [Drawing, Shuffles, Remembers, IteratorRemembers])
+    @pytest.mark.parametrize(
+        "kind", [Drawing, Shuffles, Remembers, KeepsItsState, IteratorRemembers]
+    )
     def test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset(
         self, kind: type[Drawing]
     ) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -131,16 +130,20 @@ def test_a_users_error_is_one_sentence(
 def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
     """A shard may take minutes to copy or to check."""
     index = read_packed_index(str(source))
-    begun = threading.Barrier(2)
+    begun = threading.Barrier(3)
+    first, *_ = index.shards
 
-    def endless(*_: Any) -> Iterator[memoryview]:
-        yield memoryview(b"")
-        if begun.wait(30) == 0:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    def pieces(_: str, __: Any, shard: Any) -> Iterator[memoryview]:
+        if shard is first:
+            return
+        begun.wait(30)
         while True:
             yield memoryview(b"")
 
-    checks = Checks(str(source), index, index.shards, endless)
+    checks = Checks(str(source), index, index.shards[:3], pieces)
+    passed: Any = each(checks, workers=2, progress=False, what="Verifying")
+    next(passed)
+    begun.wait(30)
     with pytest.raises(KeyboardInterrupt):
-        list(each(checks, workers=2, progress=False, what="Verifying"))
+        passed.throw(KeyboardInterrupt())
     assert checks.stopped

@@ -19,7 +19,6 @@ from pkgutil import resolve_name
 import pytest
 
 import fastload.errors
-import fastload.testing
 from tests.docs.pages import DOCS, FENCE, PAGES, ROOT
 
 PACKAGE = ROOT / "fastload"
@@ -128,14 +127,11 @@ def public_names() -> list[str]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names += [f"{module}.{name}" for name in ast.literal_eval(node.value)]
-    for module in (fastload.errors, fastload.testing):
-        names += [
-            f"{module.__name__}.{name}"
-            for name, value in vars(module).items()
-            if inspect.isclass(value)
-            and value.__module__ == module.__name__
-            and not name.startswith("_")
-        ]
+    names += [
+        f"fastload.errors.{name}"
+        for name, value in vars(fastload.errors).items()
+        if inspect.isclass(value) and value.__module__ == "fastload.errors" and name[0] != "_"
+    ]
     return [n for n in names if n.rpartition(".")[0] not in NOT_DOCUMENTED and n not in NO_OBJECTS]
 
 

@@ -30,7 +30,6 @@ from fastload.elastic import Leases, LeaseSampler
 from fastload.elastic import watch as watch_module
 from fastload.elastic.stores import Connection, find_store
 from fastload.errors import LeaseLostError, ShardError, StateError, StoreLostError
-from fastload.testing import FailingDataset
 from tests.elastic.leasing import (
     BATCH,
     DEADLINE_S,
@@ -42,6 +41,7 @@ from tests.elastic.leasing import (
     together,
     watch_of,
 )
+from tests.fakes import FailingDataset
 from tests.resuming import edits, through_json
 
 

@@ -426,6 +426,7 @@ class Lockless(np.random.RandomState):
 class AnotherDraw(Lockless):
     """Has a method that NumPy does not have yet, and draws by it without the lock."""
 
+    seed, get_state, set_state = Lockless.seed, Lockless.get_state, Lockless.set_state
     normal = np.random.RandomState.normal
 
     def newvariate(self, a: float, b: float, c: float) -> float:

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import fastload
-from fastload.testing import Sequencer
+from tests.fakes import Sequencer
 
 
 class InTurn(Sequencer):

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from fastload.errors import ParametersError
 from fastload.parameters.prefetched import Prefetched, PrefetchingCollate, Pull
-from fastload.testing import Sequencer
+from tests.fakes import Sequencer
 
 IDS = st.lists(st.integers(0, 5), max_size=4)
 

@@ -36,9 +36,8 @@ from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.reading.fetch import Fetcher
-from fastload.testing import FailingDataset
 from tests.contracts.workers import Unreadable, only_error, unreadable
-from tests.fakes import Numbers, fastload_threads
+from tests.fakes import FailingDataset, Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
 
 WORKERS = [0, 4]

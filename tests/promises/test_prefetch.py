@@ -36,8 +36,7 @@ from torch.utils.data import IterableDataset
 import fastload
 from fastload import DataLoader, RankSampler, prefetch_to
 from fastload.errors import LoaderClosedError
-from fastload.testing import FailingDataset
-from tests.fakes import Numbers
+from tests.fakes import FailingDataset, Numbers
 from tests.promises.reading import wait_until
 from tests.resuming import resumes_twice
 

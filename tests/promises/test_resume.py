@@ -342,6 +342,22 @@ TORCHS: dict[str, Callable[[Augmented, int], dict[str, Any]]] = {
 }
 
 
+class Held(Sampler[int]):
+    """Draws each index from generators of its own."""
+
+    def __init__(self) -> None:
+        self.python, self.new = random.Random(3), np.random.default_rng(3)
+        self.old, self.torchs = np.random.RandomState(3), torch.Generator().manual_seed(3)
+
+    def __len__(self) -> int:
+        return 26
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(26):
+            drawn = self.python.gauss(0, 1) + self.new.normal() + self.old.normal()
+            yield int(100 * abs(drawn + torch.randn((), generator=self.torchs).item())) % 26
+
+
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "sampler's generator": lambda: {
         "sampler": RandomSampler(range(26), generator=torch.Generator().manual_seed(5)),
@@ -369,6 +385,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "sampler": RandomSampler(range(26), generator=torch.default_generator),
         "seed": SEED,
     },
+    "generators of its own": lambda: {"sampler": Held(), "seed": SEED},
     "draws batch by batch": lambda: {
         "batch_sampler": Lazy(from_torch, from_python, from_numpy),
         "batch_size": 1,

@@ -38,7 +38,6 @@ from fastload.cli import main
 from fastload.distributed import Control, Rank, device_of
 from fastload.errors import RankError, UsageError
 from fastload.telemetry.snapshot import percent, waited_share
-from fastload.testing import SlowDataset
 from fastload.train.checkpoint import NAME, Checkpoint
 from fastload.train.control import Stopping
 from fastload.train.devices import choose_device
@@ -50,6 +49,7 @@ from fastload.train.stats_file import StatsFileError, append_row
 from fastload.train.summary import gather
 from fastload.train.tensorboard import Recording
 from tests.children import Python
+from tests.fakes import SlowDataset
 from tests.image_files import listed_images
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
