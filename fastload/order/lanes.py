@@ -140,5 +140,8 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
         epoch=epoch,
         sampler_epoch=sampler_epoch,
         workers=int(settings.num_workers),  # that read the dataset
-        lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
+        lanes=[
+            {"samples": 0, "state": None, "ended": False, "seen": 0, "draws": {}}
+            for _ in range(settings.lanes)
+        ],
     )

@@ -30,6 +30,10 @@ class LaneState(TypedDict):
     state: Any
     """What its `state_dict()` returned, or None if it has none."""
     ended: bool
+    seen: int
+    """The checksum of its first samples: if they are read again, it must be the same."""
+    draws: dict[str, Any]
+    """See `Stream.pass_state`."""
 
 
 @dataclass(frozen=True, kw_only=True)

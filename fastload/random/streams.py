@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -117,13 +118,35 @@ class Stream:
         if self.held is not None and source is not None:
             self.held.begin(source.stream_key(at, seeded=self.seeded))
 
-    def begin_pass(self, key: int) -> None:
+    def begin_pass(self, key: int, drawn: dict[str, Any]) -> None:
         """Let the modules draw from one stream from now on, not from one for each sample. A worker process does so too.
 
         Workers of an iterable dataset may seed once, and draw the same numbers to partition the data.
+
+        Args:
+            drawn: what `pass_state` returned in the pass that goes on, or {}.
         """
         self._pass_key = key
-        self._python_fresh = self._numpy_fresh = False
+        self._python_fresh, self._numpy_fresh = "python" in drawn, "numpy" in drawn
+        if python := drawn.get("python"):
+            words = struct.unpack("<625I", bytes.fromhex(python["words"]))
+            self._python.setstate((self._python.VERSION, words, python["gauss"]))
+        if numpy := drawn.get("numpy"):
+            self._numpy.key = numpy["key"]
+            self._numpy.words, self._numpy.gauss = map(
+                bytes.fromhex, (numpy["words"], numpy["gauss"])
+            )
+
+    def pass_state(self) -> dict[str, Any]:
+        """Return, as JSON values, where Python's and NumPy's generators are in this pass, if it drew from them."""
+        state: dict[str, Any] = {}
+        if self._python_fresh:
+            _, words, gauss = self._python.getstate()
+            state["python"] = {"words": struct.pack("<625I", *words).hex(), "gauss": gauss}
+        if self._numpy_fresh:
+            own = self._numpy
+            state["numpy"] = {"key": own.key, "words": own.words.hex(), "gauss": own.gauss.hex()}
+        return state
 
     def python(self) -> random.Random:
         """Return the generator that `random` functions use here. Between two samples it is the previous sample's."""

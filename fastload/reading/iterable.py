@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any
+
+import numpy as np
+import torch
 
 from fastload._kit.user_errors import contained, shown
 from fastload.errors import StateError
@@ -20,6 +25,9 @@ from fastload.reading.failures import Failures, fail
 from fastload.reading.notices import Notices
 from fastload.reading.sources import Reader, Source
 from fastload.settings import Settings
+
+_FIRST = 8
+"""How many samples of a pass tell its order: one that begins alike goes on alike."""
 
 
 class Lanes(Source):
@@ -46,7 +54,7 @@ class Lanes(Source):
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
             batch.builder = None
-        batch.state = lane.state()
+        batch.state = lane.state(reader.stream)
         return ()
 
     def _lane(self, batch: LaneBatch, reader: Reader) -> Lane:
@@ -109,6 +117,7 @@ class Lane:
         self.keys = keys
         self.samples = 0  # taken, including those that raised
         self.ended = False
+        self._seen = 0  # the checksum of the first samples
         self._iterator: Iterator[Any] = iter(())
         self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
         self._fault = ""  # why a state that the dataset keeps is not used
@@ -133,8 +142,8 @@ class Lane:
                 "lanes: the stream shuffles in another order each time. Give shuffle() a seed"
             )
         state = None if self._fault else saved["state"]
-        # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
-        stream.begin_pass(self.keys.batch(saved["samples"] if state is not None else 0, 0))
+        # A pass that is read again draws what it drew before.
+        stream.begin_pass(self.keys.batch(0, 0), {} if state is None else saved["draws"])
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
             return
@@ -147,7 +156,7 @@ class Lane:
         if state is not None:
             if self._keeper is not self.dataset:
                 load_into(self._iterator, copy.deepcopy(state), "lanes")
-            self.samples = saved["samples"]
+            self.samples, self._seen = saved["samples"], saved["seen"]
             self.is_untried = bool(self._streams)
             return
         if saved["samples"] and self._keeper is None and hasattr(self.dataset, "state_dict"):
@@ -169,11 +178,17 @@ class Lane:
                 self.take()
             except BaseException as exc:
                 contained(exc)  # re-raises Ctrl-C; any other error was delivered before
+        if self._seen != saved["seen"]:
+            raise StateError(
+                f"lanes: {type(self.dataset).__name__} gave other samples as it was read again up to the saved place. "
+                "Its order must depend on fixed seeds and set_epoch() alone. Or give it state_dict() and "
+                "load_state_dict(state)"
+            )
 
     def drop_state(self, exc: Exception) -> None:
         """Let `begin` read again, because the dataset cannot load its state. A sample's own error comes again."""
         self._fault = f"cannot load its saved state ({type(exc).__name__}: {shown(exc, str):.100})"
-        self.samples, self.is_untried = 0, False
+        self.samples, self._seen, self.is_untried = 0, 0, False
 
     def take(self) -> Any:
         """Return the next sample. After the last one, set `ended` and return None."""
@@ -186,6 +201,8 @@ class Lane:
         except BaseException:
             self.samples += 1
             raise
+        if self.samples < _FIRST:
+            self._seen = zlib.crc32(glimpse(sample).encode(errors="replace"), self._seen)
         self.samples += 1
         self.is_untried = False
         return sample
@@ -194,7 +211,7 @@ class Lane:
         """Return whether the iterator is a generator that has ended."""
         return isgenerator(self._iterator) and getgeneratorstate(self._iterator) == GEN_CLOSED
 
-    def state(self) -> dict[str, Any] | Exception:
+    def state(self, stream: Stream) -> dict[str, Any] | Exception:
         """Return the lane's state, for `LaneBatch.saved`, or the error that the dataset's `state_dict()` raised."""
         state = None
         if self._keeper is not None:
@@ -202,7 +219,23 @@ class Lane:
                 state = copy.deepcopy(self._keeper.state_dict())  # the dataset may change its own
             except BaseException as exc:
                 return contained(exc)
-        return {"samples": self.samples, "state": state, "ended": self.ended}
+        draws = {} if state is None else stream.pass_state()
+        done = {"samples": self.samples, "ended": self.ended, "seen": self._seen}
+        return {**done, "state": state, "draws": draws}
+
+
+def glimpse(sample: Any) -> str:
+    """Return some of what a sample holds, as a string that is the same in another process. No code of it may raise."""
+    try:
+        if isinstance(sample, torch.Tensor | np.ndarray):
+            return f"{(*sample.shape,)} {sample.reshape(-1)[:8].tolist()}"
+        if isinstance(sample, Mapping):
+            sample = [*sample.items()]
+        if isinstance(sample, list | tuple):
+            return " ".join(map(glimpse, sample[:8]))
+    except Exception as exc:
+        return type(exc).__name__
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", shown(sample))[:1000]
 
 
 def _check_epoch(dataset: Any, state: Any) -> None:
