@@ -25,13 +25,11 @@ class Reports:
     Args:
         notices: warnings from the workers.
         counts: the counts of the epoch.
-        warned: the warnings that the loader has given already. It gives each once.
     """
 
-    def __init__(self, notices: Notices, counts: EpochCounts, warned: set[str]) -> None:
+    def __init__(self, notices: Notices, counts: EpochCounts) -> None:
         self._notices = notices
         self._counts = counts
-        self._warned = warned
 
     def begin(self, settings: Settings) -> None:
         """Begin another epoch."""
@@ -96,16 +94,13 @@ class Reports:
 
     def warn(self) -> None:
         """Issue the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
-        while self._notices.warnings:
-            kind, what = self._notices.warnings.popleft()
-            if kind not in self._warned:
-                self._warned.add(kind)
-                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=4)
-        while self._notices.noticed:
-            what = self._notices.noticed.popleft()
-            if not self._settings.keyed or what in self._warned:
+        notices = self._notices
+        notices.tell(stacklevel=4)
+        while notices.noticed:
+            what = notices.noticed.popleft()
+            if not self._settings.keyed or what in notices.warned:
                 continue
-            self._warned.add(what)
+            notices.warned.add(what)
             warnings.warn(
                 f"fastload: {type(self._settings.dataset).__name__} seems to {what}",
                 stacklevel=4,
