@@ -1,7 +1,8 @@
 """Promises:
 - An error of a worker process has its type, arguments, attributes, notes, cause, context and members. Its traceback is
   a note.
-- An error whose class cannot be rebuilt is a RuntimeError that names the class.
+- What cannot be pickled of it is left out, and a note names it. An error whose class cannot be rebuilt is of the
+  nearest base that can be, or a RuntimeError, and names the class.
 - `on_error` runs in the loop's process. It gets the error, and may return a sample, skip it, or raise.
 - A timeout names each worker process, with its stack and the indices that it reads.
 - A worker process that hangs is killed by `close()`, with a warning that shows its stack. If it hangs after its last
@@ -205,9 +206,73 @@ def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     for told in (False, True):
         error = the_error(lambda told=told: Exits("torn page", told=told))
         assert (type(error), error.args, error.told) == (Exits, ("torn page",), told)
-    held = the_error(lambda: ValueError(threading.Lock()))
-    assert isinstance(held, RuntimeError)
-    assert "ValueError" in str(held)
+
+
+class Response(OSError):
+    """As `HTTPError` of requests: it holds a connection."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args)
+        vars(self).update(fields)
+
+
+class Coded(ExceptionGroup[Exception]):
+    """A group with a field of its own, and a lock."""
+
+    code: int
+
+    def __new__(cls, message: str, code: int, *members: Exception) -> Coded:
+        group = super().__new__(cls, message, members)
+        group.code, group.lock = code, threading.Lock()  # type: ignore[attr-defined]
+        return group
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+class Inside(Response):
+    """It shows what cannot be pickled."""
+
+    def __str__(self) -> str:
+        return f"status {self.lock!r}"  # type: ignore[attr-defined]
+
+
+def local(kind: type[BaseException], *args: Any) -> BaseException:
+    return type("Local", (kind,), {})(*args)  # type: ignore[no-any-return]
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "fields", "said"),
+    [
+        (Response(5, "torn", lock=LOCK, url="a"), Response, {"url": "a"}, "[Errno 5] torn"),
+        (ValueError(LOCK), ValueError, {}, repr(LOCK)),
+        (ValueError("torn", LOCK), ValueError, {}, repr(("torn", LOCK))),
+        (Inside(lock=LOCK, url="a"), Response, {"url": "a"}, f"Inside: status {LOCK!r} (the class"),
+        (local(Response, 5, "torn"), Response, {}, "[Errno 5] torn"),
+        (local(KeyError, "torn"), KeyError, {}, "'torn'"),
+        (local(BaseException, "torn"), RuntimeError, {}, "Local: torn (the class"),
+        (local(ExceptionGroup, "all", [OSError("torn")]), ExceptionGroup, {}, "all (1 sub"),
+        (Coded("all", 7, OSError("torn"), local(OSError, "b")), Coded, {"code": 7}, "all (2 sub"),
+    ],
+    ids=str,
+)
+def test_an_error_of_which_a_part_cannot_be_pickled_keeps_the_rest(
+    error: Any, kind: type, fields: dict[str, Any], said: str
+) -> None:
+    again: Any = unpack_error(pack_error(error, "worker 0"))
+    assert type(again) is kind
+    assert said in str(again)
+    notes = "\n".join(vars(again).pop("__notes__", []))
+    assert vars(again) == fields
+    assert ("pickled: lock" in notes) == ("lock" in vars(error))
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    assert type(error).__name__ in repr(again) + notes
+    members = getattr(again, "exceptions", ())
+    assert [*map(str, members)] == [*map(str, getattr(error, "exceptions", ()))]
+    assert {type(member) for member in members} <= {OSError}
 
 
 def shared_group() -> BaseException:
