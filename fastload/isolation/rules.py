@@ -100,20 +100,13 @@ SURVIVING = {
 HANGING = {"decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"}
 """Classes whose open instances wait in a fork for threads that it does not have."""
 
-_REFUSED_CLASSES = (
-    SURVIVING
-    | HANGING
-    | {
-        *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
-        *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
-        *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
-        *(
-            "sqlite3.Connection",
-            "sqlite3.Cursor",
-            "torchcodec.decoders._video_decoder.VideoDecoder",
-        ),
-    }
-)
+_REFUSED_CLASSES = {
+    *(*SURVIVING, *HANGING, "sqlite3.Connection", "sqlite3.Cursor"),
+    *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
+    *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
+    *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
+    "torchcodec.decoders._video_decoder.VideoDecoder",
+}
 """Those of which the rest may fail in a fork, too. In threads some end the interpreter."""
 
 

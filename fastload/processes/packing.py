@@ -268,8 +268,7 @@ def _pickled(error: BaseException, notes: list[str]) -> bytes:
             with suppress(BaseException):
                 data = pickle.dumps((form, notes + more))
                 again, _ = pickle.loads(data)
-                rebuilt = type(form) is _Rebuilt or type(again) is kind
-                if rebuilt and text in shown(again, str):
+                if (type(form) is _Rebuilt or type(again) is kind) and text in shown(again, str):
                     return data
     return pickle.dumps((RuntimeError(other), notes))
 
@@ -284,17 +283,15 @@ def _forms(error: Any, said: str, other: str) -> Iterator[tuple[Any, str, list[s
         args = (error.message, *members)
     else:
         yield error, said, []
-    yield _Rebuilt(kind, args, attributes), said, []
     kept = {name: value for name, value in attributes.items() if _can_be_pickled(value)}
-    lost = ", ".join(name for name in attributes if name not in kept)
-    more = [f"left out, because it cannot be pickled: {lost}"] if lost else []
+    more = [f"left out, as it cannot be pickled: {name}" for name in attributes if name not in kept]
     args = tuple(arg if _can_be_pickled(arg) else shown(arg) for arg in args)
     for base in kind.__mro__:
         if issubclass(base, BaseException) and base not in (Exception, BaseException):
-            yield _Rebuilt(base, args, kept), said, more if base is kind else [*more, other]
+            yield _Rebuilt((base, args, kept)), said, more if base is kind else [*more, other]
             text = said if base is kind else other
-            yield _Rebuilt(base, (text, *members), kept), text, more
-    yield _Rebuilt(RuntimeError, (other,), kept), other, more
+            yield _Rebuilt((base, (text, *members), kept)), text, more
+    yield _Rebuilt((RuntimeError, (other,), kept)), other, more
 
 
 def _can_be_pickled(x: Any) -> bool:
@@ -304,19 +301,11 @@ def _can_be_pickled(x: Any) -> bool:
     return False
 
 
-def _with_members(group: BaseExceptionGroup[Any], members: list[Any]) -> Any:
-    return _rebuild(type(group), (group.message, members), dict(vars(group)))
-
-
-class _Rebuilt(NamedTuple):
-    """Pickles as an error whose `__init__` may take other arguments than it stores."""
-
-    kind: type[BaseException]
-    args: tuple[Any, ...]
-    attributes: dict[str, Any]
+class _Rebuilt(tuple[Any, ...]):
+    """Pickles as an error whose `__init__` may take other arguments than it stores: class, arguments, attributes."""
 
     def __reduce__(self) -> Any:
-        return _rebuild, (*self,)
+        return _rebuild, tuple(self)
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
@@ -348,9 +337,9 @@ def _complete(k: Any, links: list[PackedLink], errors: dict[int | None, Any]) ->
     """Return error `k` of `errors`, with its members. Make what is not there yet."""
     if k not in errors:
         errors[k] = _unpickled(links[k])
-        if isinstance(errors[k], BaseExceptionGroup):
+        if isinstance(group := errors[k], BaseExceptionGroup):
             members = [_complete(member, links, errors) for member in links[k].members]
-            errors[k] = _with_members(errors[k], members)
+            errors[k] = _rebuild(type(group), (group.message, members), dict(vars(group)))
     return errors[k]
 
 
@@ -363,6 +352,5 @@ def _unpickled(link: PackedLink) -> Any:
         )
     with suppress(Exception):
         notes = [*getattr(error, "__notes__", ()), *notes]
-        if notes:
-            BaseException.__setattr__(error, "__notes__", notes)
+        BaseException.__setattr__(error, "__notes__", notes)
     return error

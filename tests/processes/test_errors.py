@@ -5,6 +5,7 @@
   nearest base that can be, or a RuntimeError, and names the class.
 - `on_error` runs in the loop's process. It gets the error, and may return a sample, skip it, or raise.
 - A timeout names each worker process, with its stack and the indices that it reads.
+- A worker process that reads a batch and uses no CPU time is named once in the log, with its stack.
 - A worker process that hangs is killed by `close()`, with a warning that shows its stack. If it hangs after its last
   batch, that is one line. Time in which it waited for a core does not count.
 - A `worker_init_fn` that does not end is an error after `timeout`, counted from the start. Without it, it is a warning.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import io
 import os
 import signal
 import sys
@@ -33,7 +35,7 @@ import fastload
 from fastload import SKIP
 from fastload.engine import team
 from fastload.engine import threads as engine_threads
-from fastload.errors import DecodeError, LoaderTimeoutError
+from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
 from fastload.processes import parent, wire
 from fastload.processes.packing import pack_error, unpack_error
 from tests.fakes import Numbers
@@ -257,7 +259,7 @@ LOCK = threading.Lock()
         (local(ExceptionGroup, "all", [OSError("torn")]), ExceptionGroup, {}, "all (1 sub"),
         (Coded("all", 7, OSError("torn"), local(OSError, "b")), Coded, {"code": 7}, "all (2 sub"),
     ],
-    ids=str,
+    ids=lambda x: type(x).__name__,
 )
 def test_an_error_of_which_a_part_cannot_be_pickled_keeps_the_rest(
     error: Any, kind: type, fields: dict[str, Any], said: str
@@ -399,7 +401,7 @@ def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
 ) -> None:
     """After `timeout`, counted from the start, as an error. Without it as a warning, and `iter()` waits on."""
     if not timeout:
-        monkeypatch.setattr(parent, "START_SECONDS", 0.2)
+        monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
         monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
     init = functools.partial(wait_in_init, pipe.path, gate.path)
     loader = fastload.DataLoader(
@@ -431,6 +433,62 @@ def opening(gate: Gate, stack: Callable[..., str]) -> Callable[..., str]:
         return text
 
     return seen
+
+
+class Lines(Numbers):
+    """Samples that a file of the loop's process holds."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(2)
+        self.file = file
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.file.read(1))
+
+
+class Slow(io.RawIOBase):
+    """One byte after another. The first comes once the gate is open."""
+
+    def __init__(self, reads: threading.Event, gate: threading.Event) -> None:
+        self.reads, self.gate = reads, gate
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.reads.set()
+        self.gate.wait()
+        buffer[0] = 7
+        return 1
+
+
+def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread of the loop's process held it at the fork. Here it is the lock of a BufferedReader."""
+    reads, gate, seen = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
+    stack = parent.Child.stack
+    monkeypatch.setattr(parent.Child, "stack", lambda child: (stack(child), seen.set())[0])
+    file = io.BufferedReader(Slow(reads, gate))  # type: ignore[arg-type]
+    thread = threading.Thread(target=file.read, args=(1,))
+    thread.start()
+    reads.wait()
+    loader = fastload.DataLoader(
+        Lines(file), num_workers=1, worker_method="process", multiprocessing_context="fork"
+    )
+    iterator = iter(loader)
+    seen.wait()
+    for child in iterator.team.children:  # else close() waits five seconds
+        child.kill()
+    gate.set()
+    thread.join()
+    with pytest.raises(WorkerDiedError):
+        next(iterator)
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert "reading sample indices [0] of batch 0" in said
+    assert "in __getitem__" in said
+    assert "forkserver" in said
 
 
 def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
