@@ -45,14 +45,14 @@ class LoaderIterator(Iterator[Any]):
         self._pid = os.getpid()
         self._epochs = epochs
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._notices = Notices()
+        self._notices = Notices(warned)
         # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
         self._readers = Readers(settings, self._notices, stacklevel=4)
         self._inline = self._readers.workers == 0
         self._window = self._readers.window()
         self._loop_context = self._readers.of_loop(self._window) if self._inline else None
         self.counts = EpochCounts(self._readers.workers, self._readers.pools, settings)
-        self._reports = Reports(self._notices, self.counts, warned)
+        self._reports = Reports(self.counts)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
@@ -193,8 +193,7 @@ class LoaderIterator(Iterator[Any]):
         del counted[:]
         with self._window.taking:
             # Here, because several threads may share the iterator, and before a batch is taken: nothing is lost.
-            if self._notices:
-                self._reports.warn()
+            self._notices.tell(stacklevel=3)
             if not self._begun:
                 self._follow_set_epoch()
             if self._ended:

@@ -1,4 +1,4 @@
-"""What the loop counts and reports: warnings, the log, `on_stats`, `max_errors`."""
+"""What the loop counts and reports: the log, `on_stats`, `max_errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fastload._kit.user_errors import annotate, file_note, shown
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.errors import TooManyErrorsError
 from fastload.memory.batch import Batch
-from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
 TELL_SECONDS = 10.0
@@ -23,15 +22,11 @@ class Reports:
     """Counts what an iterator delivers, and reports it. It runs on the loop's thread.
 
     Args:
-        notices: warnings from the workers.
         counts: the counts of the epoch.
-        warned: the warnings that the loader has given already. It gives each once.
     """
 
-    def __init__(self, notices: Notices, counts: EpochCounts, warned: set[str]) -> None:
-        self._notices = notices
+    def __init__(self, counts: EpochCounts) -> None:
         self._counts = counts
-        self._warned = warned
 
     def begin(self, settings: Settings) -> None:
         """Begin another epoch."""
@@ -93,20 +88,3 @@ class Reports:
         """Call `on_stats` if its last call was `TELL_SECONDS` ago."""
         if perf_counter() - self._told > TELL_SECONDS:
             self.tell()
-
-    def warn(self) -> None:
-        """Issue the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
-        while self._notices.warnings:
-            kind, what = self._notices.warnings.popleft()
-            if kind not in self._warned:
-                self._warned.add(kind)
-                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=4)
-        while self._notices.noticed:
-            what = self._notices.noticed.popleft()
-            if not self._settings.keyed or what in self._warned:
-                continue
-            self._warned.add(what)
-            warnings.warn(
-                f"fastload: {type(self._settings.dataset).__name__} seems to {what}",
-                stacklevel=4,
-            )

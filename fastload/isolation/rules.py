@@ -91,20 +91,23 @@ _NO_DATA = {
 }
 """Classes that have no position, but are not for several threads either, although they derive from one of data."""
 
-_SURVIVING = {
+SURVIVING = {
     *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),
     *("pyarrow.parquet.core.ParquetFile", "pysam.libcalignmentfile.AlignmentFile"),
 }
 """Classes whose open instances can neither be copied nor be used by several threads, but work in a fork."""
 
-_REFUSED_CLASSES = _SURVIVING | {
+HANGING = {"decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"}
+"""Classes whose open instances wait in a fork for threads that it does not have."""
+
+_REFUSED_CLASSES = {
+    *(*SURVIVING, *HANGING, "sqlite3.Connection", "sqlite3.Cursor"),
     *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
-    *("cv2.VideoCapture", "cv2.VideoWriter", "decord.video_reader.VideoReader"),
     *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
-    *("lmdb.cffi.Transaction", "sqlite3.Connection", "sqlite3.Cursor"),
+    *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
     "torchcodec.decoders._video_decoder.VideoDecoder",
 }
-"""Those of which the rest fail in a fork, too. In threads some end the interpreter."""
+"""Those of which the rest may fail in a fork, too. In threads some end the interpreter."""
 
 
 def names(kind: type) -> list[str]:
@@ -124,14 +127,9 @@ def shared_class(kind: type) -> str | None:
     return None if positioned or _SHARED_CLASSES.isdisjoint(found) else "data"
 
 
-def refused_class(kind: type) -> bool:
-    """Return whether open instances of a class can neither be copied nor be used by several threads."""
-    return not _REFUSED_CLASSES.isdisjoint(names(kind))
-
-
-def survives_fork(kind: type) -> bool:
-    """Return whether open instances of a refused class work in a fork that has its own positions in files."""
-    return not _SURVIVING.isdisjoint(names(kind))
+def refused_class(kind: type, among: set[str] = _REFUSED_CLASSES) -> bool:
+    """Return whether a class is one of `among`: open instances can neither be copied nor be used by several threads."""
+    return not among.isdisjoint(names(kind))
 
 
 def is_open(handle: Any) -> bool:

@@ -11,12 +11,11 @@ import torch
 
 from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, SharedStateWarning
-from fastload.isolation import rules
 from fastload.isolation.copies import make_copies
 from fastload.isolation.files import is_stream
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
-from fastload.isolation.rules import own_dict
+from fastload.isolation.rules import HANGING, SURVIVING, own_dict, refused_class
 
 CopyDataset = Literal["state"] | bool
 
@@ -65,7 +64,7 @@ class Isolation:
     def check(self) -> None:
         """Raise `DatasetCopyError` if an object of the graph can neither be copied nor shared."""
         if self.plan.refused:
-            raise DatasetCopyError(_refusal(self.plan.refused))
+            raise _refusal(self.plan.refused, "threads must not share it")
 
     def originals(self) -> WorkerCopies:
         """Return the objects for a loop without workers: the loader's own, not copied."""
@@ -120,9 +119,14 @@ class Isolation:
         )
 
     def inherited(self) -> str:
-        """Return a sentence that names what forks share, although each has its own position in files, or ""."""
+        """Return a sentence that names what forks share, although each has its own position in files, or "".
+
+        Raises `DatasetCopyError` if an open handle would hang in a fork.
+        """
         refused, nodes = self.plan.refused, self.plan.nodes.items()
-        paths = [named.path for named in refused if not rules.survives_fork(type(named.x))]
+        if hanging := [named for named in refused if refused_class(type(named.x), HANGING)]:
+            raise _refusal(hanging, "it hangs in a fork, which does not have its threads")
+        paths = [named.path for named in refused if not refused_class(type(named.x), SURVIVING)]
         streams = [node.x for i, node in nodes if i not in self.plan.shared and is_stream(node.x)]
         paths += map(self.plan.path, streams)
         if not paths:
@@ -153,7 +157,7 @@ _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
 
 
-def _refusal(refused: Sequence[Named]) -> str:
+def _refusal(refused: Sequence[Named], why: str) -> DatasetCopyError:
     first = refused[0]
     what = f"{type(first.x).__module__}.{type(first.x).__qualname__}"
     others = (
@@ -161,8 +165,8 @@ def _refusal(refused: Sequence[Named]) -> str:
         if len(refused) > 1
         else ""
     )
-    return (
-        f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
+    return DatasetCopyError(
+        f"{first.path} is an open {what}. It cannot be copied for each worker, and {why}.{others} "
         "Open it in `__getitem__`, not in `__init__`. If a sample was read before the loop, set the attribute to None "
         "again. Or pass num_workers=0."
     )

@@ -70,7 +70,4 @@ def report(
         recorder.add(stage, mean, count, cpu_seconds=computed)
     core_wait_s, switches, _ = answer.waits
     recorder.waited(core_wait_s, switches)
-    for kind, sentence in answer.warnings:
-        notices.warn(kind, sentence)
-    for sentence in answer.noticed:
-        notices.notice(sentence)
+    notices.warnings.extend(answer.warnings)

@@ -205,7 +205,7 @@ class _Worker:
         self._pid = os.getpid()
         self._who = f"worker {job.worker} (process {self._pid})"
         name_thread(f"fastload-{job.worker}")
-        self._notices = Notices()
+        self._notices = Notices(set())
         if shared := take_positions():
             self._notices.warn(
                 "positions",
@@ -341,7 +341,7 @@ class _Worker:
             return None
 
     def _described(self, batch: Batch, data: Packed | None, used: list[Any]) -> Answer:
-        who, lane = self._who, None
+        who, lane, said = self._who, None, self._notices.warnings
         if isinstance(batch, LaneBatch):
             state = batch.state
             if isinstance(state, Exception):
@@ -364,8 +364,7 @@ class _Worker:
             run=run,
             observed=observed,
             waits=self._observed.waits(),
-            warnings=_drained(self._notices.warnings),
-            noticed=_drained(self._notices.noticed),
+            warnings=[said.popleft() for _ in range(len(said))],
         )
 
     def _ask(self, index: Any, error: Exception) -> Any:
@@ -384,13 +383,6 @@ class _Worker:
 
 class RaisedInLoop(Exception):
     """Stands for what `on_error` raised, which the loop's process has stored under a number."""
-
-
-def _drained(queue: Any) -> list[Any]:
-    found = []
-    while queue:
-        found.append(queue.popleft())
-    return found
 
 
 def _seed(job: Job) -> None:

@@ -103,5 +103,4 @@ class Answer(NamedTuple):
     """Observations of stages, as `Recorder.add` takes them."""
     waits: tuple[float, int, float]
     """Since the last look: seconds without a core, times it blocked, CPU seconds. Zeros between looks."""
-    warnings: list[tuple[str, str]]
-    noticed: list[str]
+    warnings: list[tuple[str, str, type[Warning]]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -236,8 +236,9 @@ class PackedError(NamedTuple):
 def pack_error(error: BaseException, who: str) -> PackedError:
     """Return an error as bytes. At the other end it has its type, arguments and attributes, and a note: its traceback.
 
-    So have its cause, its context and the members of a group. If a class cannot be rebuilt there, such an error becomes
-    a RuntimeError that names the class. `who` names this worker.
+    So have its cause, its context and the members of a group. An argument that cannot be pickled becomes a string. Such
+    an attribute is left out, and a note names it. If a class cannot be rebuilt there, its nearest base that can be
+    takes its place, else RuntimeError. `who` names this worker.
     """
     links, chain, places = [], [error], {id(error): 0}
     for one in chain:  # it grows
@@ -247,56 +248,70 @@ def pack_error(error: BaseException, who: str) -> PackedError:
                 places[id(other)] = len(chain)
                 chain.append(other)
         lines = "".join(traceback.format_tb(one.__traceback__))
-        note = f"raised in {who}:\n{lines.rstrip()}" if lines else ""
+        notes = [f"raised in {who}:\n{lines.rstrip()}"] if lines else []
         cause, context = (places.get(id(other)) for other in (one.__cause__, one.__context__))
         members = [places.get(id(member), -1) for member in inner]
         links.append(
-            PackedLink(_pickled(one, note), cause, context, one.__suppress_context__, members)
+            PackedLink(_pickled(one, notes), cause, context, one.__suppress_context__, members)
         )
     return PackedError(links)
 
 
-def _pickled(error: BaseException, note: str) -> bytes:
-    shell = error
-    with suppress(BaseException):  # whatever a user's class raises
-        if isinstance(error, BaseExceptionGroup):  # its members travel by themselves
-            member = Exception() if isinstance(error, Exception) else BaseException()
-            shell = _with_members(error, [member] * len(error.exceptions))
-        for form in (shell, _Rebuilt(shell)):
-            with suppress(BaseException):
-                data = pickle.dumps((form, note))
-                again, _ = pickle.loads(data)
-                if type(again) is type(error) and shown(again, str) == shown(error, str):
-                    return data
-    kind = type(error)
-    text = f"{kind.__module__}.{kind.__qualname__}: {shown(error, str)}"
-    stand_in = RuntimeError(
-        f"{text} (the class of this error cannot be pickled, so the worker process could not hand it over)"
+def _pickled(error: BaseException, notes: list[str]) -> bytes:
+    kind, said = type(error), shown(error, str)
+    other = (
+        f"{kind.__module__}.{kind.__qualname__}: {said} (the class of this error cannot be pickled, so the worker "
+        "process could not hand it over)"
     )
-    with suppress(Exception):  # a program may set any notes
-        stand_in.__notes__ = [str(said) for said in error.__notes__]
-    return pickle.dumps((stand_in, note))
+    with suppress(BaseException):  # whatever a user's class raises
+        for form, text, more in _forms(error, said, other):
+            with suppress(BaseException):
+                data = pickle.dumps((form, notes + more))
+                again, _ = pickle.loads(data)
+                if (type(form) is _Rebuilt or type(again) is kind) and text in shown(again, str):
+                    return data
+    return pickle.dumps((RuntimeError(other), notes))
 
 
-def _with_members(group: BaseExceptionGroup[Any], members: list[Any]) -> Any:
-    return _rebuild(type(group), (group.message, members), dict(vars(group)))
+def _forms(error: Any, said: str, other: str) -> Iterator[tuple[Any, str, list[str]]]:
+    """Yield forms of an error, what each must say, and its further notes, from the whole error to a RuntimeError."""
+    kind, args, attributes = type(error), error.args, dict(vars(error))
+    members: tuple[Any, ...] = ()
+    if isinstance(error, BaseExceptionGroup):  # its members travel by themselves
+        member = Exception() if isinstance(error, Exception) else BaseException()
+        members = ([member] * len(error.exceptions),)
+        args = (error.message, *members)
+    else:
+        yield error, said, []
+    kept = {name: value for name, value in attributes.items() if _can_be_pickled(value)}
+    more = [f"left out, as it cannot be pickled: {name}" for name in attributes if name not in kept]
+    args = tuple(arg if _can_be_pickled(arg) else shown(arg) for arg in args)
+    for base in kind.__mro__:
+        if issubclass(base, BaseException) and base not in (Exception, BaseException):
+            yield _Rebuilt((base, args, kept)), said, more if base is kind else [*more, other]
+            text = said if base is kind else other
+            yield _Rebuilt((base, (text, *members), kept)), text, more
+    yield _Rebuilt((RuntimeError, (other,), kept)), other, more
 
 
-class _Rebuilt:
-    """Pickles an error whose `__init__` takes other arguments than it stores: as class, arguments and attributes."""
+def _can_be_pickled(x: Any) -> bool:
+    with suppress(BaseException):
+        pickle.loads(pickle.dumps(x))
+        return True
+    return False
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+
+class _Rebuilt(tuple[Any, ...]):
+    """Pickles as an error whose `__init__` may take other arguments than it stores: class, arguments, attributes."""
 
     def __reduce__(self) -> Any:
-        error = self._error
-        return _rebuild, (type(error), error.args, dict(vars(error)))
+        return _rebuild, tuple(self)
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
-    error = kind.__new__(kind, *args)
     # It sets what Python's own errors keep in C: `start` of UnicodeDecodeError.
     base: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    error = base.__new__(kind, *args)
     with suppress(TypeError):
         base.__init__(error, *args)
     error.args = args
@@ -322,20 +337,20 @@ def _complete(k: Any, links: list[PackedLink], errors: dict[int | None, Any]) ->
     """Return error `k` of `errors`, with its members. Make what is not there yet."""
     if k not in errors:
         errors[k] = _unpickled(links[k])
-        if isinstance(errors[k], BaseExceptionGroup):
+        if isinstance(group := errors[k], BaseExceptionGroup):
             members = [_complete(member, links, errors) for member in links[k].members]
-            errors[k] = _with_members(errors[k], members)
+            errors[k] = _rebuild(type(group), (group.message, members), dict(vars(group)))
     return errors[k]
 
 
 def _unpickled(link: PackedLink) -> Any:
     try:
-        error, note = pickle.loads(link.pickle)
+        error, notes = pickle.loads(link.pickle)
     except BaseException as exc:
         return RuntimeError(
             f"an error of a worker cannot be rebuilt: {type(exc).__name__}: {shown(exc, str)}"
         )
-    if note:
-        with suppress(Exception):
-            BaseException.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
+    with suppress(Exception):
+        notes = [*getattr(error, "__notes__", ()), *notes]
+        BaseException.__setattr__(error, "__notes__", notes)
     return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import pickle
@@ -10,7 +11,6 @@ import signal
 import socket
 import struct
 import threading
-import warnings
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -38,14 +38,16 @@ from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
-START_SECONDS = 30.0
-"""How long a new worker may use no CPU time before it says that it runs."""
+IDLE_SECONDS = 30.0
+"""How long a worker may use no CPU time before it says that it runs, or while a batch is due."""
 
 STATUS_SECONDS = 0.5
 """How long the exit status of a dead worker may take."""
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
+
+_log = logging.getLogger("fastload")
 
 _children: weakref.WeakSet[Child] = weakref.WeakSet()
 """The worker processes of this process. A fork of it closes their sockets: their ends must mean that it is gone."""
@@ -113,13 +115,13 @@ class Child:
 
     def wait_until_ready(self) -> None:
         """Wait until the process is set up. Raise the error of its start, or `LoaderTimeoutError` after `timeout`."""
-        expected, warned, cpu_s = jobs.STARTED, False, cpu_seconds(self.pid)
+        expected, cpu_s = jobs.STARTED, cpu_seconds(self.pid)
         while True:
             left = self._late - monotonic()
             try:
-                received = self._wire.receive(max(0.0, min(START_SECONDS, left)))
+                received = self._wire.receive(max(0.0, min(IDLE_SECONDS, left)))
             except (EOFError, OSError):
-                raise self._died("it started", hint=START_HINT) from None
+                raise self._died("it started", START_HINT * (expected == jobs.STARTED)) from None
             if received is not None:
                 what, found = pickle.loads(received[0])
                 if what == jobs.BROKEN:
@@ -128,19 +130,16 @@ class Child:
                 if what == jobs.READY:
                     return
                 expected = jobs.READY
-            elif left <= START_SECONDS:
+            elif left <= IDLE_SECONDS:
                 raise LoaderTimeoutError(
                     f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
                     f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
                 )
-            elif cpu_seconds(self.pid) <= cpu_s and not warned:  # imports take their time
-                idle = f"worker {self.job.worker} used no CPU time for {START_SECONDS:g} s"
+            elif cpu_seconds(self.pid) <= cpu_s:  # imports take their time
                 if expected == jobs.STARTED:
-                    hint = 'If a fork kept a lock of another thread, pass multiprocessing_context="forkserver"'
-                    raise WorkerDiedError(f"{idle} as it started. {hint}")
-                warned = True
-                said = f"{idle} while unpickling or in worker_init_fn. iter() keeps waiting; pass timeout= to limit it."
-                warnings.warn(f"{said} It is here:\n{self.stack()}", RuntimeWarning, stacklevel=8)
+                    raise WorkerDiedError(self._idle("started"))
+                self._notices.warn("start", self._idle("unpickled, or ran worker_init_fn"))
+                self._notices.tell(stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:
@@ -200,6 +199,13 @@ class Child:
         with suppress(ValueError):  # it still runs
             self._process.close()
         self._process = None
+
+    def _idle(self, did: str) -> str:
+        return (
+            f"worker {self.job.worker} used no CPU time for {IDLE_SECONDS:g} s as it {did}. To limit it, pass timeout=."
+            ' If a thread held a lock at the fork, pass multiprocessing_context="forkserver". It is here:\n'
+            + self.stack()
+        )
 
     def stack(self) -> str:
         """Return where the process is, innermost call last."""
@@ -311,9 +317,13 @@ class Child:
         """Send a ticket, and answer the questions that come before the batch."""
         self._raised.clear()
         self._wire.send(message, descriptors)
+        cpu_s = -1.0
         while True:
-            received = self._wire.receive()
-            assert received is not None
+            while (received := self._wire.receive(IDLE_SECONDS)) is None:
+                before, cpu_s = cpu_s, cpu_seconds(self.pid)
+                if cpu_s == before and "idle" not in self._notices.warned:
+                    self._notices.warned.add("idle")
+                    _log.warning("fastload: %s", self._idle("read a batch"))  # the loop cannot warn
             what, found = pickle.loads(received[0])
             if what != jobs.FAILED_SAMPLE:
                 return found, received[1]

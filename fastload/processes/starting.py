@@ -75,15 +75,16 @@ def start_children(
     for name in settings.modules():
         MODULES[name].install(searching := object())
         MODULES[name].remove(searching)
-    inherited = replace(theirs, copy_dataset="state").isolation().inherited()
     children: list[Child] = []
     try:
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
-            if method == "fork" and inherited:
-                notices.warn("inherited", inherited)
-            if method == "fork" and reason:
-                notices.warn("fork", reason)
+            if method == "fork":
+                inherited = replace(theirs, copy_dataset="state").isolation().inherited()
+                for kind, said in {"inherited": inherited, "fork": reason}.items():
+                    if said:
+                        notices.warn(kind, said)
+                notices.tell(stacklevel=8)
             for worker in range(num_workers):
                 job = Job(worker, num_workers, seed, asks)
                 children.append(Child(job, settings, segments, notices))
@@ -194,7 +195,9 @@ def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
             unfit = 'the script has no `if __name__ == "__main__":`'
     if not unfit:
         return multiprocessing.get_context("forkserver"), reason
-    said = f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. They were forked"
+    said = (
+        f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. They fork"
+    )
     return multiprocessing.get_context("fork"), f"{said}, and samples may hang"
 
 

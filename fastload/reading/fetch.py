@@ -38,7 +38,7 @@ class Fetcher:
     """
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
-        self.notices = notices
+        self.notices, self.keyed = notices, settings.keyed
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
         self._batched = settings.batched

@@ -140,7 +140,10 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
 
 def _tell(context: WorkerContext) -> None:
     while context.stream.noticed:
-        context.fetcher.notices.notice(context.stream.noticed.pop())
+        what = context.stream.noticed.pop()
+        if context.fetcher.keyed:
+            sentence = f"{type(context.dataset).__name__} seems to {what}"
+            context.fetcher.notices.warn(what, sentence, UserWarning)
 
 
 def _read(

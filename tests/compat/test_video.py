@@ -1,6 +1,6 @@
 """Promises:
 - With PyAV and OpenCV, 8 workers read 2,048 right frames by decoders that are opened at the first sample.
-- A video decoder that is open at `iter()` is refused, and the error names its place.
+- A video decoder that is open at `iter()` is refused, and the error names its place. Worker processes refuse decord's.
 
 A decoder has a position, and two threads in it end the interpreter.
 """
@@ -122,6 +122,26 @@ def test_what_is_open_is_refused(video: Path, tmp_path: Path, kind: str) -> None
             wrong_pairs(read, worker_method="thread")
     finally:
         close()
+
+
+class DecordFrames(Frames):
+    """Frames by decord."""
+
+    def read(self, wanted: int) -> Any:
+        if self.video is None:
+            self.video = library("decord").VideoReader(self.path, num_threads=1)
+        return self.video[wanted].asnumpy()
+
+
+def test_a_decord_reader_that_is_open_is_refused_by_processes(video: Path) -> None:
+    """Its threads are not in a fork, so no sample ends there."""
+    decord = library("decord")
+    dataset = DecordFrames(video)
+    assert wrong_pairs(dataset, worker_method="process", num_workers=2) == 0
+    loader = decord.VideoLoader([dataset.path], [decord.cpu(0)], (1, SIDE, SIDE, 3), 1, 1, 0)
+    dataset.transform = Holder(reader=decord.VideoReader(dataset.path), loader=loader)
+    with refused(r"dataset\.transform\.reader.*The same holds for dataset\.transform\.loader"):
+        wrong_pairs(dataset, worker_method="process", num_workers=2)
 
 
 @pytest.mark.parametrize("dataset", [AvFrames, CvFrames])

@@ -243,7 +243,7 @@ def test_a_worker_that_dies_as_it_starts_is_an_error_of_iter(context: str) -> No
         with pytest.raises(WorkerDiedError) as caught:
             next(iter(loader))
         assert time.monotonic() - started < 25, "it does not wait for a worker that is gone"
-        died(caught.value, code, "start")
+        died(caught.value, code, "start", "worker_init_fn crashed in C")
         assert not settle(lambda: descendants() - HERE)
 
 

@@ -1,9 +1,11 @@
 """Promises:
 - An error of a worker process has its type, arguments, attributes, notes, cause, context and members. Its traceback is
   a note.
-- An error whose class cannot be rebuilt is a RuntimeError that names the class.
+- What cannot be pickled of it is left out, and a note names it. An error whose class cannot be rebuilt is of the
+  nearest base that can be, or a RuntimeError, and names the class.
 - `on_error` runs in the loop's process. It gets the error, and may return a sample, skip it, or raise.
 - A timeout names each worker process, with its stack and the indices that it reads.
+- A worker process that reads a batch and uses no CPU time is named once in the log, with its stack.
 - A worker process that hangs is killed by `close()`, with a warning that shows its stack. If it hangs after its last
   batch, that is one line. Time in which it waited for a core does not count.
 - A `worker_init_fn` that does not end is an error after `timeout`, counted from the start. Without it, it is a warning.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import io
 import os
 import signal
 import sys
@@ -32,7 +35,7 @@ import fastload
 from fastload import SKIP
 from fastload.engine import team
 from fastload.engine import threads as engine_threads
-from fastload.errors import DecodeError, LoaderTimeoutError
+from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
 from fastload.processes import parent, wire
 from fastload.processes.packing import pack_error, unpack_error
 from tests.fakes import Numbers
@@ -205,9 +208,73 @@ def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     for told in (False, True):
         error = the_error(lambda told=told: Exits("torn page", told=told))
         assert (type(error), error.args, error.told) == (Exits, ("torn page",), told)
-    held = the_error(lambda: ValueError(threading.Lock()))
-    assert isinstance(held, RuntimeError)
-    assert "ValueError" in str(held)
+
+
+class Response(OSError):
+    """As `HTTPError` of requests: it holds a connection."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args)
+        vars(self).update(fields)
+
+
+class Coded(ExceptionGroup[Exception]):
+    """A group with a field of its own, and a lock."""
+
+    code: int
+
+    def __new__(cls, message: str, code: int, *members: Exception) -> Coded:
+        group = super().__new__(cls, message, members)
+        group.code, group.lock = code, threading.Lock()  # type: ignore[attr-defined]
+        return group
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+class Inside(Response):
+    """It shows what cannot be pickled."""
+
+    def __str__(self) -> str:
+        return f"status {self.lock!r}"  # type: ignore[attr-defined]
+
+
+def local(kind: type[BaseException], *args: Any) -> BaseException:
+    return type("Local", (kind,), {})(*args)  # type: ignore[no-any-return]
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "fields", "said"),
+    [
+        (Response(5, "torn", lock=LOCK, url="a"), Response, {"url": "a"}, "[Errno 5] torn"),
+        (ValueError(LOCK), ValueError, {}, repr(LOCK)),
+        (ValueError("torn", LOCK), ValueError, {}, repr(("torn", LOCK))),
+        (Inside(lock=LOCK, url="a"), Response, {"url": "a"}, f"Inside: status {LOCK!r} (the class"),
+        (local(Response, 5, "torn"), Response, {}, "[Errno 5] torn"),
+        (local(KeyError, "torn"), KeyError, {}, "'torn'"),
+        (local(BaseException, "torn"), RuntimeError, {}, "Local: torn (the class"),
+        (local(ExceptionGroup, "all", [OSError("torn")]), ExceptionGroup, {}, "all (1 sub"),
+        (Coded("all", 7, OSError("torn"), local(OSError, "b")), Coded, {"code": 7}, "all (2 sub"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_an_error_of_which_a_part_cannot_be_pickled_keeps_the_rest(
+    error: Any, kind: type, fields: dict[str, Any], said: str
+) -> None:
+    again: Any = unpack_error(pack_error(error, "worker 0"))
+    assert type(again) is kind
+    assert said in str(again)
+    notes = "\n".join(vars(again).pop("__notes__", []))
+    assert vars(again) == fields
+    assert ("pickled: lock" in notes) == ("lock" in vars(error))
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    assert type(error).__name__ in repr(again) + notes
+    members = getattr(again, "exceptions", ())
+    assert [*map(str, members)] == [*map(str, getattr(error, "exceptions", ()))]
+    assert {type(member) for member in members} <= {OSError}
 
 
 def shared_group() -> BaseException:
@@ -334,7 +401,7 @@ def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
 ) -> None:
     """After `timeout`, counted from the start, as an error. Without it as a warning, and `iter()` waits on."""
     if not timeout:
-        monkeypatch.setattr(parent, "START_SECONDS", 0.2)
+        monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
         monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
     init = functools.partial(wait_in_init, pipe.path, gate.path)
     loader = fastload.DataLoader(
@@ -366,6 +433,62 @@ def opening(gate: Gate, stack: Callable[..., str]) -> Callable[..., str]:
         return text
 
     return seen
+
+
+class Lines(Numbers):
+    """Samples that a file of the loop's process holds."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(2)
+        self.file = file
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.file.read(1))
+
+
+class Slow(io.RawIOBase):
+    """One byte after another. The first comes once the gate is open."""
+
+    def __init__(self, reads: threading.Event, gate: threading.Event) -> None:
+        self.reads, self.gate = reads, gate
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.reads.set()
+        self.gate.wait()
+        buffer[0] = 7
+        return 1
+
+
+def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread of the loop's process held it at the fork. Here it is the lock of a BufferedReader."""
+    reads, gate, seen = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
+    stack = parent.Child.stack
+    monkeypatch.setattr(parent.Child, "stack", lambda child: (stack(child), seen.set())[0])
+    file = io.BufferedReader(Slow(reads, gate))  # type: ignore[arg-type]
+    thread = threading.Thread(target=file.read, args=(1,))
+    thread.start()
+    reads.wait()
+    loader = fastload.DataLoader(
+        Lines(file), num_workers=1, worker_method="process", multiprocessing_context="fork"
+    )
+    iterator = iter(loader)
+    seen.wait()
+    for child in iterator.team.children:  # else close() waits five seconds
+        child.kill()
+    gate.set()
+    thread.join()
+    with pytest.raises(WorkerDiedError):
+        next(iterator)
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert "reading sample indices [0] of batch 0" in said
+    assert "in __getitem__" in said
+    assert "forkserver" in said
 
 
 def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:

@@ -2,8 +2,9 @@
 - A forked worker has its own position in every regular file that it inherited. An attribute, a module, a closure or a
   library in C may hold the file.
 - The descriptor of a file that a worker opens again keeps its number, position and flags.
-- What forks would share nevertheless is named once: pipes, sockets, a library's connections, connections to databases,
-  and files that a worker cannot open again.
+- What forks would share nevertheless is named once: pipes, sockets, a library's connections and connections to
+  databases at `iter()`, before a worker starts; files that a worker cannot open again with the first batch.
+- An open handle that hangs in every fork is an error at `iter()`.
 - A file that is read and written and stands at its end is written there only, so no line of a log is lost.
 """
 
@@ -27,7 +28,9 @@ import pytest
 import torch
 
 import fastload
+from fastload.errors import DatasetCopyError
 from fastload.isolation import files
+from fastload.processes import starting
 
 FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
 RECORD = 100_000
@@ -222,7 +225,9 @@ class Holds(torch.utils.data.Dataset[int]):
     ids=["pipe", "connection", "sqlite"],
 )
 @pytest.mark.parametrize("where", ["dataset.held", "collate_fn (held)"])
-def test_what_forks_share_is_named_once(make: Callable[[], Any], where: str) -> None:
+def test_what_forks_share_is_named_once_before_a_worker_starts(
+    make: Callable[[], Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = make()
 
     def collated(batch: Any, at: Any = None) -> Any:
@@ -232,12 +237,47 @@ def test_what_forks_share_is_named_once(make: Callable[[], Any], where: str) -> 
     dataset = Holds(held if "dataset" in where else None)
     loader = fastload.DataLoader(dataset, num_workers=1, **options)
     try:
-        with pytest.warns(RuntimeWarning, match="Open them in `__getitem__`") as caught:
-            assert [len([*loader]) for _ in range(2)] == [2, 2]
+        with monkeypatch.context() as patched:
+            patched.setattr(starting, "_start", refusing)
+            with (
+                pytest.warns(RuntimeWarning, match="Open them in `__getitem__`") as caught,
+                pytest.raises(NoStartError),
+            ):
+                iter(loader)
         assert [where in str(one.message) for one in caught] == [True]
         assert caught[0].filename == __file__
+        assert len([*loader]) == 2
     finally:
         held.close()
+
+
+class NoStartError(Exception):
+    pass
+
+
+def refusing(*_: Any) -> None:
+    raise NoStartError
+
+
+class VideoReader:
+    """As decord's, of which `tests/compat` reads a real one."""
+
+    __module__ = "decord.video_reader"
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("a worker would start")
+
+
+@pytest.mark.parametrize("method", ["process", "auto"])
+def test_a_handle_that_hangs_in_every_fork_is_an_error(method: Any) -> None:
+    loader = fastload.DataLoader(
+        Holds({"video": VideoReader()}), num_workers=1, worker_method=method
+    )
+    with pytest.raises(
+        DatasetCopyError, match=r"dataset\.held\['video'\] .*VideoReader.* hangs in a fork"
+    ) as caught:
+        iter(loader)
+    assert "Open it in `__getitem__`" in str(caught.value)
 
 
 @pytest.mark.parametrize("refused", ["records", "/proc/self/fd"])

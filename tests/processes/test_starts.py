@@ -417,7 +417,13 @@ def test_each_library_whose_threads_a_fork_loses_has_a_use() -> None:
     assert USES.keys() == {name for name, entry in LIBRARIES.items() if entry.pool}
 
 
-@pytest.mark.parametrize("name", USES)
+# The extras `tensorboard` and `dev` have these two.
+QUICK = ("grpc", "obstore")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in USES if x not in QUICK)]
+)
 def test_a_library_is_a_hazard_once_it_is_used(name: str, tmp_path: Path) -> None:
     """A script without a main guard, with a class and a lambda of its own, runs as under torch, and is warned."""
     pytest.importorskip("pyarrow")
@@ -459,11 +465,10 @@ def test_beside_threads_that_a_fork_loses_the_fork_server_starts_what_it_can(
             list(loader)
         assert next(asked) == 1, "it takes as long as to pickle the dataset"
         loader = fastload.DataLoader(Holds(lambda x: x), **options)
-        iterator = iter(loader)
         with pytest.warns(
             RuntimeWarning, match=r"polars runs threads.*is not safe\. .*dataset\.transform"
         ):
-            next(iterator)
+            iter(loader)
         loader.close()
     finally:
         ends.set()

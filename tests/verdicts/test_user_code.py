@@ -80,6 +80,7 @@ def test_settings_of_the_main_thread_that_a_new_thread_does_not_have(tmp_path: P
     assert "other settings in a new thread" in found.reason
 
 
+@pytest.mark.slow  # the extra `compat` has these libraries
 @pytest.mark.parametrize(
     ("name", "settings", "top", "body"),
     [
