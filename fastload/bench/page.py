@@ -18,9 +18,8 @@ from matplotlib.figure import Figure
 from fastload.bench import plot
 from fastload.bench.plan import TRANSFORMS
 from fastload.bench.report import Row, partial
-from fastload.bench.roofline import Ceiling
 from fastload.measure.provenance import cores
-from fastload.telemetry.snapshot import duration, percent
+from fastload.telemetry.snapshot import percent
 
 UNKNOWN = "n/a"
 """Text for a missing figure."""
@@ -79,14 +78,12 @@ def _banners(document: Json) -> Iterator[str]:
 
 def _rates(document: Json, rows: Sequence[Row]) -> Iterator[str]:
     yield "<h2>Rate by workers</h2>"
-    roof = document["roofline"]
-    ceilings = [Ceiling(**ceiling) for ceiling in roof["ceilings"]] if roof else []
     for ranks in sorted({row.ranks for row in rows}):
         here = [row for row in rows if row.ranks == ranks]
         medians = ", ".join(f"{row.name} {row.rate.median:.1f}" for row in here)
         if ranks > 1:
             yield f"<h3>{ranks} ranks on this node</h3>"
-        chart = plot.rates(here, [ceiling for ceiling in ceilings if ceiling.ranks == ranks])
+        chart = plot.rates(here)
         yield _image(chart, f"Images per second: {medians}")
     yield _text(
         "Points are medians of the runs. Bars and the band reach from the smallest to the largest run. "
@@ -94,26 +91,6 @@ def _rates(document: Json, rows: Sequence[Row]) -> Iterator[str]:
         "includes the start of threads or processes, but not imports.",
         "note",
     )
-    yield _text(_bound_words(document), "note")
-
-
-def _bound_words(document: Json) -> str:
-    roof, step_ms = document["roofline"], document["workload"]["step_ms"]
-    if roof is None:
-        return f"Bound: {UNKNOWN}, because no run timed a sample."
-    words = [
-        "The bound is an estimate, the lowest of these rates.",
-        "Workers: each worker is as fast as the fastest one of any run, so no measured rate is above this one.",
-        f"Cores: {roof['cores'] or UNKNOWN} cores do nothing but compute samples, in the least CPU time of any run.",
-        f"Step: the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
-        if step_ms
-        else "No step is simulated, so it sets no bound.",
-    ]
-    for pace in roof["paces"]:
-        kind = "With a plan" if pace["plan"] else "With torchvision's transforms"
-        times = f"{duration(pace['sample_s'])}, with {duration(pace['sample_cpu_s'])} of CPU"
-        words.append(f"{kind}, a sample took at least {times}.")
-    return " ".join(words)
 
 
 def _stages(document: Json, rows: Sequence[Row]) -> Iterator[str]:
@@ -180,13 +157,9 @@ def _provenance(document: Json) -> Iterator[str]:
 
 
 def _figures_table(document: Json) -> str:
-    """Return a table with a line for each row: medians, and the bound."""
-    roof = document["roofline"]
-    bounds = roof["ceilings"] if roof else []
-    ceilings = {(c["plan"], c["ranks"], c["workers"]): c for c in bounds}
+    """Return a table with a line for each row: medians."""
     lines = []
     for row in document["rows"]:
-        ceiling = ceilings.get((row["loader"] == "plan", row["ranks"], row["workers"]), {})
         lines.append(
             {
                 "loader": row["name"],
@@ -194,8 +167,6 @@ def _figures_table(document: Json) -> str:
                 "smallest to largest": f"{row['rate']['low']:.1f} to {row['rate']['high']:.1f}",
                 "img/s per rank": _median(row["rank_rate"]),
                 "x serial": _median(row["ratio"], ".2f"),
-                "bound": _number(ceiling.get("rate")),
-                "bound by": ceiling.get("by", UNKNOWN),
                 "1st batch s": _median(row["first_batch_s"], ".3f"),
                 "CPU s/1000": _median(row["cpu_s_per_1000"], ".2f"),
                 "peak MiB": _median(row["peak_bytes"], ".0f", scale=2**-20),

@@ -14,7 +14,6 @@ from matplotlib.ticker import PercentFormatter
 
 from fastload.bench.plan import LOADER_NAMES, TRANSFORMS, LoaderKind, Workload
 from fastload.bench.report import Row, noise
-from fastload.bench.roofline import Ceiling
 from fastload.measure.tables import Spread
 from fastload.telemetry.snapshot import LOADER_STAGES
 
@@ -73,20 +72,10 @@ def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: s
 
 
 @rc_context(_LOOKS)
-def rates(rows: Sequence[Row], ceilings: Sequence[Ceiling] = ()) -> Figure:
-    """Draw rates and first batches of rows (at least one) with equal ranks over the number of workers.
-
-    A bound far above all measured rates would flatten the panel, so it is left out.
-    """
+def rates(rows: Sequence[Row]) -> Figure:
+    """Draw rates and first batches of rows (at least one) with equal ranks over the number of workers."""
     figure = Figure((10.0, 4.9))
     left, right = figure.subplots(1, 2)
-    highest = 1.6 * max(row.rate.high for row in rows)
-    for plan, line in ((False, "--"), (True, ":")):
-        seen = [c for c in ceilings if c.plan is plan and c.workers and c.rate <= highest]
-        if seen:
-            workers, bounds = [c.workers for c in seen], [c.rate for c in seen]
-            label = "bound with a plan" if plan else "bound"
-            left.plot(workers, bounds, line, color=_INK, marker="_", markersize=14, label=label)
     _panel(left, rows, lambda row: row.rate, "Images per second", "higher is better")
     _panel(
         right, rows, lambda row: row.first_batch_s, "Seconds to the first batch", "lower is better"

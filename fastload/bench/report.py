@@ -11,12 +11,11 @@ from typing import Any
 from fastload._kit.disk import write_file
 from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
-from fastload.bench.roofline import roofline
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.provenance import busy, caption
 from fastload.measure.tables import Spread, columns
 
-FORMAT = "fastload-bench/1"
+FORMAT = "fastload-bench/2"
 QUIET_SHARE = 0.05
 """Share of the cores that other processes may use before the report warns."""
 
@@ -242,12 +241,10 @@ def document(
     *,
     planned: int,
 ) -> dict[str, Any]:
-    """Return everything as JSON values: provenance, workload, rows and their bound, and each run's raw figures.
+    """Return everything as JSON values: provenance, workload, rows, and each run's raw figures.
 
     "partial" is true if it has fewer than the `planned` runs.
     """
-    machine = origin.get("machine", {})
-    bound = roofline(outcomes, cores=machine.get("cores_usable") or machine.get("cores"))
     return {
         "format": FORMAT,
         "partial": len(outcomes) < planned,
@@ -259,7 +256,6 @@ def document(
         "rows": [asdict(row) for row in rows],
         "verdict": verdict(rows),
         "noise": noise(rows),
-        "roofline": bound and asdict(bound),
         "runs": [_raw(outcome) for outcome in outcomes],
     }
 

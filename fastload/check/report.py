@@ -59,7 +59,8 @@ class Report:
     isolation: Summary = field(default_factory=Summary)
     """What each worker copies, and what all workers share."""
     compared: bool = True
-    """True if samples of workers can be compared with serial ones. They cannot if they depend on global draws."""
+    """True if samples of workers can be compared with serial ones. They cannot if they depend on global draws, or if
+    they are some of a stream that goes on."""
 
     @property
     def ok(self) -> bool:
@@ -75,13 +76,13 @@ class Report:
         verdict = (
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else f"{self.kind.capitalize()} read this dataset as a serial loop does. Samples that draw from global "
-            "random state cannot be compared."
+            else f"{self.kind.capitalize()} read this dataset without a fault. Its samples cannot be compared with a "
+            "serial loop's: they draw from global random state, differ in each reading, or are some of a stream."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
             else f"{self.kind.capitalize()} gave the other samples as a serial loop does. Fix those that raise."
             if self.failed and sum(finding.level == "fault" for finding in self.findings) == 1
-            else f"This dataset is not safe to read with {self.kind}. Fix what is listed above first."
+            else f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

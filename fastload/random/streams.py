@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ import torch
 
 from fastload._kit.integers import integer
 from fastload._kit.torch_private import no_torch_function
-from fastload.random import numpy_random, python_random, torch_random
+from fastload.random import numpy_random, passes, python_random, torch_random
 from fastload.random.global_draws import shared_draws
 from fastload.random.held import Keyed
 from fastload.random.keys import StreamKeys
@@ -121,32 +120,16 @@ class Stream:
     def begin_pass(self, key: int, drawn: dict[str, Any]) -> None:
         """Let the modules draw from one stream from now on, not from one for each sample. A worker process does so too.
 
-        Workers of an iterable dataset may seed once, and draw the same numbers to partition the data.
-
-        Args:
-            drawn: what `pass_state` returned in the pass that goes on, or {}.
+        Workers of an iterable dataset may seed once, and draw the same numbers to partition the data. `drawn` is what
+        `pass_state` returned in the pass that goes on, or {}.
         """
         self._pass_key = key
-        self._python_fresh, self._numpy_fresh = "python" in drawn, "numpy" in drawn
-        if python := drawn.get("python"):
-            words = struct.unpack("<625I", bytes.fromhex(python["words"]))
-            self._python.setstate((self._python.VERSION, words, python["gauss"]))
-        if numpy := drawn.get("numpy"):
-            self._numpy.key = numpy["key"]
-            self._numpy.words, self._numpy.gauss = map(
-                bytes.fromhex, (numpy["words"], numpy["gauss"])
-            )
+        self._python_fresh, self._numpy_fresh = passes.restore(drawn, self._python, self._numpy)
 
     def pass_state(self) -> dict[str, Any]:
         """Return, as JSON values, where Python's and NumPy's generators are in this pass, if it drew from them."""
-        state: dict[str, Any] = {}
-        if self._python_fresh:
-            _, words, gauss = self._python.getstate()
-            state["python"] = {"words": struct.pack("<625I", *words).hex(), "gauss": gauss}
-        if self._numpy_fresh:
-            own = self._numpy
-            state["numpy"] = {"key": own.key, "words": own.words.hex(), "gauss": own.gauss.hex()}
-        return state
+        python = self._python if self._python_fresh else None
+        return passes.state(python, self._numpy if self._numpy_fresh else None)
 
     def python(self) -> random.Random:
         """Return the generator that `random` functions use here. Between two samples it is the previous sample's."""

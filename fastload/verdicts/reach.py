@@ -24,7 +24,7 @@ from fastload.verdicts.libraries import library
 from fastload.verdicts.objects import Function, Instance, named
 from fastload.verdicts.values import CHANGING, CLASS, Path
 
-CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 100_000
+CODE, AFTER_FINDING, OF_WHOLE = 10_000, 3_000, 20_000
 """The search reads no more bytes of bytecode: if nothing was found yet; if something unknown was, since only a proven
 fault would tell more; and if it goes on after a fault. 10,000 bytes are some 300 lines, and
 take 15 to 40 ms."""

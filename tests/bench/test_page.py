@@ -20,7 +20,6 @@ import pytest
 from fastload.bench import plot, report
 from fastload.bench.figures import Outcome
 from fastload.bench.page import render
-from fastload.bench.roofline import Ceiling
 from tests.bench.documents import HOSTILE, RACE, document, failure, outcome
 
 VOID = {"meta", "img"}
@@ -134,9 +133,6 @@ def test_the_figures_are_the_json_s(raced: Page) -> None:
     content = document(RACE)
     lines = raced.table("Medians")
     assert len(lines) == len(content["rows"]) == 6
-    ceilings = {
-        (c["plan"], c["ranks"], c["workers"]): c["rate"] for c in content["roofline"]["ceilings"]
-    }
     for line, row in zip(lines, content["rows"], strict=True):
         assert line["loader"] == row["name"]
         assert line["img/s"] == f"{row['rate']['median']:.1f}"
@@ -146,9 +142,6 @@ def test_the_figures_are_the_json_s(raced: Page) -> None:
         assert line["img/s per rank"] == f"{row['rank_rate']['median']:.1f}"
         ratio = row["ratio"]
         assert line["x serial"] == (f"{ratio['median']:.2f}" if ratio else "n/a")
-        bound = ceilings.get((row["loader"] == "plan", row["ranks"], row["workers"]))
-        assert line["bound"] == (f"{bound:.1f}" if bound else "n/a")
-        assert bound is None or bound >= row["rate"]["high"] * 0.999999
         assert line["unique samples"] == f"{row['unique_samples']} of {row['samples']}"
         assert line["runs"] == str(row["runs"])
     for line, run in zip(raced.table("In the order"), content["runs"], strict=True):
@@ -158,19 +151,16 @@ def test_the_figures_are_the_json_s(raced: Page) -> None:
     assert "2 ranks x 2 threads, 390 images per second" in raced.texts["h1"]
 
 
-def test_the_chart_has_the_rates_of_each_loader_and_the_bounds_that_are_near() -> None:
+def test_the_chart_has_the_rates_of_each_loader() -> None:
     rows = [row for row in report.summarise(RACE) if row.ranks == 1]
-    bounds = [Ceiling(False, 1, 2, 250.0, "workers"), Ceiling(True, 1, 2, 5000.0, "cores")]
-    figure = plot.rates(rows, bounds)
+    figure = plot.rates(rows)
     left = figure.axes[0]
     lines = {str(line.get_label()): [*line.get_ydata()] for line in left.lines}  # type: ignore[arg-type]
-    assert lines["bound"] == [250.0]
-    assert "bound with a plan" not in lines, "it would flatten the chart"
     assert lines["serial, one thread"] == [101.0, 101.0]
     points = {str(bar.get_label()): [*bar[0].get_ydata()] for bar in left.containers}  # type: ignore[index,union-attr]
     assert points["fastload threads"] == [111.0, 206.0]
     named = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert named == {"bound", *points, "serial, one thread"}
+    assert named == {*points, "serial, one thread"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -210,7 +200,7 @@ def test_a_bar_of_stages_has_their_shares_in_their_order() -> None:
 def test_what_torch_s_loader_does_not_tell_is_n_a() -> None:
     page = page_of([outcome("torch", 2, 150.0)])
     (line,) = page.table("Medians")
-    assert line["bound"] == line["bound by"] == line["x serial"] == line["queue ready"] == "n/a"
+    assert line["x serial"] == line["queue ready"] == "n/a"
     assert line["CPU s/1000"] == "n/a"
     said = "n/a: torch's loader does not measure itself"
     assert any(text.startswith(said) for text in page.texts["p"])
@@ -232,12 +222,10 @@ def test_noise_is_said_at_the_top_and_without_it_nothing(raced: Page) -> None:
     assert any("Noise: other processes used up to 40% " in text for text in page.texts["p"])
 
 
-def test_a_simulated_step_is_called_simulated_at_the_top_with_the_bound_and_in_the_provenance() -> (
-    None
-):
+def test_a_simulated_step_is_called_simulated_at_the_top_and_in_the_provenance() -> None:
     page = page_of([outcome("thread", 2, 150.0, step_ms=12.5)])
     said = [text for name in ("p", "dd") for text in page.texts[name] if "12.5 ms" in text]
-    assert len(said) == 3
+    assert len(said) == 2
     assert all("simulated" in text for text in said)
 
 

@@ -2,7 +2,6 @@
 - Ranks of a sweep load their own parts from a common start. The rate is over the time from the first rank to the
   last.
 - A rank of a sweep that fails is named, and ends the others.
-- The bound that a sweep names is what its words say, and no rate of the sweep is above it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("torchvision")
 
+
 from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome, Part, together
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
-from fastload.bench.roofline import roofline
 from fastload.bench.run import execute, files_of
 from fastload.measure.fresh import _Barrier
 from fastload.measure.processes import descendants
@@ -207,68 +206,6 @@ def measured(
         run=Run(workload=work, loader=loader, workers=workers, ranks=ranks),
         figures=figures_of(rate=rate, rank_rates=[rate / ranks] * ranks, loader_stats=stats),
     )
-
-
-def untimed(outcome: Outcome) -> Outcome:
-    """Return the outcome without the stats of a loader, as torch's has none."""
-    assert outcome.figures is not None
-    return replace(outcome, figures=replace(outcome.figures, loader_stats=None))
-
-
-def test_the_bound_is_the_lowest_of_the_workers_the_cores_and_the_step() -> None:
-    outcomes = [
-        measured("serial", 0, 90.0, sample_s=0.012),
-        measured("thread", 1, 100.0, sample_s=0.009),
-        measured("thread", 4, 300.0, sample_s=0.020),
-        measured("thread", 4, 300.0, ranks=2, sample_s=0.020),
-        measured("plan", 1, 400.0, sample_s=0.001),
-    ]
-    roof = roofline(outcomes, cores=2)
-    assert roof is not None
-    assert [pace.plan for pace in roof.paces] == [False, True]
-    sample_s = "0.009 s, and a tenth of 0.010 s of collating"
-    assert roof.paces[0].sample_s == pytest.approx(0.010), sample_s
-    assert [(c.plan, c.ranks, c.workers, c.by) for c in roof.ceilings] == [
-        (False, 1, 1, "workers"),
-        (False, 1, 4, "workers"),
-        (False, 2, 4, "cores"),
-        (True, 1, 1, "workers"),
-    ]
-    assert [c.rate for c in roof.ceilings] == pytest.approx([100.0, 400.0, 2 / 0.0045, 500.0])
-
-
-def test_a_simulated_step_bounds_too_and_ranks_step_at_once() -> None:
-    outcomes = [
-        measured("thread", 8, 180.0, ranks=ranks, sample_s=0.009, step_ms=50) for ranks in (1, 2)
-    ]
-    roof = roofline(outcomes, cores=None)
-    assert roof is not None
-    assert [(c.rate, c.by) for c in roof.ceilings] == [(200.0, "step"), (400.0, "step")]
-
-
-def test_no_measured_rate_is_above_its_bound_whichever_runs_were_disturbed() -> None:
-    slow = 1 / 97 - 0.001  # a thread that other processes disturbed, at 97 samples per second
-    outcomes = [
-        measured("thread", 1, 97.0, sample_s=slow),
-        measured("plan", 1, 120.0, sample_s=slow),
-        untimed(measured("torch", 1, 368.0, sample_s=slow)),
-        untimed(measured("torch", 4, 900.0, sample_s=slow)),
-        measured("thread", 2, 640.0, ranks=2, sample_s=slow),
-        measured("plan", 4, 368.0, ranks=2, sample_s=slow),
-    ]
-    roof = roofline(outcomes, cores=2)
-    assert roof is not None
-    bounds = {(c.plan, c.ranks, c.workers): c.rate for c in roof.ceilings}
-    for one in outcomes:
-        run, figures = one.run, one.figures
-        assert figures is not None
-        bound = bounds[run.loader == "plan", run.ranks, run.workers]
-        assert bound >= figures.rate * 0.999999, run.name
-    assert bounds[False, 1, 1] == pytest.approx(368.0), "the pace of torch's one process"
-
-
-def test_without_a_sample_that_was_timed_there_is_no_bound() -> None:
-    assert roofline([untimed(measured("torch", 1, 100.0, sample_s=0.009))], cores=2) is None
 
 
 def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_each() -> None:

@@ -8,6 +8,7 @@
 - A `state_dict()` that needs arguments, as LitData's does, is not called. Such a dataset is read again, with a warning.
 - Hugging Face's iterable datasets are read and resumed exactly. One with a shuffle buffer, or whose state cannot be
   loaded, is read again up to the position, with a warning.
+- A stream that gives other samples as it is read again is refused. Random numbers of one that loads its state continue.
 - With a seed, the loader's epoch reaches `set_epoch` of a stream.
 - torch's warning of an exceeded length comes with the same batch.
 
@@ -17,6 +18,7 @@ Each worker thread reads a copy of its own, and no thread is left.
 from __future__ import annotations
 
 import functools
+import random
 import sqlite3
 import threading
 import time
@@ -27,6 +29,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -512,6 +515,69 @@ def test_a_dataset_of_another_protocol_is_read_again_with_a_warning(
     loader.load_state_dict(state)
     with pytest.warns(RuntimeWarning, match=f"{kind.__name__} lacks state_dict.*read again"):
         list(loader)
+
+
+class CountsPasses(Sharded):
+    """Counts its passes, and begins each elsewhere."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        values = self.part(*my_part())
+        yield from [*values[self.passes % 3 :], *values[: self.passes % 3]]
+
+
+class Unseeded(Sharded):
+    """Has another order in each pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        values = self.part(*my_part())
+        yield from np.random.default_rng().permutation(values).tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_gives_other_samples_as_it_is_read_again_is_refused(workers: int) -> None:
+    """Rows would come twice, and others never. In its first epoch, one that counts its passes gives the same."""
+
+    def state_in(epoch: int, kind: type[Any]) -> tuple[dict[str, Any], list[Any]]:
+        loader = fastload.DataLoader(kind([12, 15]), 4, num_workers=workers, seed=1)
+        for _ in range(epoch):
+            list(loader)
+        batches = iter(loader)
+        next(batches), next(batches), next(batches)
+        return through_json(loader.state_dict()), [plain(batch) for batch in batches]
+
+    def rest(state: dict[str, Any], kind: type[Any]) -> list[Any]:
+        loader = fastload.DataLoader(kind([12, 15]), 4, num_workers=workers, seed=1)
+        loader.load_state_dict(state)
+        return [plain(batch) for batch in loader]
+
+    state, right = state_in(0, CountsPasses)
+    assert rest(state, CountsPasses) == right
+    other = [] if workers else [CountsPasses]  # new workers have new copies in each epoch
+    for epoch, kind in ((0, Unseeded), *((1, kind) for kind in (Unseeded, *other))):
+        state, _ = state_in(epoch, kind)
+        with pytest.raises(StateError, match=f"{kind.__name__} gave other samples"):
+            rest(state, kind)
+
+
+class DrawsByAll(Remembers):
+    """Its samples have numbers from Python, NumPy and torch."""
+
+    def make(self, value: int) -> Any:
+        drawn = random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
+        return torch.tensor([value, *drawn, torch.rand(()).item()])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_random_numbers_of_a_stream_that_loads_its_state_continue(workers: int) -> None:
+    """Whatever they are drawn with: Python's and NumPy's are one stream for the whole pass."""
+
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(DrawsByAll([5, 8]), 2, num_workers=workers, seed=1)
+
+    resumes_twice(make)
 
 
 def test_the_warning_of_reading_again_comes_while_it_is_read() -> None:

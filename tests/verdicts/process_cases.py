@@ -93,6 +93,7 @@ OF_THE_PROCESS = [
         "import io, sys\n",
         proven=True,
     ),
+    Case("lseek", "lseek", "os.lseek(3, i, os.SEEK_SET); return i", "import os\n"),
     Case("umask", "umask", "os.umask(0o77); return i", "import os\n", proven=True),
     Case(
         "setlocale",

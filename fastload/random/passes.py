@@ -1,0 +1,37 @@
+"""How far a pass over a stream has drawn from Python's and NumPy's generators, as JSON values."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+from fastload.random.numpy_random import State
+
+_WORDS = "<625I"  # the state of MT19937, and the position in it
+
+
+def state(python: Random | None, numpy: State | None) -> dict[str, Any]:
+    """Return the states of the generators that have been drawn from."""
+    found: dict[str, Any] = {}
+    if python is not None:
+        _, words, gauss = python.getstate()
+        found["python"] = {"words": struct.pack(_WORDS, *words).hex(), "gauss": gauss}
+    if numpy is not None:
+        found["numpy"] = {
+            "key": numpy.key,
+            "words": numpy.words.hex(),
+            "gauss": numpy.gauss.hex(),
+        }
+    return found
+
+
+def restore(found: dict[str, Any], python: Random, numpy: State) -> tuple[bool, bool]:
+    """Set the generators to what `state` returned. Return which of them were drawn from."""
+    if own := found.get("python"):
+        words = struct.unpack(_WORDS, bytes.fromhex(own["words"]))
+        python.setstate((python.VERSION, words, own["gauss"]))
+    if own := found.get("numpy"):
+        numpy.key = own["key"]
+        numpy.words, numpy.gauss = bytes.fromhex(own["words"]), bytes.fromhex(own["gauss"])
+    return "python" in found, "numpy" in found
