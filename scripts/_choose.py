@@ -88,6 +88,12 @@ def changes() -> int:
     return int((git("rev-list", "--count", "HEAD", "--", ".ci/base") or "0").strip())
 
 
+def last_turns() -> list[str]:
+    """Return the turn of this change and of those before it, until each turn was there: number, date, commit."""
+    begun = (git("log", f"-{TURNS}", "--format=%cs %h", "--", ".ci/base") or "").splitlines()
+    return [f"{(changes() - k) % TURNS + 1} on {when}" for k, when in enumerate(begun)]
+
+
 def changed_files(base: str) -> list[str]:
     """Return the files that differ from `base`, deleted and uncommitted ones included."""
     changed = git("diff", "--name-only", "--no-renames", base) or ""

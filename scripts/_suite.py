@@ -29,7 +29,7 @@ FLAKY = ROOT / "tests" / "flaky.txt"
 NOT_HERE = 75  # what `scripts/test --python` ends with if that Python is missing
 LAST_LINES = 15  # names of failed tests that fit into the last 20 lines
 
-PYLINT = ["--hook-stage", "pre-push", "pylint"]
+HOOKS = ("-m", "pre_commit", "run", "--all-files", "--hook-stage", "pre-push")
 FAST = [
     *(
         f"tests/test_{name}.py"
@@ -76,7 +76,8 @@ VARIANTS = (
             "copy_dataset=False",
             (*QUICK, "tests/promises"),
             {"FASTLOAD_TEST_COPY_DATASET": "False"},
-        )
+        ),
+        Step("the same lines in two files", (), command=[sys.executable, *HOOKS, "pylint"]),
     ],
     [
         Step(
@@ -133,6 +134,7 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
         f"slow tests of {len(_choose.slow_files()) - len(_choose.fifth(turn))} files, and {', '.join(others)}"
     ]
     print(f"Turn {turn + 1} of {_choose.TURNS}: {', '.join(names(variants))}", flush=True)
+    left_out += [f"the turns of the last changes: {'; '.join(_choose.last_turns())}"]
     return [WHEEL, *steps, slow(_choose.fifth(turn)), *variants], left_out
 
 
@@ -162,27 +164,15 @@ class Suite:
         self.lines.append(f"{time.monotonic() - begun:6.0f} s  {name}: {said}")
 
     def check(self) -> None:
-        """Run the hooks of .pre-commit-config.yaml. Pylint takes as long as all others, so it runs beside them."""
+        """Run the hooks of .pre-commit-config.yaml, except the laws, which are tests too, and pylint, which is slow."""
         begun = time.monotonic()
-        hooks = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path}
-        with subprocess.Popen(
-            hooks + PYLINT,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as pylint:
-            others = [*hooks, "--hook-stage", "pre-push"]
-            skipped = environment | {"SKIP": "laws,pylint"}  # the laws are tests too
-            code = subprocess.run(others, cwd=ROOT, env=skipped, check=False).returncode
-            print(
-                pylint.communicate()[0], end="", flush=True
-            )  # not between the lines of the others
-        bad = [name for name, bad in (("checks", code), ("pylint", pylint.returncode)) if bad]
-        self.failed += bad
+        environment = {**os.environ, "PATH": path, "SKIP": "laws,pylint"}
+        bad = subprocess.run(
+            [sys.executable, *HOOKS], cwd=ROOT, env=environment, check=False
+        ).returncode
+        if bad:
+            self.failed.append("checks")
         self.note("checks", begun, "failed" if bad else "hold")
 
     def run(self, step: Step) -> None:
