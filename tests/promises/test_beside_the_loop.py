@@ -229,25 +229,6 @@ def test_skip_comes_after_the_retries() -> None:
     assert loader.stats().errors == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
-    class Gathered(Watched):
-        fastload_per_worker = ()
-        failed = 0
-
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            if 4 in indices and not self.failed:
-                self.failed += 1
-                raise OSError(errno.ESTALE, "simulated")
-            return [self[index] for index in indices]
-
-    dataset = Gathered(8)
-    assert given(DataLoader(dataset, 4, num_workers=workers, retries=1)) == in_batches(
-        [*range(8)], 4
-    )
-    assert dataset.failed == 1
-
-
 @pytest.mark.parametrize("way", ["close", "del"])
 def test_close_wakes_a_worker_that_waits_to_read_again(
     way: str, monkeypatch: pytest.MonkeyPatch
