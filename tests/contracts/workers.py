@@ -46,8 +46,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-import fastload
-from fastload import SKIP
+from fastload import SKIP, DataLoader
 from fastload.errors import EmptyBatchError, LoaderClosedError, StateError, TooManyErrorsError
 from tests.fakes import Numbers, OwnIterator, fastload_threads, hasty
 from tests.promises.reading import drain, in_batches, wait_until
@@ -530,8 +529,8 @@ class LikeTorch:
     def notes(self, tmp_path: Path) -> Notes:
         return Notes(tmp_path / "notes")
 
-    def loader(self, dataset: Any, *args: Any, **options: Any) -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(dataset, *args, **{**self.options, **options})
+    def loader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader[Any]:
+        return DataLoader(dataset, *args, **{**self.options, **options})
 
     def drain(self, dataset: Any, *args: Any, **options: Any) -> list[Any]:
         """Return what each `next()` of one epoch gave."""
@@ -786,11 +785,11 @@ class Workers(LikeTorch):
 
     def test_a_seed_makes_the_order_a_function_of_seed_and_epoch(self) -> None:
         state = torch.random.get_rng_state()
-        inline = fastload.DataLoader(Numbers(100), 7, shuffle=True, seed=SEED)
+        inline = DataLoader(Numbers(100), 7, shuffle=True, seed=SEED)
         expected = epochs(inline, 5)
         assert all(sorted(itertools.chain(*epoch)) == [*range(100)] for epoch in expected)
         assert len({str(epoch) for epoch in expected}) == 5, "each epoch has an order of its own"
-        other = fastload.DataLoader(Numbers(100), 7, shuffle=True, seed=SEED + 1)
+        other = DataLoader(Numbers(100), 7, shuffle=True, seed=SEED + 1)
         assert epochs(other, 1) != expected[:1]
         with self.loader(Numbers(100), 7, shuffle=True, seed=SEED) as loader:
             assert epochs(loader, 2) == expected[:2]
@@ -1007,12 +1006,10 @@ class Workers(LikeTorch):
     ) -> None:
         """Bit for bit, here and without workers, and from there. No sample is read for it."""
 
-        def make(here: bool) -> fastload.DataLoader[Any]:
+        def make(here: bool) -> DataLoader[Any]:
             options = {"batch_size": 4, "seed": SEED, **STATES[shape]}
             dataset = Noted(14, notes)
-            return (
-                self.loader(dataset, **options) if here else fastload.DataLoader(dataset, **options)
-            )
+            return self.loader(dataset, **options) if here else DataLoader(dataset, **options)
 
         order: Callable[[Any], Any] = sorted if shape == "any order" else list
         for here in (True, False):
@@ -1161,7 +1158,7 @@ class Workers(LikeTorch):
     def test_a_state_of_an_iterable_dataset_gives_the_rest_bit_for_bit(
         self, kind: type[Drawing], options: dict[str, Any]
     ) -> None:
-        def make() -> fastload.DataLoader[torch.Tensor]:
+        def make() -> DataLoader[torch.Tensor]:
             return self.loader(kind([3, 1, 4]), **{"batch_size": 2, "seed": 5, **options})
 
         seeded = "seed" not in options
@@ -1196,7 +1193,7 @@ class Workers(LikeTorch):
     def test_workers_that_run_load_a_state_of_an_iterable_dataset(
         self, kind: type[Drawing]
     ) -> None:
-        def make() -> fastload.DataLoader[torch.Tensor]:
+        def make() -> DataLoader[torch.Tensor]:
             return self.loader(kind([5, 1, 8, 3]), 2, seed=1)
 
         with make() as loader:
@@ -1218,7 +1215,7 @@ class Workers(LikeTorch):
         with self.loader(Sharded([5, 1, 8]), 2, seed=1) as loader:
             next(iter(loader))
             state = through_json(loader.state_dict())
-        other = fastload.DataLoader(Sharded([5, 1, 8]), 2, num_workers=self.workers + 1, seed=1)
+        other = DataLoader(Sharded([5, 1, 8]), 2, num_workers=self.workers + 1, seed=1)
         with pytest.raises(StateError, match="num_workers") as caught:
             other.load_state_dict(state)
         for number in (self.workers, self.workers + 1):

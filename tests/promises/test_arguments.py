@@ -281,8 +281,7 @@ def test_attributes_that_torch_fills_in_are_torchs(workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )
 def test_attributes_are_guarded_as_in_torch(name: str) -> None:
     loaders = [kind(DATA, 4) for kind in (TorchLoader, DataLoader)]

@@ -198,10 +198,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
     assert [batch[:, 0].tolist() for batch in iterator] == [[4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize(
-    ("code", "workers"),
-    [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)],
-)
+@pytest.mark.parametrize(("code", "workers"), [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)])
 def test_an_error_that_does_not_pass_is_not_read_again(
     workers: int, code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

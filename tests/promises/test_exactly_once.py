@@ -20,13 +20,9 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    Sampler,
-)
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
-import fastload
+from fastload import DataLoader
 from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder
 from tests.contracts.workers import plain
@@ -76,15 +72,15 @@ def test_any_arguments_give_torchs_batches(
         return [plain(list(loader)), plain(list(loader)), len(loader)]
 
     expected = two_epochs(torch.utils.data.DataLoader)
-    got = two_epochs(fastload.DataLoader, num_workers=workers, prefetch_batches=prefetch)
+    got = two_epochs(DataLoader, num_workers=workers, prefetch_batches=prefetch)
     assert got == expected
 
 
 # seed=s: a pure function of (s, epoch).
 
 
-def seeded(seed: int, **options: Any) -> fastload.DataLoader[Any]:
-    return fastload.DataLoader(Numbers(100), 7, shuffle=True, seed=seed, **options)
+def seeded(seed: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(Numbers(100), 7, shuffle=True, seed=seed, **options)
 
 
 def test_an_epoch_left_in_the_middle_counts_as_an_epoch() -> None:
@@ -134,7 +130,7 @@ def test_every_batch_knows_its_place(
 ) -> None:
     options, sizes = PLACED[name]
     before = list(accumulate(sizes, initial=0))
-    with fastload.DataLoader(
+    with DataLoader(
         Rows(), **options, num_workers=workers, persistent_workers=persistent
     ) as loader:
         for begun, epoch in enumerate([0, 1, 2, 8, 9]):
@@ -163,7 +159,7 @@ def test_a_failure_of_the_sampler_takes_a_place_and_no_position(issued: list[Bat
                 raise OSError("out of the sampler")
             return [n] * (n + 1)
 
-    loader = fastload.DataLoader(Rows(), batch_sampler=Gap(), num_workers=2, seed=1)
+    loader = DataLoader(Rows(), batch_sampler=Gap(), num_workers=2, seed=1)
     iterator = iter(loader)
     next(iterator)
     with pytest.raises(OSError, match="out of the sampler"):
@@ -201,7 +197,7 @@ def test_an_epoch_of_slices_and_generators_resumes(workers: int) -> None:
     expected = [
         batch.tolist() for batch in torch.utils.data.DataLoader(ByKey(), batch_sampler=Keys())
     ]
-    loader: Any = fastload.DataLoader(
+    loader: Any = DataLoader(
         ByKey(),
         batch_sampler=Keys(),  # type: ignore[arg-type]
         num_workers=workers,
@@ -223,7 +219,7 @@ def test_an_error_for_what_is_no_list_stays_that_error(key: Any) -> None:
             list(key) if not isinstance(key, slice) else None
             raise OSError(errno.EIO, "simulated")
 
-    loader: Any = fastload.DataLoader(
+    loader: Any = DataLoader(
         Broken(), batch_sampler=[key], num_workers=1, on_error="skip", retries=1, seed=1
     )
     with loader, pytest.raises(OSError, match="simulated"):
@@ -259,5 +255,5 @@ class Indices(list[int]):
     "container", [[0] * 4, Indices([0] * 4), np.zeros(4, int), torch.zeros(4, dtype=torch.int64)]
 )
 def test_a_sampler_may_use_its_batch_again(dataset: Numbers, container: Any) -> None:
-    loader = fastload.DataLoader(dataset, batch_sampler=Reusing(container), num_workers=2)
+    loader = DataLoader(dataset, batch_sampler=Reusing(container), num_workers=2)
     assert torch.cat(list(loader)).tolist() == list(range(24))

@@ -47,7 +47,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-import fastload
+from fastload import DataLoader
 from tests.promises.equal import check_same, raw
 
 # torch warns of odd samples once per process: of two that it warns of, only the first would fail.
@@ -72,7 +72,7 @@ def outcome(function: Callable[[], Any]) -> Any:
 
 def loaded(dataset: Any, batch_size: int | None, workers: int, **options: Any) -> list[Any]:
     """Return the outcome of every batch of an epoch."""
-    with fastload.DataLoader(dataset, batch_size, num_workers=workers, **options) as loader:
+    with DataLoader(dataset, batch_size, num_workers=workers, **options) as loader:
         iterator = iter(loader)
         outcomes = [outcome(lambda: next(iterator)) for _ in range(len(loader))]
         assert next(iterator, None) is None
@@ -723,7 +723,7 @@ def test_writing_to_a_batch_changes_no_sample(size: str, workers: int) -> None:
         for n in range(5)
     ]
     reference = default_collate(samples[:2])
-    loader = fastload.DataLoader(samples, 2, num_workers=workers)
+    loader = DataLoader(samples, 2, num_workers=workers)
     for _ in range(2):
         batches = list(loader)
         check_same(batches[0], reference)
@@ -740,7 +740,7 @@ def test_writing_to_a_batch_changes_no_sample(size: str, workers: int) -> None:
 def test_gradients_flow_back_to_samples_that_are_shared(workers: int) -> None:
     """With copies, they flow to those of the workers."""
     samples = [torch.full((20_000,), float(n), requires_grad=True) for n in range(4)]
-    for batch in fastload.DataLoader(samples, 2, num_workers=workers, copy_dataset=False):
+    for batch in DataLoader(samples, 2, num_workers=workers, copy_dataset=False):
         (batch * batch).sum().backward()
     for number, sample in enumerate(samples):
         assert (sample.grad == 2.0 * number).all()
@@ -813,7 +813,7 @@ def test_registered_types(
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_type_registered_between_epochs(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [tensor(number, (20_000,)) for number in range(4)]
-    loader = fastload.DataLoader(samples, 4, num_workers=workers)
+    loader = DataLoader(samples, 4, num_workers=workers)
     (batch,) = loader
     check_same(batch, torch.stack(samples))
     with monkeypatch.context() as patch:
@@ -894,7 +894,7 @@ def check_gathered(dataset: Any, *kinds: int) -> None:
         outcome(lambda b=batch: default_collate([dataset[i] for i in b])) for batch in index
     ]
     for workers in kinds or WORKERS:
-        with fastload.DataLoader(dataset, batch_sampler=index, num_workers=workers) as loader:
+        with DataLoader(dataset, batch_sampler=index, num_workers=workers) as loader:
             iterator = iter(loader)
             got = [outcome(functools.partial(next, iterator)) for _ in index]
         check_same(got, expected, f"{workers} workers")
@@ -926,7 +926,7 @@ def test_a_tensor_dataset_of_registered_types(kind: type, monkeypatch: pytest.Mo
 def test_writing_to_a_gathered_batch_changes_no_sample(size: str, workers: int) -> None:
     table = tensor(0, TABLE_SHAPES[size])
     before = table.clone()
-    for x, y in fastload.DataLoader(TensorDataset(table, table[:, 0]), 3, num_workers=workers):
+    for x, y in DataLoader(TensorDataset(table, table[:, 0]), 3, num_workers=workers):
         x.zero_()
         y.zero_()
     assert torch.equal(table, before)

@@ -1066,44 +1066,30 @@ def test_a_random_function_draws_what_torch_draws_of_that_generator(
             assert (got.requires_grad, type(got)) == (expected.requires_grad, type(expected))
 
 
+BY_POSITION = [torch.binomial, torch.poisson, torch.rrelu, torch.rrelu_]
+BY_POSITION += [torch._sample_dirichlet, torch._standard_gamma]
+
+
 def test_a_generator_that_is_given_is_respected(subtests: pytest.Subtests) -> None:
-    def drawn(func: Any) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(3)
-        return func(*FIRST_ARGUMENTS[func](), generator=generator)  # type: ignore[no-any-return]
+    def drawn(func: Any, by_position: bool) -> torch.Tensor:
+        given, arguments = torch.Generator().manual_seed(3), FIRST_ARGUMENTS[func]()
+        if by_position:
+            return func(*arguments, given)  # type: ignore[no-any-return]
+        return func(*arguments, generator=given)  # type: ignore[no-any-return]
 
     # Torch hands on that of `sparse_` for the values only, and picks the rows from the global state.
-    for func in FIRST_ARGUMENTS.keys() - {nn.init.sparse_}:
-        with subtests.test(name_of(func)):
+    by_name = [(func, False) for func in FIRST_ARGUMENTS if func is not nn.init.sparse_]
+    for func, by_position in (*by_name, *((func, True) for func in BY_POSITION)):
+        with subtests.test(name_of(func), by_position=by_position):
             try:
-                expected = drawn(func)
+                expected = drawn(func, by_position)
             except TypeError:
                 assert "_like" in func.__name__, "in torch versions where these take none"
                 continue
             with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
                 state = fastload.sample_generator().get_state()
-                assert torch.equal(drawn(func), expected)
+                assert torch.equal(drawn(func, by_position), expected)
                 assert torch.equal(fastload.sample_generator().get_state(), state)
-
-
-@pytest.mark.parametrize(
-    "func",
-    [
-        torch.binomial,
-        torch.poisson,
-        torch.rrelu,
-        torch.rrelu_,
-        torch._sample_dirichlet,
-        torch._standard_gamma,
-    ],
-    ids=name_of,
-)
-def test_a_generator_that_is_given_by_position_is_respected(func: Any) -> None:
-    def drawn() -> torch.Tensor:
-        return func(*FIRST_ARGUMENTS[func](), torch.Generator().manual_seed(3))  # type: ignore[no-any-return]
-
-    expected = drawn()
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        assert torch.equal(drawn(), expected)
 
 
 def on_meta() -> dict[str, Callable[[], torch.Tensor]]:

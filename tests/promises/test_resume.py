@@ -51,6 +51,7 @@ from torch.utils.data import (
 )
 
 import fastload
+from fastload import DataLoader
 from fastload.errors import StateError
 from fastload.order import state as state_module
 from fastload.order.sampler_state import checksum
@@ -85,9 +86,7 @@ def indices(batches: list[list[Row]]) -> list[int]:
     return [int(row[0]) for batch in batches for row in batch]
 
 
-def history(
-    loader: fastload.DataLoader[Any], epochs: int
-) -> tuple[list[list[list[Row]]], list[Any]]:
+def history(loader: DataLoader[Any], epochs: int) -> tuple[list[list[list[Row]]], list[Any]]:
     """Run `epochs`; return their batches and the state at every step, each with what is left then.
 
     A state comes with (the epoch that goes on or is next, the batches of it that are handed out).
@@ -105,16 +104,16 @@ def history(
     return batches, states
 
 
-def run(loader: fastload.DataLoader[Any], epochs: int = 1) -> list[list[list[Row]]]:
+def run(loader: DataLoader[Any], epochs: int = 1) -> list[list[list[Row]]]:
     return [[plain(batch) for batch in loader] for _ in range(epochs)]
 
 
 # At every step.
 
 
-def alone(workers: int, **more: Any) -> fastload.DataLoader[Any]:
+def alone(workers: int, **more: Any) -> DataLoader[Any]:
     options: dict[str, Any] = {"shuffle": True, "seed": SEED, **more}
-    return fastload.DataLoader(Augmented(26), 4, num_workers=workers, **options)
+    return DataLoader(Augmented(26), 4, num_workers=workers, **options)
 
 
 ALONE: dict[str, dict[str, Any]] = {
@@ -174,10 +173,10 @@ def ranks(
     ends: Any = "pad",
     shuffle: bool = True,
     **more: Any,
-) -> list[fastload.DataLoader[Any]]:
+) -> list[DataLoader[Any]]:
     options: dict[str, Any] = {"seed": SEED, **more}
     return [
-        fastload.DataLoader(
+        DataLoader(
             Augmented(length),
             batch // world,
             sampler=fastload.RankSampler(
@@ -322,25 +321,18 @@ class Held(Sampler[int]):
 
 SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "sampler's generator": lambda: {
-        "sampler": RandomSampler(range(26), generator=torch.Generator().manual_seed(5)),
+        "sampler": RandomSampler(range(26), generator=torch.Generator().manual_seed(5))
     },
     "distributed": lambda: {"sampler": DistributedSampler(range(52), 2, 1, seed=3)},
     "rank": lambda: {"sampler": fastload.RankSampler(52, rank=1, world_size=2)},
-    "windows": lambda: {
-        "sampler": fastload.RankSampler(26, rank=0, world_size=1, window=9, run=2),
-    },
+    "windows": lambda: {"sampler": fastload.RankSampler(26, rank=0, world_size=1, window=9, run=2)},
     "epochs of its own": lambda: {"sampler": Own(26)},
     "batches of its own": lambda: {"batch_sampler": OwnBatches(26), "batch_size": 1},
     "a state of its own": lambda: {"sampler": Remembering()},
-    "a state of its batches": lambda: {
-        "batch_sampler": RememberingBatches(),
-        "batch_size": 1,
-    },
-    "weighted": lambda: {
-        "sampler": WeightedRandomSampler([1.0 + k for k in range(26)], 26),
-    },
+    "a state of its batches": lambda: {"batch_sampler": RememberingBatches(), "batch_size": 1},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0 + k for k in range(26)], 26)},
     "torch's global generator, given": lambda: {
-        "sampler": RandomSampler(range(26), generator=torch.default_generator),
+        "sampler": RandomSampler(range(26), generator=torch.default_generator)
     },
     "generators of its own": lambda: {"sampler": Held()},
     "draws batch by batch": lambda: {
@@ -355,10 +347,10 @@ def test_a_second_resume_and_two_epochs_after_it_with_a_sampler(kind: str) -> No
     """Whatever the global generators hold as the loader is made."""
     states = itertools.count()
 
-    def make() -> fastload.DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         torch.manual_seed(next(states))
         options = {"batch_size": 4, "num_workers": 2, "seed": SEED, **SAMPLERS[kind]()}
-        return fastload.DataLoader(Augmented(52), **options)
+        return DataLoader(Augmented(52), **options)
 
     resumes_twice(make)
 
@@ -367,10 +359,10 @@ def test_a_second_resume_and_two_epochs_after_it_with_a_sampler(kind: str) -> No
 def test_the_rest_of_an_epoch_of_torchs_samplers(kind: str) -> None:
     """Whatever the generators hold where it is loaded: another process may have drawn from them."""
 
-    def make(workers: int, generator_seed: int) -> fastload.DataLoader[Any]:
+    def make(workers: int, generator_seed: int) -> DataLoader[Any]:
         data = Augmented(26)
         options = {"batch_size": 4, **TORCHS[kind](data, generator_seed)}
-        return fastload.DataLoader(data, num_workers=workers, **options)
+        return DataLoader(data, num_workers=workers, **options)
 
     torch.manual_seed(5)
     loader = make(2, 5)
@@ -393,8 +385,8 @@ def test_the_rest_of_an_epoch_of_torchs_samplers(kind: str) -> None:
 def test_with_torchs_own_state_put_back_the_next_epochs_are_equal_too() -> None:
     """Without a seed the next epoch is a draw of torch's: a checkpoint of torch's state holds it."""
 
-    def make() -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Augmented(26), 4, shuffle=True)
+    def make() -> DataLoader[Any]:
+        return DataLoader(Augmented(26), 4, shuffle=True)
 
     torch.manual_seed(5)
     loader = make()
@@ -412,7 +404,7 @@ def test_with_torchs_own_state_put_back_the_next_epochs_are_equal_too() -> None:
 
 @pytest.mark.parametrize("seed", [None, SEED])
 def test_asking_for_the_state_draws_nothing(seed: int | None) -> None:
-    loader = fastload.DataLoader(Augmented(26), 4, shuffle=True, seed=seed, num_workers=2)
+    loader = DataLoader(Augmented(26), 4, shuffle=True, seed=seed, num_workers=2)
     before = torch.get_rng_state()
     loader.state_dict()
     assert torch.equal(torch.get_rng_state(), before)
@@ -468,13 +460,11 @@ class OwnBatches(Own):
 def test_a_users_sampler_is_run_again_and_nothing_is_read(
     kind: str, workers: int, seed: int | None
 ) -> None:
-    def make() -> fastload.DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         data = Augmented(26)
         if kind == "sampler":
-            return fastload.DataLoader(data, 4, sampler=Own(26), num_workers=workers, seed=seed)
-        return fastload.DataLoader(
-            data, batch_sampler=OwnBatches(26), num_workers=workers, seed=seed
-        )
+            return DataLoader(data, 4, sampler=Own(26), num_workers=workers, seed=seed)
+        return DataLoader(data, batch_sampler=OwnBatches(26), num_workers=workers, seed=seed)
 
     torch.manual_seed(5)
     loader = make()
@@ -533,11 +523,9 @@ def test_an_order_drawn_from_torchs_global_state_is_drawn_again(
 ) -> None:
     """Whenever it is drawn, and whatever the loop draws between `iter()` and the first batch, or later."""
 
-    def make(workers: int) -> fastload.DataLoader[Any]:
+    def make(workers: int) -> DataLoader[Any]:
         sampler = Shuffled(from_torch, late=late)
-        return fastload.DataLoader(
-            Augmented(26), 4, sampler=sampler, num_workers=workers, seed=seed
-        )
+        return DataLoader(Augmented(26), 4, sampler=sampler, num_workers=workers, seed=seed)
 
     torch.manual_seed(5)
     loader = make(workers)
@@ -572,19 +560,17 @@ class Lazy(Own):
             yield [shuffled(26)[0] for shuffled in self.shuffled]
 
 
-def lazily(workers: int) -> fastload.DataLoader[Any]:
-    return fastload.DataLoader(Augmented(26), batch_sampler=Lazy(from_torch), num_workers=workers)
+def lazily(workers: int) -> DataLoader[Any]:
+    return DataLoader(Augmented(26), batch_sampler=Lazy(from_torch), num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_a_seed_a_sampler_and_the_loop_draw_apart(workers: int) -> None:
     """Neither changes what the other draws: not in an epoch, and not after a resume."""
 
-    def make() -> fastload.DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         sampler = Lazy(from_torch, from_python, from_numpy)
-        return fastload.DataLoader(
-            Augmented(26), batch_sampler=sampler, num_workers=workers, seed=SEED
-        )
+        return DataLoader(Augmented(26), batch_sampler=sampler, num_workers=workers, seed=SEED)
 
     def drawn(seed: int, loader: Any, *, states: list[Any] | None = None) -> tuple[Any, Any]:
         torch.manual_seed(seed)
@@ -664,8 +650,8 @@ def test_draws_that_were_mixed_before_the_state_are_refused_at_once(workers: int
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("draw", [from_python, from_numpy])
 def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, workers: int) -> None:
-    def make() -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Augmented(26), 4, sampler=Shuffled(draw), num_workers=workers)
+    def make() -> DataLoader[Any]:
+        return DataLoader(Augmented(26), 4, sampler=Shuffled(draw), num_workers=workers)
 
     loader = make()
     next(iter(loader))
@@ -679,8 +665,8 @@ def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, work
 
 
 def test_a_sampler_that_ends_early_on_resume_is_refused() -> None:
-    def make(given: list[int]) -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Augmented(26), 4, sampler=Shuffled(lambda _: given), seed=SEED)
+    def make(given: list[int]) -> DataLoader[Any]:
+        return DataLoader(Augmented(26), 4, sampler=Shuffled(lambda _: given), seed=SEED)
 
     loader = make([*range(12)])
     iterator = iter(loader)
@@ -735,7 +721,7 @@ class OtherProtocol(RememberingBatches):
 
 
 def test_methods_of_a_sampler_that_need_arguments_are_not_called() -> None:
-    loader = fastload.DataLoader(Augmented(26), batch_sampler=OtherProtocol(), seed=SEED)
+    loader = DataLoader(Augmented(26), batch_sampler=OtherProtocol(), seed=SEED)
     next(iter(loader))
     state = through_json(loader.state_dict())
     assert state["sampler_state"] == Remembering().state_dict(), "that of the sampler in it"
@@ -749,18 +735,16 @@ def test_annotations_for_type_checkers_do_not_hide_a_state() -> None:
     defined: dict[str, Any] = {}
     exec(compile(source, "a file", "exec", dont_inherit=True), defined)
     sampler_type = type("Annotated", (Remembering,), {"state_dict": defined["state_dict"]})
-    loader = fastload.DataLoader(Augmented(26), sampler=sampler_type(), seed=SEED)
+    loader = DataLoader(Augmented(26), sampler=sampler_type(), seed=SEED)
     next(iter(loader))
     assert through_json(loader.state_dict())["sampler_state"] == {"k": 1}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_with_a_state_of_its_own_is_put_back(workers: int) -> None:
-    def make() -> fastload.DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         sampler = Remembering()
-        return fastload.DataLoader(
-            Augmented(26), 4, sampler=sampler, num_workers=workers, seed=SEED
-        )
+        return DataLoader(Augmented(26), 4, sampler=sampler, num_workers=workers, seed=SEED)
 
     loader = make()
     batches, states = history(loader, 2)
@@ -774,7 +758,7 @@ def test_a_sampler_with_a_state_of_its_own_is_put_back(workers: int) -> None:
 
 
 def test_a_sampler_whose_state_is_no_json_is_named_when_the_state_is_asked_for() -> None:
-    loader = fastload.DataLoader(Augmented(26), 4, sampler=Remembering(bad=True), seed=SEED)
+    loader = DataLoader(Augmented(26), 4, sampler=Remembering(bad=True), seed=SEED)
     for _ in loader:
         with pytest.raises(StateError, match=r"sampler_state: JSON cannot hold .*Remembering"):
             loader.state_dict()
@@ -787,8 +771,8 @@ class OfRank(DistributedSampler[int]):
 def test_a_state_of_another_rank_is_not_held_against_its_indices() -> None:
     """A checkpoint is often that of rank 0 alone."""
 
-    def make(rank: int) -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Augmented(24), 4, sampler=OfRank(range(24), 2, rank), seed=SEED)
+    def make(rank: int) -> DataLoader[Any]:
+        return DataLoader(Augmented(24), 4, sampler=OfRank(range(24), 2, rank), seed=SEED)
 
     loader, other = make(0), make(1)
     iterator, others = iter(loader), iter(other)
@@ -816,8 +800,8 @@ def test_the_checksum_of_indices() -> None:
 
 @pytest.mark.parametrize("seed", [None, SEED])
 def test_a_state_of_a_loader_that_began_with_a_fresh_state(seed: int | None) -> None:
-    def make() -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Augmented(26), 4, sampler=RandomSampler(range(26)), seed=seed)
+    def make() -> DataLoader[Any]:
+        return DataLoader(Augmented(26), 4, sampler=RandomSampler(range(26)), seed=seed)
 
     loader = make()
     loader.load_state_dict(make().state_dict())
@@ -895,8 +879,8 @@ class ByList(Augmented):
 
 @pytest.mark.parametrize("kind", BATCHINGS)
 def test_states_of_any_batching_are_taken(kind: str) -> None:
-    def make() -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(ByList(26), seed=SEED, **BATCHINGS[kind]())
+    def make() -> DataLoader[Any]:
+        return DataLoader(ByList(26), seed=SEED, **BATCHINGS[kind]())
 
     batches, states = history(make(), 1)
     for state, epoch, done in states[:-1]:
@@ -932,9 +916,7 @@ def test_batches_that_came_before_their_turn_come_once(
     """Forced: batches 0 and 3 are held back while four others are handed out."""
     held = Gated(20, {0, 7})
     options: dict[str, Any] = {"sampler": sampler, "seed": SEED}
-    loader = fastload.DataLoader(
-        held, 2, num_workers=4, in_order=False, prefetch_batches=8, **options
-    )
+    loader = DataLoader(held, 2, num_workers=4, in_order=False, prefetch_batches=8, **options)
     iterator = iter(loader)
     early, states = [], []
     try:
@@ -952,9 +934,7 @@ def test_batches_that_came_before_their_turn_come_once(
     assert indices(whole) == list(range(20))
     for done, state in enumerate(states, 1):
         data = Augmented(20)
-        with fastload.DataLoader(
-            data, 2, num_workers=workers, in_order=in_order, **options
-        ) as again:
+        with DataLoader(data, 2, num_workers=workers, in_order=in_order, **options) as again:
             again.load_state_dict(state)
             assert again.state_dict() == state
             rest = run(again)[0]
@@ -967,20 +947,18 @@ def test_batches_that_came_before_their_turn_come_once(
 
 def test_a_state_of_a_resume_out_of_order_keeps_what_came_before_its_turn() -> None:
     held = Gated(20, {0})
-    loader = fastload.DataLoader(
-        held, 2, num_workers=2, seed=SEED, in_order=False, prefetch_batches=8
-    )
+    loader = DataLoader(held, 2, num_workers=2, seed=SEED, in_order=False, prefetch_batches=8)
     iterator = iter(loader)
     first = [plain(next(iterator)) for _ in range(2)]
     state = through_json(loader.state_dict())
     held.opened.set()
     loader.close()
-    again = fastload.DataLoader(Augmented(20), 2, seed=SEED)
+    again = DataLoader(Augmented(20), 2, seed=SEED)
     again.load_state_dict(state)
     iterator = iter(again)
     second = [plain(next(iterator)) for _ in range(2)]
     state = through_json(again.state_dict())
-    last = fastload.DataLoader(Augmented(20), 2, seed=SEED, num_workers=1)
+    last = DataLoader(Augmented(20), 2, seed=SEED, num_workers=1)
     last.load_state_dict(state)
     third = run(last)[0]
     last.close()
@@ -990,9 +968,9 @@ def test_a_state_of_a_resume_out_of_order_keeps_what_came_before_its_turn() -> N
 def test_what_came_early_on_one_rank_is_not_what_came_early_on_another() -> None:
     """With `in_order=False` the ranks differ in what they had: a state is then its rank's own."""
 
-    def make(rank: int, data: Augmented) -> fastload.DataLoader[Any]:
+    def make(rank: int, data: Augmented) -> DataLoader[Any]:
         sampler = fastload.RankSampler(24, rank=rank, world_size=2, shuffle=False)
-        return fastload.DataLoader(
+        return DataLoader(
             data, 2, sampler=sampler, seed=SEED, num_workers=2, in_order=False, prefetch_batches=6
         )
 
@@ -1048,7 +1026,7 @@ def test_a_framework_finds_what_it_looks_for() -> None:
 
 def test_persistent_workers_without_a_seed_go_back() -> None:
     """With a seed, they may have begun the next epoch: see `tests/contracts/workers.py`."""
-    with fastload.DataLoader(
+    with DataLoader(
         Augmented(26), 4, shuffle=True, num_workers=2, persistent_workers=True
     ) as loader:
         batches, states = history(loader, 2)
@@ -1121,12 +1099,12 @@ def one_rank(
     sampler: Any = None,
     dataset: Any = None,
     **more: Any,
-) -> fastload.DataLoader[Any]:
+) -> DataLoader[Any]:
     ours = {"rank": 0, "world_size": 1, "seed": 3, **(rank or {})}
     if sampler is None and dataset is None and "shuffle" not in more:
         sampler = fastload.RankSampler(length, **ours)
     options = {"seed": SEED, **more}
-    return fastload.DataLoader(dataset or Augmented(length), batch, sampler=sampler, **options)
+    return DataLoader(dataset or Augmented(length), batch, sampler=sampler, **options)
 
 
 MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str, str]] = {
@@ -1188,13 +1166,13 @@ MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str, str]] =
         one_rank, lambda: one_rank(drop_last=True), "drop_last", "(?i:false)", "(?i:true)",
     ),
     "iterable": (
-        lambda: fastload.DataLoader(Lines(), 8, seed=SEED), one_rank, "kind|iterable", "iterable", "map",
+        lambda: DataLoader(Lines(), 8, seed=SEED), one_rank, "kind|iterable", "iterable", "map",
     ),
     "map": (
-        one_rank, lambda: fastload.DataLoader(Lines(), 8, seed=SEED), "kind|iterable", "map", "iterable",
+        one_rank, lambda: DataLoader(Lines(), 8, seed=SEED), "kind|iterable", "map", "iterable",
     ),
     "batch sampler": (
-        lambda: fastload.DataLoader(Augmented(24), batch_sampler=OwnBatches(24), seed=SEED),
+        lambda: DataLoader(Augmented(24), batch_sampler=OwnBatches(24), seed=SEED),
         one_rank,
         "sampler",
         "OwnBatches",
@@ -1242,11 +1220,11 @@ def test_another_world_needs_a_sampler_that_knows_worlds(
 ) -> None:
     """What a user's sampler gives this rank in another world, fastload cannot know."""
     world_of(monkeypatch, 2)
-    loader = fastload.DataLoader(Augmented(24), batch[0], sampler=Own(24), seed=SEED)
+    loader = DataLoader(Augmented(24), batch[0], sampler=Own(24), seed=SEED)
     next(iter(loader))
     state = through_json(loader.state_dict())
     world_of(monkeypatch, 4)
-    other = fastload.DataLoader(Augmented(24), batch[1], sampler=Own(24), seed=SEED)
+    other = DataLoader(Augmented(24), batch[1], sampler=Own(24), seed=SEED)
     with pytest.raises(StateError, match=r"world_size.*\b2\b.*\b4\b") as refused:
         other.load_state_dict(state)
     assert "RankSampler" in str(refused.value), "the remedy"
@@ -1259,9 +1237,9 @@ def test_torchs_sampler_of_ranks_goes_on_exactly_or_refuses(
 ) -> None:
     """From two ranks to four: what is left at the same global batch, or a refusal."""
 
-    def make(world: int, local: int) -> list[fastload.DataLoader[Any]]:
+    def make(world: int, local: int) -> list[DataLoader[Any]]:
         return [
-            fastload.DataLoader(
+            DataLoader(
                 Augmented(27),
                 local,
                 sampler=DistributedSampler(range(27), world, rank, seed=3, drop_last=drop_last),
@@ -1298,9 +1276,9 @@ def test_a_state_of_another_version_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["rank", "torch", "iterable"])
 def test_a_field_that_is_missing_or_of_another_type_is_named(kind: str) -> None:
-    def make() -> fastload.DataLoader[Any]:
+    def make() -> DataLoader[Any]:
         if kind == "iterable":
-            return fastload.DataLoader(Lines(), 8, seed=SEED)
+            return DataLoader(Lines(), 8, seed=SEED)
         return one_rank(seed=None, shuffle=True) if kind == "torch" else one_rank()
 
     maker = make()
@@ -1318,13 +1296,13 @@ def test_a_field_that_is_missing_or_of_another_type_is_named(kind: str) -> None:
         make().load_state_dict({**state, "epoch": True})
 
 
-EDITED: dict[str, Callable[[], fastload.DataLoader[Any]]] = {
+EDITED: dict[str, Callable[[], DataLoader[Any]]] = {
     "rank": lambda: one_rank(),
     "torch": lambda: one_rank(seed=None, shuffle=True),
     "generator": lambda: one_rank(sampler=RandomSampler(range(24), generator=torch.Generator())),
     "own sampler": lambda: one_rank(sampler=Own(24)),
-    "iterable": lambda: fastload.DataLoader(Lines(), 8, seed=SEED),
-    "iterable with a state": lambda: fastload.DataLoader(Streamed(24), 8, seed=SEED),
+    "iterable": lambda: DataLoader(Lines(), 8, seed=SEED),
+    "iterable with a state": lambda: DataLoader(Streamed(24), 8, seed=SEED),
 }
 MAY_BE_NONE = {"sampler_epoch", "ahead_on_rank", "checksum", "checksum_on_rank"}
 
@@ -1431,9 +1409,9 @@ def test_torchs_iterator_has_no_state_and_says_so() -> None:
 
 @pytest.mark.parametrize("saver", [True, False])
 def test_a_generator_on_one_side_only_is_named(saver: bool) -> None:
-    def make(given: bool) -> fastload.DataLoader[Any]:
+    def make(given: bool) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3) if given else None
-        return fastload.DataLoader(Augmented(26), 4, shuffle=True, generator=generator)
+        return DataLoader(Augmented(26), 4, shuffle=True, generator=generator)
 
     for until_the_end in (False, True):
         loader = make(saver)
@@ -1471,7 +1449,7 @@ class Streamed(IterableDataset[int]):
 
 
 @contextmanager
-def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict[str, Any]]]:
+def states_between_lines(loader: DataLoader[Any]) -> Iterator[list[dict[str, Any]]]:
     """Give the states of `loader` before every line of the package that this thread runs in the block."""
     states: list[dict[str, Any]] = []
     files = {
@@ -1501,7 +1479,7 @@ def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict
 def test_a_state_that_another_thread_asks_for_is_that_before_or_after_a_batch(
     kind: Any, options: dict[str, Any]
 ) -> None:
-    loader = fastload.DataLoader(kind(8), 2, seed=SEED, **options)
+    loader = DataLoader(kind(8), 2, seed=SEED, **options)
     with loader:
         iterator = iter(loader)
         while True:
@@ -1517,10 +1495,10 @@ def test_a_state_that_another_thread_asks_for_is_that_before_or_after_a_batch(
 
 
 def test_a_state_that_another_thread_asks_for_as_a_resumed_epoch_begins() -> None:
-    first = fastload.DataLoader(Augmented(8), 2, seed=SEED)
+    first = DataLoader(Augmented(8), 2, seed=SEED)
     next(iter(first))
     saved = first.state_dict()
-    loader = fastload.DataLoader(Augmented(8), 2, seed=SEED)
+    loader = DataLoader(Augmented(8), 2, seed=SEED)
     loader.load_state_dict(saved)
     with states_between_lines(loader) as states:
         iter(loader)
@@ -1542,13 +1520,13 @@ class WorkerSeeds(Dataset[int]):
 
 @pytest.mark.parametrize("options", [{"seed": 7}, {}])
 def test_workers_of_a_resumed_epoch_have_the_seeds_of_that_epoch(options: dict[str, Any]) -> None:
-    first = fastload.DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
+    first = DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
     list(first)
     iterator = iter(first)
     seeds = next(iterator)
     state = first.state_dict()
     assert all(torch.equal(batch, seeds) for batch in iterator)
-    again = fastload.DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
+    again = DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
     again.load_state_dict(state)
     assert [torch.equal(batch, seeds) for batch in again] == [True, True]
 
