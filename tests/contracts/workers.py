@@ -1311,7 +1311,8 @@ def choice() -> dict[tuple[str, str], int]:
 
     The kinds together have each case, as a test and a fifth are a pair, too.
     """
-    kinds = [kind.__name__ for kind in (*Workers.__subclasses__(), *InPairs.__subclasses__())]
+    whole = [kind for kind in Workers.__subclasses__() if "worker_method" in kind.options]
+    kinds = [kind.__name__ for kind in (*whole, *InPairs.__subclasses__())]
     tests = [name for name in dir(InPairs) if name.startswith("test_")]
     rows = covertable.make([kinds, tests, list(range(FIFTHS))])
     return {(kind, test): fifth for kind, test, fifth in rows}
@@ -1319,10 +1320,10 @@ def choice() -> dict[tuple[str, str], int]:
 
 def waits(item: Any) -> bool:
     """Return whether a case is left to the slow tests."""
-    of_processes = item.cls and "worker_method" in getattr(item.cls, "options", ())
-    if not (of_processes and item.originalname in IN_THE_LOOP) and not (
-        item.cls and issubclass(item.cls, InPairs)
-    ):
+    if not (item.cls and issubclass(item.cls, Workers)):
+        return False
+    in_the_loop = "worker_method" in item.cls.options and item.originalname in IN_THE_LOOP
+    if not in_the_loop and not issubclass(item.cls, InPairs):
         return False
     places, last = 0, 0
     for mark in item.iter_markers("parametrize"):
