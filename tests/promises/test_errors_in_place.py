@@ -19,7 +19,7 @@ import errno
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.reading.fetch import Fetcher
-from tests.contracts import workers as contract
 from tests.contracts.workers import Unreadable, only_error, unreadable
 from tests.fakes import FailingDataset, Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
@@ -43,10 +42,19 @@ from tests.promises.reading import DEADLINE_S, drain, in_batches
 WORKERS = [0, 4]
 
 
-class Bad(contract.Bad):
-    """One for all workers, to be looked at and changed."""
+class Bad(Numbers):
+    """Its own indices, but reading one of `bad` raises what `bad` makes of it."""
 
-    fastload_per_worker = ()
+    fastload_per_worker = ()  # one for all workers, to be looked at and changed
+
+    def __init__(self, length: int, bad: Mapping[int, Callable[[int], BaseException]]) -> None:
+        super().__init__(length)
+        self.bad = bad
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise self.bad[index](index)
+        return index
 
 
 def note(error: BaseException) -> str:
