@@ -488,6 +488,20 @@ def test_a_users_sampler_is_run_again_and_nothing_is_read(
     assert wrong == []
 
 
+def test_the_epoch_of_a_users_sampler_is_told_before_it_is_run() -> None:
+    loader = DataLoader(Augmented(26), 4, sampler=Own(26), seed=SEED)
+    loader.set_epoch(5)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    expected = [plain(batch) for batch in iterator]
+    sampler = Own(26)
+    again = DataLoader(Augmented(26), 4, sampler=sampler, seed=SEED)
+    again.load_state_dict(state)
+    assert run(again)[0] == expected
+    assert sampler.epoch == 5
+
+
 class Shuffled(Own):
     """Draws its order with `shuffled`, in `__iter__` or when it is first asked."""
 
