@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,12 @@ def through_json(state: Any) -> Any:
     return again
 
 
-def resumes_twice(make: Callable[[], Any], plain: Callable[[Any], Any] = as_lists) -> None:
+def resumes_twice(
+    make: Callable[[], Any],
+    plain: Callable[[Any], Any] = as_lists,
+    whole_by: Callable[[], Any] | None = None,
+    ways: Iterable[bool] = (False, True),
+) -> None:
     """Stop in the second epoch, resume, stop, resume, and go on for two epochs: batches are those of a run in one go.
 
     Both with a new loader for each resume, as in another process, and with one loader that loads again.
@@ -34,11 +39,13 @@ def resumes_twice(make: Callable[[], Any], plain: Callable[[Any], Any] = as_list
     Args:
         make: makes a loader with a seed, or with generators that a state restores, of epochs of four batches or more.
         plain: makes a batch comparable.
+        whole_by: makes a loader of the same batches for the run in one go, if that of `make` is dear.
+        ways: whether one loader loads again.
     """
-    with make() as loader:
+    with (whole_by or make)() as loader:
         whole = [[plain(batch) for batch in loader] for _ in range(4)]
     assert len(whole[1]) > 3
-    for again in (False, True):
+    for again in ways:
         loader = make()
         list(loader)
         got: list[Any] = []

@@ -310,12 +310,7 @@ def test_a_subclass_with_an_iterator_of_its_own_has_the_same_epochs(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_errors", -5),
-        ("prefetch_batches", 0),
-        ("on_error", "no"),
-    ],
+    ("name", "value"), [("max_errors", -5), ("prefetch_batches", 0), ("on_error", "no")]
 )
 def test_what_is_set_later_is_checked_at_iter(name: str, value: Any) -> None:
     loader = DataLoader(Numbers(12), 2, num_workers=2)

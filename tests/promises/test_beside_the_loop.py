@@ -198,10 +198,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
     assert [batch[:, 0].tolist() for batch in iterator] == [[4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize(
-    ("code", "workers"),
-    [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)],
-)
+@pytest.mark.parametrize(("code", "workers"), [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)])
 def test_an_error_that_does_not_pass_is_not_read_again(
     workers: int, code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,25 +224,6 @@ def test_skip_comes_after_the_retries() -> None:
     assert got == [[0], [2, 3]]
     assert dataset.reads.count(1) == 2
     assert loader.stats().errors == 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
-    class Gathered(Watched):
-        fastload_per_worker = ()
-        failed = 0
-
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            if 4 in indices and not self.failed:
-                self.failed += 1
-                raise OSError(errno.ESTALE, "simulated")
-            return [self[index] for index in indices]
-
-    dataset = Gathered(8)
-    assert given(DataLoader(dataset, 4, num_workers=workers, retries=1)) == in_batches(
-        [*range(8)], 4
-    )
-    assert dataset.failed == 1
 
 
 @pytest.mark.parametrize("way", ["close", "del"])

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 import fastload
 import fastload.engine.readers
@@ -43,23 +42,18 @@ from tests.promises.reading import DEADLINE_S, drain, in_batches
 WORKERS = [0, 4]
 
 
-class Bad(Dataset[int]):
-    """`length` samples, each its own index; reading one of `bad` raises what `bad` makes of it."""
+class Bad(Numbers):
+    """Its own indices, but reading one of `bad` raises what `bad` makes of it."""
 
     fastload_per_worker = ()  # one for all workers, to be looked at and changed
 
     def __init__(self, length: int, bad: Mapping[int, Callable[[int], BaseException]]) -> None:
-        self.length = length
+        super().__init__(length)
         self.bad = bad
-        self.raised: dict[int, BaseException] = {}
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> int:
         if index in self.bad:
-            self.raised[index] = self.bad[index](index)
-            raise self.raised[index]
+            raise self.bad[index](index)
         return index
 
 
@@ -71,17 +65,13 @@ def note(error: BaseException) -> str:
     return notes[0]
 
 
-def frames(error: BaseException) -> list[str]:
-    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-
-
 # One bad sample.
 
 
 def test_the_error_is_the_exception_itself_and_no_copy() -> None:
-    dataset = Bad(100, unreadable(53))
-    got = drain(DataLoader(dataset, 7, num_workers=4))
-    assert only_error(got, in_batches(range(100), 7), 53 // 7) is dataset.raised[53]
+    error = Unreadable(53, "torn")
+    got = drain(DataLoader(Bad(100, {53: lambda _: error}), 7, num_workers=4))
+    assert only_error(got, in_batches(range(100), 7), 53 // 7) is error
 
 
 class Sentences(Bad):
@@ -187,17 +177,6 @@ def test_an_exception_object_that_is_raised_again_has_one_note(workers: int) -> 
                     next(iterator)
                 assert f"index {index}," in note(caught.value)
                 assert f"epoch {epoch};" in note(caught.value)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_tensors_gathered_whole_with_an_index_that_is_not_there(workers: int) -> None:
-    dataset = TensorDataset(torch.arange(8))
-    first, error, last = drain(
-        DataLoader(dataset, 2, sampler=[0, 1, 2, 99, 4], num_workers=workers)
-    )
-    assert (first[0].tolist(), last[0].tolist()) == ([0, 1], [4])
-    assert isinstance(error, IndexError)
-    assert "99" in note(error)
 
 
 class Late(Bad):

@@ -105,22 +105,6 @@ def test_what_on_error_returned_is_named_where_it_cannot_be_collated(workers: in
     assert got[1:] == [[4, 5, 6, 7]]
 
 
-@WORKERS
-def test_a_batch_sampler_that_uses_its_list_again(workers: int) -> None:
-    def batches() -> Iterator[list[int]]:
-        batch: list[int] = []
-        for start in range(0, 8, 2):
-            batch[:] = [start, start + 1]
-            yield batch
-
-    class Batches:
-        def __iter__(self) -> Iterator[list[int]]:
-            return batches()
-
-    loader = DataLoader(list(range(8)), batch_sampler=Batches(), num_workers=workers)  # type: ignore[arg-type]
-    assert drain(iter(loader)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 @pytest.mark.parametrize("workers", [0, 3])
 def test_several_threads_may_share_one_iterator(workers: int) -> None:
     """Each sample goes to one of them; whoever comes last finds the end."""

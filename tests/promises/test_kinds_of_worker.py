@@ -32,7 +32,7 @@ class TestOneProcess(InPairs, num_workers=1, worker_method="process"): ...
 
 
 class TestPersistentProcesses(
-    InPairs, num_workers=3, worker_method="multiprocessing", persistent_workers=True
+    InPairs, num_workers=2, worker_method="multiprocessing", persistent_workers=True
 ): ...
 
 

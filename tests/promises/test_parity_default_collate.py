@@ -47,7 +47,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-import fastload
+from fastload import DataLoader
 from tests.promises.equal import check_same, raw
 
 # torch warns of odd samples once per process: of two that it warns of, only the first would fail.
@@ -72,7 +72,7 @@ def outcome(function: Callable[[], Any]) -> Any:
 
 def loaded(dataset: Any, batch_size: int | None, workers: int, **options: Any) -> list[Any]:
     """Return the outcome of every batch of an epoch."""
-    with fastload.DataLoader(dataset, batch_size, num_workers=workers, **options) as loader:
+    with DataLoader(dataset, batch_size, num_workers=workers, **options) as loader:
         iterator = iter(loader)
         outcomes = [outcome(lambda: next(iterator)) for _ in range(len(loader))]
         assert next(iterator, None) is None
@@ -94,15 +94,17 @@ def check_table(
     table: Mapping[str, Callable[[int], Any]],
     length: int,
     batch_size: int,
-    *kinds: int,
+    turn: int,
 ) -> None:
     """Compare the batches of each row of a table with those of torch's collate.
 
-    Each row has a loader of its own, as one loader for all would hide how it writes their batches.
+    Each row has a loader of its own, as one loader for all would hide how it writes their batches. Every second row is
+    read by workers, in the next turn the others.
     """
-    for name, make in table.items():
+    for place, (name, make) in enumerate(table.items(), turn):
         with subtests.test(name):
-            check_parity([make(number) for number in range(length)], batch_size, *kinds)
+            samples = [make(number) for number in range(length)]
+            check_parity(samples, batch_size, WORKERS[place % 2])
 
 
 # Rows, small and large: each is a function of a sample's number and of the shape.
@@ -346,7 +348,7 @@ ROWS: dict[str, Row] = {
 def test_rows(size: str, subtests: pytest.Subtests) -> None:
     shape = SHAPES[size]
     table = {name: functools.partial(turned, row, shape) for name, row in ROWS.items()}
-    check_table(subtests, table, 7, 3)
+    check_table(subtests, table, 7, 3, [*SHAPES].index(size))
 
 
 def turned(row: Row, shape: tuple[int, ...], number: int) -> Any:
@@ -363,7 +365,7 @@ def test_shapes(subtests: pytest.Subtests) -> None:
         for shape in EDGE_SHAPES
     }
     members = {f"{name}, member": member_and_number(make) for name, make in table.items()}
-    check_table(subtests, table | members, 5, 2)
+    check_table(subtests, table | members, 5, 2, 0)
 
 
 def member_and_number(make: Sample) -> Sample:
@@ -611,7 +613,7 @@ ZOO = {**NUMBERS, **OTHERS, **CONTAINERS}
 
 
 def test_samples(subtests: pytest.Subtests) -> None:
-    check_table(subtests, ZOO, 5, 2)
+    check_table(subtests, ZOO, 5, 2, 0)
 
 
 def as_member(make: Sample) -> Sample:
@@ -619,13 +621,13 @@ def as_member(make: Sample) -> Sample:
 
 
 def test_samples_as_members(subtests: pytest.Subtests) -> None:
-    check_table(subtests, {name: as_member(make) for name, make in ZOO.items()}, 5, 2, 2)
+    check_table(subtests, {name: as_member(make) for name, make in ZOO.items()}, 5, 2, 1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_a_batch_of_one_and_a_batch_of_all(batch_size: int, subtests: pytest.Subtests) -> None:
     names = ["int", "text", "list", "named tuple", "dict", "deep"]
-    check_table(subtests, {name: ZOO[name] for name in names}, 5, batch_size, 2)
+    check_table(subtests, {name: ZOO[name] for name in names}, 5, batch_size, 1)
 
 
 @pytest.mark.parametrize("size", SHAPES)
@@ -669,14 +671,12 @@ def check_late_first(samples: list[Any]) -> None:
 
 
 def test_without_batches_samples_are_converted(subtests: pytest.Subtests) -> None:
-    for name in ZOO:
+    for place, (name, make) in enumerate(ZOO.items()):
         with subtests.test(name):
-            samples = [ZOO[name](number) for number in range(4)]
-            for workers in WORKERS:
-                for got, sample in zip(
-                    loaded(samples, None, workers, worker_method="thread"), samples, strict=True
-                ):
-                    check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+            samples = [make(number) for number in range(4)]
+            batches = loaded(samples, None, WORKERS[place % 2], worker_method="thread")
+            for got, sample in zip(batches, samples, strict=True):
+                check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
 # A worker's copy of these is a plain leaf.
@@ -688,23 +688,21 @@ def test_without_batches_rows_are_converted(subtests: pytest.Subtests) -> None:
 
     Without copies it is the tensor itself.
     """
-    for name in ROWS:
+    for place, (name, row) in enumerate(ROWS.items()):
         with subtests.test(name):
-            samples = [ROWS[name](number, SHAPES["small"]) for number in range(4)]
-            for workers in WORKERS:
-                for got, sample in zip(
-                    loaded(samples, None, workers, worker_method="thread"), samples, strict=True
-                ):
-                    if workers and name in WITH_A_PAST:
-                        assert raw(got) == raw(sample)
-                    elif got is not sample:
-                        check_same(got, outcome(lambda sample=sample: default_convert(sample)))
-                given = loaded(samples, None, workers, copy_dataset=False)
-                for got, sample in zip(given, samples, strict=True):
-                    if isinstance(sample, torch.Tensor):
-                        assert got is sample
-                    else:
-                        check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+            samples = [row(number, SHAPES["small"]) for number in range(4)]
+            batches = loaded(samples, None, 2, worker_method="thread")
+            for got, sample in zip(batches, samples, strict=True):
+                if name in WITH_A_PAST:
+                    assert raw(got) == raw(sample)
+                elif got is not sample:
+                    check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+            batches = loaded(samples, None, WORKERS[place % 2], copy_dataset=False)
+            for got, sample in zip(batches, samples, strict=True):
+                if isinstance(sample, torch.Tensor):
+                    assert got is sample
+                else:
+                    check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
 @pytest.mark.parametrize("name", ["image and label", "ragged", "array, backwards", "two rows"])
@@ -725,7 +723,7 @@ def test_writing_to_a_batch_changes_no_sample(size: str, workers: int) -> None:
         for n in range(5)
     ]
     reference = default_collate(samples[:2])
-    loader = fastload.DataLoader(samples, 2, num_workers=workers)
+    loader = DataLoader(samples, 2, num_workers=workers)
     for _ in range(2):
         batches = list(loader)
         check_same(batches[0], reference)
@@ -742,7 +740,7 @@ def test_writing_to_a_batch_changes_no_sample(size: str, workers: int) -> None:
 def test_gradients_flow_back_to_samples_that_are_shared(workers: int) -> None:
     """With copies, they flow to those of the workers."""
     samples = [torch.full((20_000,), float(n), requires_grad=True) for n in range(4)]
-    for batch in fastload.DataLoader(samples, 2, num_workers=workers, copy_dataset=False):
+    for batch in DataLoader(samples, 2, num_workers=workers, copy_dataset=False):
         (batch * batch).sum().backward()
     for number, sample in enumerate(samples):
         assert (sample.grad == 2.0 * number).all()
@@ -815,7 +813,7 @@ def test_registered_types(
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_type_registered_between_epochs(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [tensor(number, (20_000,)) for number in range(4)]
-    loader = fastload.DataLoader(samples, 4, num_workers=workers)
+    loader = DataLoader(samples, 4, num_workers=workers)
     (batch,) = loader
     check_same(batch, torch.stack(samples))
     with monkeypatch.context() as patch:
@@ -889,14 +887,14 @@ WRAPPED: dict[str, Callable[[torch.Tensor], Dataset[Any]]] = {
 }
 
 
-def check_gathered(dataset: Any) -> None:
+def check_gathered(dataset: Any, *kinds: int) -> None:
     """Compare batches of indices that come twice, from the end, or as other integers than int."""
     index = [[0, 1, 2], [3, 3, 3], [6, 0], [-1, 5, -7], [np.int64(4), torch.tensor(2)], [1]]
     expected = [
         outcome(lambda b=batch: default_collate([dataset[i] for i in b])) for batch in index
     ]
-    for workers in WORKERS:
-        with fastload.DataLoader(dataset, batch_sampler=index, num_workers=workers) as loader:
+    for workers in kinds or WORKERS:
+        with DataLoader(dataset, batch_sampler=index, num_workers=workers) as loader:
             iterator = iter(loader)
             got = [outcome(functools.partial(next, iterator)) for _ in index]
         check_same(got, expected, f"{workers} workers")
@@ -904,9 +902,10 @@ def check_gathered(dataset: Any) -> None:
 
 @pytest.mark.parametrize("size", TABLE_SHAPES)
 def test_tensor_datasets(size: str, subtests: pytest.Subtests) -> None:
-    for name, make in TABLES.items():
+    for place, (name, make) in enumerate(TABLES.items(), [*TABLE_SHAPES].index(size)):
         with subtests.test(name):
-            check_gathered(WRAPPED["TensorDataset"](make(0, TABLE_SHAPES[size])))
+            table = WRAPPED["TensorDataset"](make(0, TABLE_SHAPES[size]))
+            check_gathered(table, WORKERS[place % 2])
 
 
 @pytest.mark.parametrize("size", TABLE_SHAPES)
@@ -927,7 +926,7 @@ def test_a_tensor_dataset_of_registered_types(kind: type, monkeypatch: pytest.Mo
 def test_writing_to_a_gathered_batch_changes_no_sample(size: str, workers: int) -> None:
     table = tensor(0, TABLE_SHAPES[size])
     before = table.clone()
-    for x, y in fastload.DataLoader(TensorDataset(table, table[:, 0]), 3, num_workers=workers):
+    for x, y in DataLoader(TensorDataset(table, table[:, 0]), 3, num_workers=workers):
         x.zero_()
         y.zero_()
     assert torch.equal(table, before)

@@ -17,7 +17,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
 from math import ceil
 from typing import Any
 from unittest import mock
@@ -103,29 +102,6 @@ def test_a_stall_of_every_reader_loses_nothing(workers: int) -> None:
     dataset.release()
     assert [batch.tolist() for batch in iterator] == in_batches(range(100), 10)
     assert Counter(dataset.reads) == Counter(range(100))
-
-
-@pytest.mark.slow
-def test_neither_a_reader_nor_a_loop_that_stalls_12_s_loses_anything() -> None:
-    """Both at once, for real: one loader's reader sleeps while the loop leaves another one alone."""
-
-    class Sleeping(Gate):
-        fastload_per_worker = ()
-
-        def __getitem__(self, index: int) -> int:
-            if index == 137:
-                time.sleep(12)
-            return super().__getitem__(index)
-
-    stalling, paused = Sleeping(1000), Gate(1000)
-    first = iter(DataLoader(stalling, 7, num_workers=4))
-    second = iter(DataLoader(paused, 7, num_workers=4))
-    got_paused = [next(second).tolist() for _ in range(5)]
-    got_stalling = [batch.tolist() for batch in first]
-    got_paused += [batch.tolist() for batch in second]
-    for dataset, got in ((stalling, got_stalling), (paused, got_paused)):
-        assert got == in_batches(range(1000), 7)
-        assert Counter(dataset.reads) == Counter(range(1000))
 
 
 # A loop that pauses.
@@ -246,36 +222,6 @@ def test_samples_alive_stay_within_the_formula(workers: int) -> None:
         assert len(batch) == 8
         del batch
     assert dataset.most <= (loader.stats().depth + 1) * 8
-
-
-# The sampler is drawn from as far as the window reaches, on the loop's thread.
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-@pytest.mark.parametrize("batch_size", [None, 5])
-def test_the_sampler_is_drawn_from_as_far_as_the_window_reaches(
-    batch_size: int | None, workers: int
-) -> None:
-    drawn: list[int] = []
-    threads = set()
-
-    class Drawn(Sampler[int]):
-        def __len__(self) -> int:
-            return 100
-
-        def __iter__(self) -> Iterator[int]:
-            for index in range(100):
-                drawn.append(index)
-                threads.add(threading.get_ident())
-                yield index
-
-    loader = DataLoader(
-        list(range(100)), batch_size, sampler=Drawn(), num_workers=workers, prefetch_batches=3
-    )
-    iterator = iter(loader)
-    for taken, _ in enumerate(islice(iterator, 10)):
-        assert len(drawn) <= (taken + 1 + 3) * (batch_size or 1)
-    assert threads == {threading.get_ident()}
 
 
 def test_all_workers_read_at_once_and_no_more_reads_than_workers() -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 import fastload
+from tests.contracts.workers import TORCH_ARGUMENTS, Rows, epochs_and_draws
 
 ITS_OWN = "worker_method" in inspect.signature(TorchLoader).parameters
-"""Whether torch's loader has thread workers (pytorch#161044). 2.15 has not."""
 
 generator = getattr(torch.random, "thread_safe_generator", None)
 needs_generator = pytest.mark.skipif(generator is None, reason="this torch has no such function")
@@ -82,54 +81,17 @@ def test_outside_of_a_worker_there_is_none() -> None:
 # ---- torch's own thread workers ----
 
 
-class Shares(IterableDataset[int]):
-    """Each worker yields its part."""
-
-    def __iter__(self) -> Any:
-        info: Any = get_worker_info()
-        return iter(range(info.id, 23, info.num_workers))
-
-
-class Indices(Dataset[Any]):
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> Any:
-        info: Any = get_worker_info()
-        assert getattr(info, "worker_method", "thread") == "thread"  # torch 2.13 and newer
-        return {"index": index, "row": torch.full((3,), float(index))}
-
-
-CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "in order": lambda: {"dataset": Indices(), "batch_size": 4},
-    "shuffled": lambda: {
-        "dataset": Indices(),
-        "batch_size": 4,
-        "shuffle": True,
-        "generator": torch.Generator().manual_seed(1),
-    },
-    "dropping the last": lambda: {"dataset": Indices(), "batch_size": 4, "drop_last": True},
-    "without batches": lambda: {"dataset": Indices(), "batch_size": None},
-    "iterable": lambda: {"dataset": Shares(), "batch_size": 3},
-}
-
-
-def _plain(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _plain(value) for key, value in batch.items()}
-    return torch.as_tensor(batch).tolist()
-
-
-def two_epochs(loader: Any) -> list[Any]:
-    return [[_plain(batch) for batch in loader] for _ in range(2)]
-
-
+@pytest.mark.skipif(not ITS_OWN, reason="this torch has no thread workers (pytorch#161044)")
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_the_cases_for_torch_s_threads_run_in_ours(case: str, persistent: bool) -> None:
+def test_torch_s_threads_and_ours_give_the_same(
+    persistent: bool, subtests: pytest.Subtests
+) -> None:
     options = {"num_workers": 2, "persistent_workers": persistent, "worker_method": "thread"}
-    with fastload.DataLoader(**CASES[case](), **options) as loader:
-        ours = two_epochs(loader)
-    assert len(ours[0]) > 4
-    if ITS_OWN:
-        assert two_epochs(TorchLoader(**CASES[case](), **options)) == ours
+
+    def seen(kind: Any, arguments: dict[str, Any]) -> list[Any]:
+        torch.manual_seed(11)
+        return epochs_and_draws(kind(Rows(), **arguments, **options))
+
+    for name, arguments in TORCH_ARGUMENTS.items():
+        with subtests.test(name):
+            assert seen(fastload.DataLoader, arguments()) == seen(TorchLoader, arguments())
