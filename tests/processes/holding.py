@@ -16,7 +16,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -64,16 +64,16 @@ def leaves() -> None:
 
 
 class Dies(Numbers):
-    """Its own indices. Reading one of `deadly` writes the moment into `note`, and ends the process by `way`."""
+    """Its own indices. Reading one of `deadly` writes the moment into `note`, and ends the process in its way."""
 
-    def __init__(self, length: int, deadly: tuple[int, ...], way: Any, note: Path) -> None:
+    def __init__(self, length: int, deadly: dict[int, Callable[[], None]], note: Path) -> None:
         super().__init__(length)
-        self.deadly, self.way, self.note = deadly, way, note
+        self.deadly, self.note = deadly, note
 
     def __getitem__(self, index: int) -> int:
         if index in self.deadly:
             self.note.write_text(str(time.monotonic()))
-            self.way()
+            self.deadly[index]()
         return index
 
 

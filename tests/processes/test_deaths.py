@@ -61,11 +61,11 @@ from tests.resuming import through_json
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 WITHIN_S = 1.0
-WAYS: list[tuple[Callable[[], None], str]] = [
-    (killed, "SIGKILL"),
-    (segfault, "SIGSEGV"),
-    (leaves, "code 3"),
-]
+WAYS: dict[int, tuple[Callable[[], None], str]] = {
+    14: (killed, "SIGKILL"),
+    22: (segfault, "SIGSEGV"),
+    30: (leaves, "code 3"),
+}
 
 
 def died(error: Any, *words: str) -> WorkerDiedError:
@@ -105,25 +105,25 @@ def three_attempts(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize(("way", "named"), WAYS, ids=[named for _, named in WAYS])
 @three_attempts
-def test_a_death_is_an_error_in_the_place_of_its_batch(
-    way: Callable[[], None], named: str, context: str, tmp_path: Path
-) -> None:
-    dataset = Dies(40, (14,), way, tmp_path / "moment")
+def test_a_death_is_an_error_in_the_place_of_its_batch(context: str, tmp_path: Path) -> None:
+    dataset = Dies(40, {index: way for index, (way, _) in WAYS.items()}, tmp_path / "moment")
     with fastload.DataLoader(
-        dataset, 4, num_workers=3, worker_method="process", multiprocessing_context=context
-    ) as loader:
+        dataset, 4, num_workers=4, worker_method="process", multiprocessing_context=context,
+        prefetch_batches=1,
+    ) as loader:  # fmt: skip
         iterator = iter(loader)
-        got = [next(iterator).tolist() for _ in range(3)]
-        with pytest.raises(WorkerDiedError) as caught:
-            next(iterator)
-        took_s = time.monotonic() - float((tmp_path / "moment").read_text())
-        died(caught.value, "worker ", named, "12, 13, 14, 15")
-        in_time(took_s, WITHIN_S)
-        assert got + plain(outcomes(iterator)) == [
-            batch for place, batch in enumerate(in_batches(range(40), 4)) if place != 3
-        ], "the others continue"
+        for place, indices in enumerate(in_batches(range(40), 4)):
+            if not (deadly := WAYS.keys() & indices):
+                assert next(iterator).tolist() == indices, "the others continue"
+                continue
+            with pytest.raises(WorkerDiedError) as caught:
+                next(iterator)
+            took_s = time.monotonic() - float((tmp_path / "moment").read_text())
+            named = WAYS[deadly.pop()][1]
+            died(caught.value, "worker ", named, str(indices)[1:-1], f"batch {place}")
+            in_time(took_s, WITHIN_S)
+        assert next(iterator, None) is None
 
 
 def killed_in_batch_1(iterator: Iterator[Any], pipe: Pipe) -> tuple[int, WorkerDiedError]:
@@ -175,7 +175,7 @@ def test_a_death_between_two_batches_is_no_hang(pipe: Pipe, gate: Gate) -> None:
 def test_with_the_last_worker_the_iterator_closes_and_iter_begins_again(
     persistent: bool, tmp_path: Path
 ) -> None:
-    dataset = Dies(40, (4, 9), killed, tmp_path / "moment")
+    dataset = Dies(40, {4: killed, 9: killed}, tmp_path / "moment")
     with fastload.DataLoader(
         dataset, 4, num_workers=2, worker_method="process", persistent_workers=persistent
     ) as loader:
@@ -193,7 +193,7 @@ def test_with_the_last_worker_the_iterator_closes_and_iter_begins_again(
 
 def test_persistent_workers_are_whole_again_in_the_next_epoch(tmp_path: Path) -> None:
     """A dead worker is replaced between epochs, not within one."""
-    dataset = DiesOnce(40, (6,), killed, tmp_path / "moment")
+    dataset = DiesOnce(40, {6: killed}, tmp_path / "moment")
     with fastload.DataLoader(
         dataset, 4, num_workers=2, worker_method="process", persistent_workers=True
     ) as loader:
@@ -262,15 +262,10 @@ class DiesUnpickled(Numbers):
 # ---- iterable datasets ----
 
 
-@pytest.mark.parametrize("batch_size", [2, 3])
-def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(
-    batch_size: int, tmp_path: Path
-) -> None:
+def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(tmp_path: Path) -> None:
     def make() -> fastload.DataLoader[Any]:
         dataset = DyingLane(11, 7, tmp_path / "moment")
-        return fastload.DataLoader(
-            dataset, batch_size, num_workers=2, worker_method="process", seed=5
-        )
+        return fastload.DataLoader(dataset, 3, num_workers=2, worker_method="process", seed=5)
 
     note = tmp_path / "moment"
     note.touch()
@@ -287,7 +282,7 @@ def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(
     died(got[-2], "worker 1", "SIGKILL")
     had = plain(got[:-2])
     assert had == whole[: len(had)]
-    assert 7 // batch_size <= len(had) < len(whole)
+    assert 7 // 3 <= len(had) < len(whole)
     with make() as loader:
         loader.load_state_dict(state)
         assert had + plain(outcomes(iter(loader))) == whole
@@ -475,7 +470,7 @@ def kills(rounds: int, pipe: Pipe, seed: int = 0) -> None:
     rng = random.Random(seed)
     before, files, mapped = descendants(), open_descriptors(), len(memfds())
     late = [seconds for _ in range(rounds) if (seconds := one_kill(rng, pipe)) is not None]
-    assert rounds // 10 <= len(late), "the kills strike epochs that run"
+    assert max(1, rounds // 10) <= len(late), "the kills strike epochs that run"
     # A busy machine lets a few wait. One that is late by itself is late each time.
     assert sorted(late)[len(late) * 9 // 10] < WITHIN_S
     assert max(late) < 20 * WITHIN_S
@@ -485,7 +480,7 @@ def kills(rounds: int, pipe: Pipe, seed: int = 0) -> None:
 
 
 def test_kills_at_random_moments_leave_nothing_and_cost_at_most_a_batch(pipe: Pipe) -> None:
-    kills(20, pipe)
+    kills(8, pipe)
 
 
 @pytest.mark.slow
@@ -555,11 +550,9 @@ def kill_parent(
 @pytest.mark.parametrize(
     ("context", "held", "forked"),
     [
-        ("fork", "held", "alone"),
         ("fork", "held", "forked"),
         ("fork", "computes", "alone"),
         ("forkserver", "computes", "alone"),
-        ("fork", "free", "alone"),
         ("fork", "free", "forked"),
         ("forkserver", "held", "forked"),
         ("forkserver", "free", "alone"),
