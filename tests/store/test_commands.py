@@ -107,9 +107,8 @@ def on_nodes(path: Path, *nodes: str) -> Path:
 # ---- verify ----
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_set_that_is_right_is_read_whole(source: Path, workers: str) -> None:
-    result = call("verify", source, "--workers", workers)
+def test_a_set_that_is_right_is_read_whole(source: Path) -> None:
+    result = call("verify", source, "--workers", "2")
     size = sum(map(os.path.getsize, source.glob("*.arrow")))
     assert result.exit_code == 0
     assert result.output.startswith("3 parts checked in ")

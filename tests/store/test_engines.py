@@ -190,8 +190,7 @@ def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
 # ---- worlds ----
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 32])
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (2, 0), (3, 2), (4, 0), (32, 0)])
 def test_every_pair_is_read_once_and_aligned(world: int, workers: int, prepared: Path) -> None:
     dataset = store.get(prepared, data="x", label="y")
     seen = []
@@ -278,6 +277,7 @@ def test_a_full_memory_keeps_complete_parts_and_nothing_else(
         subprocess.run(["umount", "-l", mount], check=True)
 
 
+@pytest.mark.slow  # the quick test of it has an audit hook: `test_placement.py`
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_strace_sees_that_a_rank_opens_its_node_s_parts_only(tmp_path: Path) -> None:
     from tests.store.test_placement import nodes_with

@@ -37,6 +37,7 @@ from fastload.store.columns import MAX_ROW
 from fastload.store.root import collect, sets
 from tests.children import Python, run_python
 from tests.contracts.filled_rows import FilledRows, Source
+from tests.promises.equal import check_same
 from tests.resuming import resumes_twice
 
 X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
@@ -57,33 +58,34 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-]
+DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16)
+DTYPES += (torch.float32, torch.float64)
+LONG = (2**15,)  # longer than MAX_ROW, also of bytes
+COLUMNS = {
+    **{f"{dtype} {shape}": (dtype, shape) for dtype in DTYPES for shape in ((), (3,), (2, 5))},
+    **{f"long {dtype}": (dtype, LONG) for dtype in (torch.uint8, torch.bfloat16)},
+}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
-def test_tensors_come_back_as_they_were(
-    dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path
-) -> None:
-    values = torch.randint(0, 2, (20, *shape)).to(dtype)
-    store.put({"x": values}, "set", root=tmp_path)
-    dataset = store.get("set", data="x", root=tmp_path)
-    assert all(torch.equal(dataset[k], values[k]) for k in range(20))
-    assert dataset[3].dtype is dtype
+def columns_of(rows: int) -> dict[str, torch.Tensor]:
+    """Return a column of each dtype and shape, whose rows differ."""
+    numbers = torch.arange(rows)
+    return {
+        name: torch.randint(0, 2, (rows, *shape)).to(dtype)
+        * numbers.to(dtype).view(rows, *[1] * len(shape))
+        for name, (dtype, shape) in COLUMNS.items()
+    }
+
+
+def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
+    values = columns_of(20)
+    store.put(values, "set", root=tmp_path)
+    dataset = store.get("set", root=tmp_path)
+    for k in range(20):
+        check_same(dataset[k], {name: column[k] for name, column in values.items()})
     (batch,) = DataLoader(dataset, 20, num_workers=2)
-    assert batch.dtype is dtype
-    assert torch.equal(batch, values)
-    (column,) = dataset.column("x")
-    assert torch.equal(column, values)
+    check_same(batch, values)
+    check_same({name: dataset.column(name) for name in values}, {n: [c] for n, c in values.items()})
 
 
 def test_what_can_be_a_column(tmp_path: Path) -> None:
@@ -168,39 +170,28 @@ def test_tables_and_parquet_files(tmp_path: Path) -> None:
     assert torch.equal(store.get("whole", data="x", root=tmp_path)[3], torch.tensor([9, 10, 11]))
 
 
-LONG = (2**15,)  # longer than MAX_ROW, also of bytes
-
-
 @pytest.mark.parametrize("on_one_core", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [(shape, dtype) for shape in ((), (3,), (2, 5)) for dtype in DTYPES]
-    + [(LONG, torch.uint8), (LONG, torch.bfloat16)],
-)
-def test_rows_of_many_parts_are_those_of_one(
-    shape: tuple[int, ...], dtype: torch.dtype, on_one_core: bool, tmp_path: Path
-) -> None:
-    values = torch.randint(0, 2, (50, *shape)).to(dtype) * torch.arange(50).to(dtype).view(
-        50, *[1] * len(shape)
-    )
-    store.put(({"x": part} for part in values.split(7)), "set", root=tmp_path)
-    dataset = store.get("set", data="x", root=tmp_path)
+def test_rows_of_many_parts_are_those_of_one(on_one_core: bool, tmp_path: Path) -> None:
+    values = columns_of(50)
+    parts = zip(*(column.split(7) for column in values.values()), strict=True)
+    store.put((dict(zip(values, part, strict=True)) for part in parts), "set", root=tmp_path)
+    dataset = store.get("set", root=tmp_path)
     dataset._gatherer._on_one_core = 100 if on_one_core else 0
     order = torch.randperm(50)
-    found = torch.cat([*DataLoader(dataset, 13, sampler=order.tolist())])
-    assert torch.equal(found, values[order])
+    batches = [*DataLoader(dataset, 13, sampler=order.tolist())]
+    for name, column in values.items():
+        check_same(torch.cat([batch[name] for batch in batches]), column[order])
     assert dataset._gatherer._on_one_core > 0 or not on_one_core
 
 
 class TestRows(FilledRows):
-    @pytest.fixture(params=["parts", "one part", "long rows"])
+    @pytest.fixture(params=["parts", "long rows"])
     def source(self, request: pytest.FixtureRequest, tmp_path: Path) -> Source:
         rows = torch.arange(12, dtype=torch.uint8)[:, None].expand(12, MAX_ROW + 1)
         data = {
             "parts": (
                 {"x": x, "y": y} for x, y in zip(X[:20].split(7), Y[:20].split(7), strict=True)
             ),
-            "one part": {"x": X[:20], "y": Y[:20]},
             "long rows": ({"x": x, "y": x[:, 0]} for x in rows.split(5)),
         }
         store.put(data[request.param], tmp_path / "set")
