@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+import fastload
 from fastload.errors import LoaderClosedError
 from tests.fakes import Numbers
 
@@ -139,6 +140,19 @@ class DyingLane(IterableDataset[Any]):
 
 
 # ---- what the tests call ----
+
+
+def processes(
+    dataset: Any,
+    batch_size: int | None = 4,
+    *,
+    workers: int = 2,
+    context: Any = None,
+    **options: Any,
+) -> fastload.DataLoader[Any]:
+    """Return a loader with worker processes."""
+    options |= {"worker_method": "process", "multiprocessing_context": context}
+    return fastload.DataLoader(dataset, batch_size, num_workers=workers, **options)
 
 
 class Pipe:

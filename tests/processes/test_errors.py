@@ -28,7 +28,6 @@ from typing import Any
 import pytest
 import torch
 
-import fastload
 from fastload import SKIP
 from fastload.engine import team
 from fastload.engine import threads as engine_threads
@@ -36,7 +35,17 @@ from fastload.errors import DecodeError, LoaderTimeoutError
 from fastload.processes import parent, wire
 from fastload.processes.packing import pack_error, unpack_error
 from tests.fakes import Numbers
-from tests.processes.holding import Gate, Held, Pipe, Says, Watch, outcomes, pass_gate, say
+from tests.processes.holding import (
+    Gate,
+    Held,
+    Pipe,
+    Says,
+    Watch,
+    outcomes,
+    pass_gate,
+    processes,
+    say,
+)
 from tests.promises.reading import in_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -116,7 +125,7 @@ class Exits(Exception):
 
 
 def loader_of(makes: Sequence[Callable[[], BaseException]], **options: Any) -> Any:
-    return fastload.DataLoader(Bad(makes), 4, num_workers=2, worker_method="process", **options)
+    return processes(Bad(makes), **options)
 
 
 def the_errors(*makes: Callable[[], BaseException]) -> list[Any]:
@@ -227,12 +236,7 @@ def shared_group() -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        shared_group(),
-        BaseExceptionGroup("stops", [SystemExit(3), KeyError("a")]),
-    ],
-    ids=str,
+    "error", [shared_group(), BaseExceptionGroup("stops", [SystemExit(3), KeyError("a")])], ids=str
 )
 def test_the_members_of_groups_are_what_they_were(error: BaseException) -> None:
     again = unpack_error(pack_error(error, "worker 0"))
@@ -309,9 +313,7 @@ def test_on_error_that_returns_what_cannot_be_pickled_is_an_error_in_its_place()
 
 def test_a_timeout_names_what_each_worker_does(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1, 6), pipe.path, gate.path)
-    with fastload.DataLoader(
-        dataset, 4, num_workers=2, worker_method="process", timeout=1
-    ) as loader:
+    with processes(dataset, timeout=1) as loader:
         iterator = iter(loader)
         said = dict(reversed(pipe.hear()) for _ in range(2))
         with pytest.raises(LoaderTimeoutError) as caught:
@@ -340,16 +342,13 @@ def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
         monkeypatch.setattr(parent, "START_SECONDS", 0.2)
         monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
     init = functools.partial(wait_in_init, pipe.path, gate.path)
-    loader = fastload.DataLoader(
-        Numbers(4), 4, num_workers=1, worker_method="process", worker_init_fn=init, timeout=timeout
-    )
+    loader = processes(Numbers(4), workers=1, worker_init_fn=init, timeout=timeout)
     if timeout:
         with pytest.raises(LoaderTimeoutError, match=r"(?s)worker 0.*timeout=1 s.*in pass_gate"):
             iter(loader)
     else:
         with pytest.warns(
-            RuntimeWarning,
-            match=r"(?s)worker 0 used no CPU.*pass timeout=.*in pass_gate",
+            RuntimeWarning, match=r"(?s)worker 0 used no CPU.*pass timeout=.*in pass_gate"
         ):
             assert next(iter(loader)).tolist() == [0, 1, 2, 3]
     loader.close()
@@ -373,9 +372,7 @@ def opening(gate: Gate, stack: Callable[..., str]) -> Callable[..., str]:
 
 def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1,), pipe.path, gate.path)
-    with fastload.DataLoader(
-        dataset, 4, num_workers=1, worker_method="process", timeout=1
-    ) as loader:
+    with processes(dataset, workers=1, timeout=1) as loader:
         iterator = iter(loader)
         (pid,) = pipe.numbers()
         os.kill(pid, signal.SIGSTOP)
@@ -389,7 +386,7 @@ def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> No
 
 def test_a_worker_that_hangs_is_killed_by_close(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1,), pipe.path, gate.path)
-    loader = fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process")
+    loader = processes(dataset)
     iterator = iter(loader)
     (pid,) = pipe.numbers()
     with closing(Watch(pid)) as watch:
@@ -409,7 +406,7 @@ def test_a_worker_that_does_not_end_after_its_last_batch_is_one_line(
     delayed: bool, pipe: Pipe, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time in which it waited for a core does not count."""
-    loader = fastload.DataLoader(Says(8, pipe.path), 4, num_workers=1, worker_method="process")
+    loader = processes(Says(8, pipe.path), workers=1)
     iterator = iter(loader)
     (pid,) = pipe.numbers()
     assert [next(iterator).tolist() for _ in range(2)] == in_batches(range(8), 4)

@@ -25,9 +25,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import fastload
 from tests.fakes import Numbers
-from tests.processes.holding import memfds, outcomes
+from tests.processes.holding import memfds, outcomes, processes
 from tests.promises.equal import check_same
 from tests.promises.test_kept_batches import ALIASES as THEIRS
 from tests.promises.test_kept_batches import CHANGES, EXCHANGED, RESIZING, check_rows
@@ -50,11 +49,6 @@ class Wide(Numbers):
         return {"x": torch.full((self.width,), float(index)), "y": index}
 
 
-def loader_of(dataset: Any, workers: int = 2, **options: Any) -> fastload.DataLoader[Any]:
-    options = {"batch_size": BATCH, **options}
-    return fastload.DataLoader(dataset, num_workers=workers, worker_method="process", **options)
-
-
 # ---- what the loop keeps ----
 
 
@@ -63,7 +57,7 @@ def test_what_is_kept_stays(size: str, subtests: pytest.Subtests) -> None:
     """Every second batch is kept by an alias alone, each alias twice. The others are let go."""
     kept: list[tuple[str, Callable[[], Any], list[float]]] = []
     names = itertools.cycle(ALIASES)
-    with loader_of(Wide(4 * BATCH * len(ALIASES), WIDTHS[size])) as loader:
+    with processes(Wide(4 * BATCH * len(ALIASES), WIDTHS[size])) as loader:
         for number, batch in enumerate(loader):
             values = batch["y"].tolist()
             check_rows(batch["x"], values)
@@ -86,7 +80,7 @@ def test_what_is_kept_stays(size: str, subtests: pytest.Subtests) -> None:
 def test_what_the_user_changed_and_let_go_changes_no_later_batch(size: str) -> None:
     """Also not one that a worker writes: workers have the pages of a batch mapped."""
     names = itertools.cycle(CHANGES)
-    with loader_of(Wide(4 * BATCH * len(CHANGES), WIDTHS[size])) as loader:
+    with processes(Wide(4 * BATCH * len(CHANGES), WIDTHS[size])) as loader:
         for batch in loader:
             x, name = batch["x"], next(names)
             assert (x.shape, x.requires_grad, x.grad) == ((BATCH, WIDTHS[size]), False, None)
@@ -106,7 +100,7 @@ def test_members_of_a_batch_are_kept_apart() -> None:
             return {**sample, "pair": (sample["x"] + 0.5, (sample["x"] + 0.25).numpy())}
 
     kept: list[tuple[torch.Tensor, list[float], float]] = []
-    with loader_of(Many(120, 5000)) as loader:
+    with processes(Many(120, 5000)) as loader:
         for number, batch in enumerate(loader):
             parts = [(batch["x"], 0.0), (batch["pair"][0], 0.5), (batch["pair"][1], 0.25)]
             part, offset = parts[number % 3]
@@ -117,7 +111,7 @@ def test_members_of_a_batch_are_kept_apart() -> None:
 
 
 def test_all_batches_of_an_epoch_at_once() -> None:
-    with loader_of(Wide(200, 2000), 3, in_order=False, prefetch_batches=8) as loader:
+    with processes(Wide(200, 2000), workers=3, in_order=False, prefetch_batches=8) as loader:
         for _ in range(2):
             batches = list(loader)
             values = [value for batch in batches for value in batch["y"].tolist()]
@@ -154,7 +148,7 @@ def forked(look: Callable[[], bool]) -> Callable[[], bool]:
 def test_a_fork_that_holds_a_batch_sees_it_unchanged(size: str) -> None:
     """While the parent lets it go and loads on. Without a fork the same pages are lent again, which is seen too."""
     held = {0: "the batch", 1: ".numpy()", 2: "storage", 30: "the batch", 31: ".numpy()"}
-    with loader_of(Wide(60 * BATCH, WIDTHS[size]), prefetch_batches=3) as loader:
+    with processes(Wide(60 * BATCH, WIDTHS[size]), prefetch_batches=3) as loader:
         asked = []
         for number, batch in enumerate(loader):
             if number in held:
@@ -202,7 +196,7 @@ class Keeps(Dataset[Any]):
 
 @pytest.mark.parametrize("size", WIDTHS)
 def test_what_a_dataset_keeps_of_the_rows_it_filled_does_not_change(size: str) -> None:
-    with loader_of(Keeps(WIDTHS[size])) as loader:
+    with processes(Keeps(WIDTHS[size])) as loader:
         for number, batch in enumerate(loader):
             check_rows(batch, [*range(number * BATCH, (number + 1) * BATCH)])
             del batch
@@ -225,7 +219,7 @@ class KeepsSamples(Numbers):
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_a_sample_that_its_dataset_keeps_is_not_the_loop_s(batch_size: int | None) -> None:
-    with loader_of(KeepsSamples(100), batch_size=batch_size) as loader:
+    with processes(KeepsSamples(100), batch_size=batch_size) as loader:
         for batch in loader:
             batch.zero_()
 
@@ -236,7 +230,7 @@ def test_a_sample_that_its_dataset_keeps_is_not_the_loop_s(batch_size: int | Non
 @pytest.mark.parametrize(("kept", "size"), [(0, "small"), (3, "large")])
 def test_a_steady_loop_has_a_bounded_number_of_segments(kept: int, size: str) -> None:
     before = len(memfds())
-    with loader_of(Wide(60 * BATCH, WIDTHS[size]), prefetch_batches=4) as loader:
+    with processes(Wide(60 * BATCH, WIDTHS[size]), prefetch_batches=4) as loader:
         held: collections.deque[Any] = collections.deque(maxlen=kept)
         counts = []
         for batch in loader:
@@ -276,7 +270,7 @@ SIZES = [
 
 def test_batches_of_other_sizes_arrive_and_their_memory_stays_bounded() -> None:
     before = len(memfds())
-    with loader_of(Sizes(SIZES), batch_size=1, prefetch_batches=4) as loader:
+    with processes(Sizes(SIZES), batch_size=1, prefetch_batches=4) as loader:
         counts = []
         for index, batch in enumerate(loader):
             assert batch.shape == (1, SIZES[index])
@@ -291,7 +285,7 @@ def test_batches_of_other_lengths_arrive() -> None:
     lengths = [(1, 2, 64, 5, 33)[k % 5] for k in range(30)]
     ends = [*itertools.accumulate(lengths)]
     batches = [[*range(end - length, end)] for length, end in zip(lengths, ends, strict=True)]
-    with loader_of(Wide(ends[-1], 500), batch_size=1, batch_sampler=batches) as loader:
+    with processes(Wide(ends[-1], 500), batch_size=1, batch_sampler=batches) as loader:
         kept = [(batch["x"], batch["y"].tolist()) for batch in loader]
     assert [values for _, values in kept] == batches
     for x, values in kept:
@@ -308,7 +302,7 @@ class View(Numbers):
 
 
 def test_a_view_of_a_huge_tensor_does_not_carry_the_whole() -> None:
-    with loader_of(View(6), batch_size=None) as loader:
+    with processes(View(6), batch_size=None) as loader:
         for index, sample in enumerate(loader):
             assert sample.tolist() == [float(index)] * 10
             assert sample.untyped_storage().nbytes() < 2**16
@@ -326,7 +320,7 @@ class Sharing(Numbers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tensors_that_share_memory_share_it_in_the_batch(workers: int) -> None:
-    with loader_of(Sharing(6), workers, batch_size=None) as loader:
+    with processes(Sharing(6), None, workers=workers) as loader:
         for index, sample in enumerate(loader):
             check_same(sample, Sharing(6)[index])
             sample["whole"][1, 2] = -7.0
@@ -426,7 +420,7 @@ def test_a_sample_of_any_type_arrives_bit_for_bit(
 ) -> None:
     """What torch's functions refuse is an error in its place."""
     dataset = EachTwice(2 * len(KINDS))
-    with loader_of(dataset, 0, **options) as here, loader_of(dataset, **options) as there:
+    with processes(dataset, workers=0, **options) as here, processes(dataset, **options) as there:
         expected, got = outcomes(iter(here)), outcomes(iter(there))
     places = len(expected) // len(KINDS)
     assert len(got) == len(expected) == places * len(KINDS)
@@ -479,7 +473,7 @@ STAYS: list[tuple[Callable[[], Any], Any, str]] = [
 
 
 def test_an_object_that_cannot_travel_is_an_error_in_its_place() -> None:
-    with loader_of(Odd(36), collate_fn=list) as loader:
+    with processes(Odd(36), collate_fn=list) as loader:
         iterator = iter(loader)
         for first, (_, kind, words) in zip(range(0, 32, 8), STAYS, strict=True):
             assert [int(sample[0]) for sample in next(iterator)] == [*range(first, first + 4)]

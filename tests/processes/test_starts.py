@@ -41,6 +41,7 @@ from fastload.verdicts.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
+from tests.processes.holding import processes
 from tests.promises.equal import check_same
 from tests.promises.reading import Watched, in_batches, wait_until
 
@@ -138,9 +139,7 @@ class Holds(Numbers):
     ],
 )
 def test_what_cannot_be_pickled_is_named_by_its_path(make: Any, path: str, context: str) -> None:
-    loader = fastload.DataLoader(
-        make(), num_workers=2, worker_method="process", multiprocessing_context=context
-    )
+    loader = processes(make(), 1, context=context)
     with pytest.raises(DatasetCopyError) as caught:
         iter(loader)
     assert path in str(caught.value)
@@ -150,13 +149,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path(make: Any, path: str, conte
 def test_arguments_that_cannot_be_pickled_are_named() -> None:
     for name in ("collate_fn", "worker_init_fn"):
         options: dict[str, Any] = {name: lambda x: None}
-        loader = fastload.DataLoader(
-            Numbers(8),
-            num_workers=1,
-            worker_method="process",
-            multiprocessing_context="spawn",
-            **options,
-        )
+        loader = processes(Numbers(8), 1, workers=1, context="spawn", **options)
         with pytest.raises(DatasetCopyError, match=name):
             iter(loader)
 
@@ -242,7 +235,7 @@ def test_in_a_daemonic_process_the_error_says_what_to_do() -> None:
 
 def test_iter_in_a_thread_that_ends_leaves_the_workers_alive() -> None:
     """They end with the process, not with the thread that forked them."""
-    loader = fastload.DataLoader(Numbers(80), 4, num_workers=2, worker_method="process")
+    loader = processes(Numbers(80))
     iterators: list[Any] = []
     starting = threading.Thread(target=lambda: iterators.append(iter(loader)))
     starting.start()
@@ -329,13 +322,7 @@ def test_400_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
     beside = fastload.DataLoader(
         Busy(10**6, file), 8, num_workers=2, sampler=range(10**6), copy_dataset="state"
     )
-    forking = fastload.DataLoader(
-        Busy(8, file),
-        2,
-        num_workers=1,
-        worker_method="process",
-        multiprocessing_context="fork",
-    )
+    forking = processes(Busy(8, file), 2, workers=1, context="fork")
     try:
         with beside, forking:
             others = iter(beside)
