@@ -335,14 +335,6 @@ def test_the_error_names_what_differs_and_both_remedies(tmp_path: Path) -> None:
     assert torch.equal(values(first), before)  # which are mapped, and stay so
 
 
-def test_a_set_that_is_none_of_features_is_not_taken_for_one(tmp_path: Path) -> None:
-    store.put({"x": torch.zeros(3)}, tmp_path / "set")
-    with pytest.raises(FileExistsError, match=r"which features\(\) did not make. Choose"):
-        store.features(tmp_path / "set", dataset=Numbers(), model=net())
-    found = store.features(tmp_path / "set", dataset=Numbers(), model=net(), replace=True)
-    assert len(found) == ROWS
-
-
 # ---- what the dataset is known by ----
 
 

@@ -113,11 +113,7 @@ class _Control:
         return self.gather(value)[0]
 
 
-def on_ranks(
-    size: int,
-    call: Callable[[Rank], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[Any]:
+def on_ranks(size: int, call: Callable[[Rank], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Call a function on each rank, in threads. Return what each returned, or the error that it raised."""
     together = Together(size)
     results: list[Any] = [None] * size
@@ -292,19 +288,6 @@ def test_a_set_that_is_there_is_opened_and_another_one_is_named(tmp_path: Path) 
         store.features(path, dataset=Numbers(), model=Net())
     found = store.predictions(path, dataset=Numbers(41), model=Net(), replace=True)
     assert torch.equal(values(found), expected(41))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"loader": {"shuffle": True}}, "shuffle cannot be given"),
-        ({"parts": 41}, "parts must be 1 to 40"),
-        ({"dataset": Numbers(0)}, "the dataset has no samples"),
-    ],
-)
-def test_arguments_are_checked(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        store.predictions(tmp_path / "set", **{"dataset": Numbers(), "model": Net(), **given})
 
 
 def test_a_rank_that_no_launcher_has_started_is_refused(

@@ -4,6 +4,8 @@
 - Errors of `prepare` name the source. "skip" lists what was left out.
 - A dead worker or a full memory loses no complete part of `prepare`.
 - Several processes prepare a set once.
+- A preparation that was killed resumes, even if processes that it had forked live on.
+- `prepare` in a program without `if __name__ == "__main__":` ends with a sentence, and never waits for itself.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fastload import store
 from fastload._kit.fingerprint import fingerprint
 from fastload.errors import PrepareError, StoreFullError
 from fastload.store.root import collect, sets
-from tests.children import Python
+from tests.children import Python, run_python
 from tests.files import arrow_files
 
 ROWS = 50
@@ -426,3 +428,43 @@ def test_sources_that_cannot_be_told_apart_are_refused(tmp_path):
         pytest.raises(TypeError, match="TextIOWrapper cannot be pickled"),
     ):
         store.prepare(str, [first, second], "set", root=tmp_path, workers=0)
+
+
+FORKED = """
+import os, sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from fastload.store import prepare
+
+def make(source):
+    print(os.getpid(), flush=True)
+    sys.stdin.read()  # the test kills the parent before it lets go
+
+prepare(make, [1], "a", root=sys.argv[1], executor=ProcessPoolExecutor(1, get_context("fork")))
+"""
+
+
+def test_forked_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with Python(["-c", FORKED, tmp_path], **pipes) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        try:
+            parent.kill()
+            parent.wait()
+            assert store.prepare(rows_of, [1], "a", root=tmp_path, workers=0).made == 1
+            os.kill(worker, 0)  # it lives
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_program_without_guard_ends(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from fastload.store import prepare\n"
+        "prepare(abs, [1, 2], 'a', root=sys.argv[1], workers=1)\n"
+    )
+    ended = run_python(program, tmp_path / "sets")
+    assert ended.returncode == 1
+    assert 'Call it under `if __name__ == "__main__":`' in ended.stderr
