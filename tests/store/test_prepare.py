@@ -438,15 +438,16 @@ from fastload.store import prepare
 
 def make(source):
     print(os.getpid(), flush=True)
-    sys.stdin.read()  # the test kills the parent before it lets go
+    os.read(int(sys.argv[2]), 1)  # the test kills the parent before it lets go
 
 prepare(make, [1], "a", root=sys.argv[1], executor=ProcessPoolExecutor(1, get_context("fork")))
 """
 
 
 def test_forked_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with Python(["-c", FORKED, tmp_path], **pipes) as parent:
+    reading, writing = os.pipe()
+    command = ["-c", FORKED, tmp_path, reading]
+    with Python(command, stdout=subprocess.PIPE, pass_fds=[reading]) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         try:
@@ -456,6 +457,8 @@ def test_forked_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
             os.kill(worker, 0)  # it lives
         finally:
             os.kill(worker, signal.SIGKILL)
+            os.close(reading)
+            os.close(writing)
 
 
 def test_a_program_without_guard_ends(tmp_path: Path) -> None:
