@@ -27,7 +27,7 @@ from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images
 from tests.children import run_python
 
-COUNT = 64
+COUNT = 32
 
 
 def inner(*sides: slice) -> tuple[slice, ...]:

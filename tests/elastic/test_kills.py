@@ -40,14 +40,7 @@ def connect(where: int | Path) -> Store:
 def work(where: int | Path, log: str) -> None:
     """Take shards until the last epoch, which the parent names, has ended. Write what was done into the log."""
     store = connect(where)
-    leases = Leases(
-        SHARDS,
-        shard=1,
-        store=store,
-        lease_s=LEASE_S,
-        max_tries=10_000,
-        on_lost="warn",
-    )
+    leases = Leases(SHARDS, shard=1, store=store, lease_s=LEASE_S, max_tries=10_000, on_lost="warn")
     with open(log, "a", buffering=1) as file, leases:
         for epoch in count():
             for rows in leases.shards(epoch):

@@ -1,12 +1,12 @@
 """Promises:
-- A message whose memory does not hold what it says is refused by servers and by clients, and ends neither.
+- A message whose memory does not hold what it says is refused by servers and by clients, and ends neither. See also
+  `tests/store/test_damaged_sets.py` for sets.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,9 @@ import pytest
 import torch
 from pyarrow import flight
 
-from fastload import store
-from fastload.datasets.manifest import INDEX, read_index
-from fastload.errors import PackedDataError, ParametersError
+from fastload.errors import ParametersError
 from fastload.parameters import PSClient, connect, wire
-from fastload.store.flight import ServerSource
-from tests.forged import BYTES, PIECES, batch_of_too_many_rows, piece_beyond_its_buffer
+from tests.forged import BYTES, batch_of_too_many_rows
 
 pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
 
@@ -91,9 +88,9 @@ def test_a_tensor_that_does_not_lie_in_its_message_is_refused(lie: Any) -> None:
 class LyingServer(flight.FlightServerBase):  # type: ignore[misc]
     """Answers each call with one batch."""
 
-    def __init__(self, batch: pa.RecordBatch, answers: Any = ()) -> None:
+    def __init__(self, batch: pa.RecordBatch) -> None:
         super().__init__("grpc://127.0.0.1:0")
-        self._batch, self._answers = batch, answers
+        self._batch = batch
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         writer.begin(BYTES)
@@ -106,12 +103,6 @@ class LyingServer(flight.FlightServerBase):  # type: ignore[misc]
             head = np.int64(ROWS).tobytes() + text.encode()
             writer.write_with_metadata(self._batch, pa.py_buffer(head))
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        return flight.GeneratorStream(PIECES, iter([self._batch]))
-
-    def do_action(self, context: Any, action: Any) -> Any:
-        return [flight.Result(answer) for answer in self._answers]
-
 
 def test_a_client_refuses_an_answer_of_a_server_that_lies() -> None:
     with LyingServer(batch_of_too_many_rows(ROWS)) as server:
@@ -119,37 +110,3 @@ def test_a_client_refuses_an_answer_of_a_server_that_lies() -> None:
         with pytest.raises(ParametersError, match="gave an answer that cannot be read: ValueError"):
             client.pull_variable()
         client.close()
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        piece_beyond_its_buffer(2**30),
-        piece_beyond_its_buffer(-(2**30)),
-        pa.record_batch([pa.array([b"x" * 2**20], pa.binary())], schema=PIECES),
-    ],
-    ids=["beyond", "before", "too much"],
-)
-def test_a_copy_from_a_server_that_lies_is_refused(batch: pa.RecordBatch, tmp_path: Path) -> None:
-    store.put({"x": torch.arange(9)}, tmp_path / "there" / "s")
-    index = (tmp_path / "there" / "s" / INDEX).read_bytes()
-    (shard,) = read_index(str(tmp_path / "there" / "s")).shards
-    answers = [index, json.dumps([shard.name]).encode()]
-    with LyingServer(batch, answers) as server:
-        url = f"grpc://127.0.0.1:{server.port}"
-        with pytest.raises(PackedDataError, match="cannot be read from: "):
-            store.get(tmp_path / "here" / "s", source=url)
-        with pytest.raises(PackedDataError, match="cannot be read from: "):
-            list(ServerSource(url).read("s", shard))
-
-
-@pytest.mark.parametrize("answers", [[b"1"], [b"1", b"2"], [b"1"] * 3, "index and 5"])
-def test_an_index_from_a_server_that_lies_is_refused(answers: Any, tmp_path: Path) -> None:
-    store.put({"x": torch.arange(9)}, tmp_path / "there" / "s")
-    if isinstance(answers, str):
-        answers = [(tmp_path / "there" / "s" / INDEX).read_bytes(), b"5"]
-    with (
-        LyingServer(piece_beyond_its_buffer(5), answers) as server,
-        pytest.raises(PackedDataError),
-    ):
-        store.get(tmp_path / "here" / "s", source=f"grpc://127.0.0.1:{server.port}")

@@ -114,8 +114,9 @@ def assert_same(worker: Worker, model: Model, rows: list[Tensor], tolerance: flo
     torch.testing.assert_close(found, torch.stack(rows).detach(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "number"), [*zip(OPTIMIZERS, (1, 3, 3), strict=True)], ids=str
+)
 def test_one_asynchronous_worker_is_torch_in_one_process(optimizer: Optimizer, number: int) -> None:
     worker, model = Worker(PSClient(connect(servers(number, optimizer=optimizer)))), Model()
     worker.initialise(model)
@@ -227,8 +228,7 @@ class Flaky:
         self._inner.close()
 
 
-@pytest.mark.parametrize("grads_to_wait", [None, 1])
-@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize(("grads_to_wait", "every"), [(None, 2), (1, 3), (None, 5)])
 def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, every: int) -> None:
     made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
     client = PSClient([Flaky(made[0], every), Flaky(made[1], every + 1)])
@@ -237,10 +237,7 @@ def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, ev
         gradients = torch.full((2, 1), -1.0)
         assert client.push_gradients(
             {}, {"t": (torch.tensor([0, 1]), gradients)}, None, [number] * 2
-        ) == (
-            True,
-            number + 1,
-        )
+        ) == (True, number + 1)
     assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[20.0], [20.0]]
 
 
@@ -263,12 +260,7 @@ def test_gradients_that_are_too_old_are_rejected_by_all_servers() -> None:
     gradients = {"t": (torch.tensor([0, 1]), -torch.ones(2, 1))}
     assert [
         client.push_gradients({}, gradients, None, v) for v in ([0, 0], [0, 0], [1, 0], [1, 1])
-    ] == [
-        (True, 1),
-        (True, 2),
-        (False, 2),
-        (True, 3),
-    ]
+    ] == [(True, 1), (True, 2), (False, 2), (True, 3)]
     assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[3.0], [3.0]]
 
 
@@ -338,8 +330,9 @@ def test_gradients_of_one_id_add_up_beyond_the_range_of_their_dtype() -> None:
     assert client.pull_embedding_vectors("t", torch.tensor([0])).item() == 100_000
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
-@pytest.mark.parametrize("grads_to_wait", [None, 2])
+@pytest.mark.parametrize(
+    ("optimizer", "grads_to_wait"), [*zip(OPTIMIZERS, (None, 2, 2), strict=True)], ids=str
+)
 def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
     optimizer: Optimizer, grads_to_wait: int | None
 ) -> None:
@@ -350,11 +343,8 @@ def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
         for i in range(2):
             client.push_dense_parameters({"w": torch.ones(3)}, i, 0)
         for step in range(4):
-            dense, ids, rows = (
-                torch.arange(3.0),
-                torch.tensor([4, 1, 4]),
-                torch.arange(6.0).view(3, 2),
-            )
+            dense, ids = torch.arange(3.0), torch.tensor([4, 1, 4])
+            rows = torch.arange(6.0).view(3, 2)
             client.push_gradients({"w": dense}, {"t": (ids, rows)}, None, [step] * 2)
             assert dense.tolist() == [0, 1, 2]
             assert (ids.tolist(), rows.flatten().tolist()) == ([4, 1, 4], list(range(6)))

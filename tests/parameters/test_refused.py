@@ -110,19 +110,22 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("grads_to_wait", [None, 1])
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_push_with_one_fault_changes_nothing(wrong: str, grads_to_wait: int | None) -> None:
-    made = begun(grads_to_wait=grads_to_wait)
-    before = state(made)
+def test_a_push_with_one_fault_changes_nothing(
+    grads_to_wait: int | None, subtests: pytest.Subtests
+) -> None:
     method, more = ("stage", {}) if grads_to_wait else ("push", {"fresh": True})
-    with pytest.raises((ParametersError, TypeError)):
-        made.answer(method, {**WRONG[wrong], **more})
-    assert state(made) == before
-    made.answer(method, {**push(), **more})
-    if grads_to_wait:
-        about = {"worker": "one", "sequence": 1, "version": 0, "since": 0}
-        assert made.answer("decide", about)["accepted"]
-    assert made.version == 1
+    for name, wrong in WRONG.items():
+        with subtests.test(name):
+            made = begun(grads_to_wait=grads_to_wait)
+            before = state(made)
+            with pytest.raises((ParametersError, TypeError)):
+                made.answer(method, {**wrong, **more})
+            assert state(made) == before
+            made.answer(method, {**push(), **more})
+            if grads_to_wait:
+                about = {"worker": "one", "sequence": 1, "version": 0, "since": 0}
+                assert made.answer("decide", about)["accepted"]
+            assert made.version == 1
 
 
 @pytest.mark.parametrize(
@@ -367,10 +370,7 @@ def test_a_push_that_was_never_made_holds_up_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("grads_to_wait", "methods"),
-    [
-        (None, ["stage", "decide", "decisions", "mark", "commit"]),
-        (1, ["push", "checkpoint"]),
-    ],
+    [(None, ["stage", "decide", "decisions", "mark", "commit"]), (1, ["push", "checkpoint"])],
 )
 def test_calls_of_the_other_mode_are_refused(grads_to_wait: int | None, methods: list[str]) -> None:
     made = Server(grads_to_wait=grads_to_wait)

@@ -16,7 +16,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+import fastload
 from fastload.errors import LoaderClosedError
 from tests.fakes import Numbers
 
@@ -64,16 +65,16 @@ def leaves() -> None:
 
 
 class Dies(Numbers):
-    """Its own indices. Reading one of `deadly` writes the moment into `note`, and ends the process by `way`."""
+    """Its own indices. Reading one of `deadly` writes the moment into `note`, and ends the process in its way."""
 
-    def __init__(self, length: int, deadly: tuple[int, ...], way: Any, note: Path) -> None:
+    def __init__(self, length: int, deadly: dict[int, Callable[[], None]], note: Path) -> None:
         super().__init__(length)
-        self.deadly, self.way, self.note = deadly, way, note
+        self.deadly, self.note = deadly, note
 
     def __getitem__(self, index: int) -> int:
         if index in self.deadly:
             self.note.write_text(str(time.monotonic()))
-            self.way()
+            self.deadly[index]()
         return index
 
 
@@ -139,6 +140,19 @@ class DyingLane(IterableDataset[Any]):
 
 
 # ---- what the tests call ----
+
+
+def processes(
+    dataset: Any,
+    batch_size: int | None = 4,
+    *,
+    workers: int = 2,
+    context: Any = None,
+    **options: Any,
+) -> fastload.DataLoader[Any]:
+    """Return a loader with worker processes."""
+    options |= {"worker_method": "process", "multiprocessing_context": context}
+    return fastload.DataLoader(dataset, batch_size, num_workers=workers, **options)
 
 
 class Pipe:

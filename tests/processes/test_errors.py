@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,6 @@ from typing import Any
 import pytest
 import torch
 
-import fastload
 from fastload import SKIP
 from fastload.engine import team
 from fastload.engine import threads as engine_threads
@@ -39,24 +38,32 @@ from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
 from fastload.processes import parent, wire
 from fastload.processes.packing import pack_error, unpack_error
 from tests.fakes import Numbers
-from tests.processes.holding import Gate, Held, Pipe, Says, Watch, pass_gate, say
+from tests.processes.holding import (
+    Gate,
+    Held,
+    Pipe,
+    Says,
+    Watch,
+    outcomes,
+    pass_gate,
+    processes,
+    say,
+)
 from tests.promises.reading import in_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-BAD = 5
-
 
 class Bad(Numbers):
-    """Its own indices, but reading index 5 raises what `make` makes."""
+    """Its own indices, but reading index 5, 13, 21 and so on raises what a function makes."""
 
-    def __init__(self, length: int, make: Callable[[], BaseException]) -> None:
-        super().__init__(length)
-        self.make = make
+    def __init__(self, makes: Sequence[Callable[[], BaseException]]) -> None:
+        super().__init__(8 * len(makes) + 4)
+        self.makes = makes
 
     def __getitem__(self, index: int) -> Any:
-        if index == BAD:
-            raise_it(self.make())
+        if index % 8 == 5:
+            raise_it(self.makes[index // 8]())
         return torch.full((3,), index)
 
 
@@ -120,53 +127,60 @@ class Exits(Exception):
         return sys.exit(3) if self.told else (sys.exit, (4,))
 
 
-def loader_of(make: Callable[[], BaseException], **options: Any) -> fastload.DataLoader[Any]:
-    return fastload.DataLoader(Bad(20, make), 4, num_workers=2, worker_method="process", **options)
+def loader_of(makes: Sequence[Callable[[], BaseException]], **options: Any) -> Any:
+    return processes(Bad(makes), **options)
 
 
-def the_error(make: Callable[[], BaseException]) -> Any:
-    """Return the error in the place of batch 1. All other batches must be right."""
-    with loader_of(make) as loader:
+def the_errors(*makes: Callable[[], BaseException]) -> list[Any]:
+    """Return the errors in the places of batches 1, 3, 5 and so on. All other batches must be right."""
+    errors = []
+    with loader_of(makes) as loader:
         iterator = iter(loader)
-        assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(BaseException) as caught:  # noqa: PT011
-            next(iterator)
-        assert [batch[:, 0].tolist() for batch in iterator] == in_batches(range(8, 20), 4)
-    return caught.value
+        for first in range(0, 8 * len(makes), 8):
+            assert next(iterator)[:, 0].tolist() == [*range(first, first + 4)]
+            with pytest.raises(BaseException) as caught:  # noqa: PT011
+                next(iterator)
+            errors.append(caught.value)
+        assert [len(batch) for batch in iterator] == [4]
+    return errors
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ValueError("a", 2, ["c"]),
-        with_attributes,
-        lambda: TwoArguments("a.jpg", "torn"),
-        lambda: KeywordOnly(code=7),
-        lambda: DecodeError("a/1.jpg", "the file is empty"),
-        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
-        lambda: FileNotFoundError(2, "no such file", "a.jpg"),
-        with_notes_and_cause,
-        lambda: out_of_another(None),
-        lambda: out_of_another(OSError("cause")),
-        lambda: ExceptionGroup("several", [with_notes_and_cause(), out_of_another(OSError())]),
-    ],
-)
-def test_an_error_is_what_it_was(make: Callable[[], BaseException]) -> None:
-    error, expected = the_error(make), make()
-    assert type(error) is type(expected)
-    assert repr(error.args) == repr(expected.args)
-    assert str(error) == str(expected)
-    theirs = {name: value for name, value in vars(error).items() if name != "__notes__"}
-    assert theirs == {name: value for name, value in vars(expected).items() if name != "__notes__"}
-    for name in ("errno", "filename", "reason", "object"):
-        assert getattr(error, name, None) == getattr(expected, name, None)
-    notes = "\n".join(error.__notes__)
-    assert error.__notes__[: len(getattr(expected, "__notes__", []))] == getattr(
-        expected, "__notes__", []
-    )
-    for words in ("worker ", "in __getitem__", "in raise_it", "index 5", "batch 1 of epoch 0"):
-        assert words in notes
-    check_chain(error, expected)
+MAKES: list[Callable[[], BaseException]] = [
+    lambda: ValueError("a", 2, ["c"]),
+    with_attributes,
+    lambda: TwoArguments("a.jpg", "torn"),
+    lambda: KeywordOnly(code=7),
+    lambda: DecodeError("a/1.jpg", "the file is empty"),
+    lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+    lambda: FileNotFoundError(2, "no such file", "a.jpg"),
+    with_notes_and_cause,
+    lambda: out_of_another(None),
+    lambda: out_of_another(OSError("cause")),
+    lambda: ExceptionGroup("several", [with_notes_and_cause(), out_of_another(OSError())]),
+]
+
+
+def test_an_error_is_what_it_was(subtests: pytest.Subtests) -> None:
+    for number, (error, make) in enumerate(zip(the_errors(*MAKES), MAKES, strict=True)):
+        expected: Any = make()
+        with subtests.test(repr(expected)):
+            assert type(error) is type(expected)
+            assert repr(error.args) == repr(expected.args)
+            assert str(error) == str(expected)
+            theirs = {name: value for name, value in vars(error).items() if name != "__notes__"}
+            assert theirs == {
+                name: value for name, value in vars(expected).items() if name != "__notes__"
+            }
+            for name in ("errno", "filename", "reason", "object"):
+                assert getattr(error, name, None) == getattr(expected, name, None)
+            notes = "\n".join(error.__notes__)
+            assert error.__notes__[: len(getattr(expected, "__notes__", []))] == getattr(
+                expected, "__notes__", []
+            )
+            place = (f"index {8 * number + 5}", f"batch {2 * number + 1} of epoch 0")
+            for words in ("worker ", "in __getitem__", "in raise_it", *place):
+                assert words in notes
+            check_chain(error, expected)
 
 
 def check_chain(error: Any, expected: Any) -> None:
@@ -191,7 +205,7 @@ def test_an_error_is_what_it_was_if_a_library_replaces_its_pickling(
     monkeypatch.setitem(
         copyreg.dispatch_table, UnicodeDecodeError, lambda _: (UnicodeDecodeError, ())
     )
-    error = the_error(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"))
+    (error,) = the_errors(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"))
     assert type(error) is UnicodeDecodeError
     assert (error.object, error.start, error.reason) == (b"\xff", 0, "invalid")
 
@@ -200,14 +214,17 @@ def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     class Local(Exception):
         """A local class, which no other process can import."""
 
-    error = the_error(lambda: Local("torn page"))
+    error, exits, told = the_errors(
+        lambda: Local("torn page"),
+        lambda: Exits("torn page"),
+        lambda: Exits("torn page", told=True),
+    )
     assert type(error) is RuntimeError
     assert "Local" in str(error)
     assert "torn page" in str(error)
     assert "in raise_it" in "\n".join(error.__notes__)
-    for told in (False, True):
-        error = the_error(lambda told=told: Exits("torn page", told=told))
-        assert (type(error), error.args, error.told) == (Exits, ("torn page",), told)
+    for its, was_told in ((exits, False), (told, True)):
+        assert (type(its), its.args, its.told) == (Exits, ("torn page",), was_told)
 
 
 class Response(OSError):
@@ -286,12 +303,7 @@ def shared_group() -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        shared_group(),
-        BaseExceptionGroup("stops", [SystemExit(3), KeyError("a")]),
-    ],
-    ids=str,
+    "error", [shared_group(), BaseExceptionGroup("stops", [SystemExit(3), KeyError("a")])], ids=str
 )
 def test_the_members_of_groups_are_what_they_were(error: BaseException) -> None:
     again = unpack_error(pack_error(error, "worker 0"))
@@ -319,53 +331,48 @@ def test_attributes_of_other_meaning_are_no_members() -> None:
 # ---- on_error ----
 
 
-@pytest.mark.parametrize("answer", ["a sample", "skip", "raise", "raise it"])
-def test_on_error_runs_in_the_process_of_the_loop(answer: str) -> None:
+def test_on_error_runs_in_the_process_of_the_loop() -> None:
+    """It gives a sample, skips, raises an error of its own, and raises the one that it got."""
     calls: list[Any] = []
 
     def decide(index: Any, error: BaseException) -> Any:
         calls.append((os.getpid(), index, error))
-        if answer == "a sample":
-            return torch.full((3,), -index)
-        if answer == "skip":
-            return SKIP
         error.add_note("seen by on_error")
-        raise error if answer == "raise it" else ZeroDivisionError("out of on_error")
+        if index == 21:
+            raise ZeroDivisionError("out of on_error")
+        if index == 29:
+            raise error
+        return torch.full((3,), -index) if index == 5 else SKIP
 
-    with loader_of(lambda: TwoArguments("a.jpg", "torn"), on_error=decide) as loader:
-        for epoch in range(2):
-            iterator = iter(loader)
-            assert next(iterator)[:, 0].tolist() == [0, 1, 2, 3]
-            if answer in ("a sample", "skip"):
-                kept = [4, -5, 6, 7] if answer == "a sample" else [4, 6, 7]
-                assert next(iterator)[:, 0].tolist() == kept
-            else:
-                with pytest.raises(
-                    TwoArguments if answer == "raise it" else ZeroDivisionError
-                ) as caught:
-                    next(iterator)
-                its = caught.value if answer == "raise it" else caught.value.__context__
-                assert its is calls[-1][2], "the very error that on_error got"
-                assert "seen by on_error" in its.__notes__
-                assert "index 5" in "\n".join(caught.value.__notes__)
-            assert [b[:, 0].tolist() for b in iterator] == in_batches(range(8, 20), 4)
-            assert len(calls) == epoch + 1
-    for pid, index, error in calls:
-        assert (pid, index) == (os.getpid(), BAD)
+    with loader_of([lambda: TwoArguments("a.jpg", "torn")] * 4, on_error=decide) as loader:
+        got = outcomes(iter(loader))
+    raised = {21: got.pop(5), 29: got.pop(6)}
+    assert [batch[:, 0].tolist() for batch in got] == [
+        *([0, 1, 2, 3], [4, -5, 6, 7], [8, 9, 10, 11], [12, 14, 15]),
+        *([16, 17, 18, 19], [24, 25, 26, 27], [32, 33, 34, 35]),
+    ]
+    assert isinstance(raised[21], ZeroDivisionError)
+    assert raised[21].__context__ is calls[2][2], "the very error that on_error got"
+    assert raised[29] is calls[3][2]
+    for index, error in raised.items():
+        assert f"index {index}" in "\n".join(error.__notes__)
+    assert [(pid, index) for pid, index, _ in calls] == [(os.getpid(), k) for k in (5, 13, 21, 29)]
+    for _, _, error in calls:
         assert (type(error), error.path, error.reason) == (TwoArguments, "a.jpg", "torn")
         assert "in raise_it" in "\n".join(error.__notes__)
+        assert "seen by on_error" in error.__notes__
 
 
 def test_on_error_that_returns_what_cannot_be_pickled_is_an_error_in_its_place() -> None:
     def decide(index: Any, error: BaseException) -> Any:
         return threading.Lock()
 
-    with loader_of(lambda: OSError("torn"), on_error=decide, collate_fn=list) as loader:
+    with loader_of([lambda: OSError("torn")], on_error=decide, collate_fn=list) as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(TypeError, match="pickle"):
             next(iterator)
-        assert len(list(iterator)) == 3
+        assert len(list(iterator)) == 1
 
 
 # ---- workers that hang ----
@@ -373,9 +380,7 @@ def test_on_error_that_returns_what_cannot_be_pickled_is_an_error_in_its_place()
 
 def test_a_timeout_names_what_each_worker_does(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1, 6), pipe.path, gate.path)
-    with fastload.DataLoader(
-        dataset, 4, num_workers=2, worker_method="process", timeout=1
-    ) as loader:
+    with processes(dataset, timeout=1) as loader:
         iterator = iter(loader)
         said = dict(reversed(pipe.hear()) for _ in range(2))
         with pytest.raises(LoaderTimeoutError) as caught:
@@ -404,16 +409,13 @@ def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
         monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
         monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
     init = functools.partial(wait_in_init, pipe.path, gate.path)
-    loader = fastload.DataLoader(
-        Numbers(4), 4, num_workers=1, worker_method="process", worker_init_fn=init, timeout=timeout
-    )
+    loader = processes(Numbers(4), workers=1, worker_init_fn=init, timeout=timeout)
     if timeout:
         with pytest.raises(LoaderTimeoutError, match=r"(?s)worker 0.*timeout=1 s.*in pass_gate"):
             iter(loader)
     else:
         with pytest.warns(
-            RuntimeWarning,
-            match=r"(?s)worker 0 used no CPU.*pass timeout=.*in pass_gate",
+            RuntimeWarning, match=r"(?s)worker 0 used no CPU.*pass timeout=.*in pass_gate"
         ):
             assert next(iter(loader)).tolist() == [0, 1, 2, 3]
     loader.close()
@@ -474,9 +476,7 @@ def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
     thread = threading.Thread(target=file.read, args=(1,))
     thread.start()
     reads.wait()
-    loader = fastload.DataLoader(
-        Lines(file), num_workers=1, worker_method="process", multiprocessing_context="fork"
-    )
+    loader = processes(Lines(file), 1, workers=1, context="fork")
     iterator = iter(loader)
     seen.wait()
     for child in iterator.team.children:  # else close() waits five seconds
@@ -493,9 +493,7 @@ def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
 
 def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1,), pipe.path, gate.path)
-    with fastload.DataLoader(
-        dataset, 4, num_workers=1, worker_method="process", timeout=1
-    ) as loader:
+    with processes(dataset, workers=1, timeout=1) as loader:
         iterator = iter(loader)
         (pid,) = pipe.numbers()
         os.kill(pid, signal.SIGSTOP)
@@ -509,7 +507,7 @@ def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> No
 
 def test_a_worker_that_hangs_is_killed_by_close(pipe: Pipe, gate: Gate) -> None:
     dataset = Held(40, (1,), pipe.path, gate.path)
-    loader = fastload.DataLoader(dataset, 4, num_workers=2, worker_method="process")
+    loader = processes(dataset)
     iterator = iter(loader)
     (pid,) = pipe.numbers()
     with closing(Watch(pid)) as watch:
@@ -529,7 +527,7 @@ def test_a_worker_that_does_not_end_after_its_last_batch_is_one_line(
     delayed: bool, pipe: Pipe, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Time in which it waited for a core does not count."""
-    loader = fastload.DataLoader(Says(8, pipe.path), 4, num_workers=1, worker_method="process")
+    loader = processes(Says(8, pipe.path), workers=1)
     iterator = iter(loader)
     (pid,) = pipe.numbers()
     assert [next(iterator).tolist() for _ in range(2)] == in_batches(range(8), 4)

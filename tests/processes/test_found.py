@@ -6,6 +6,8 @@
 - `on_error` draws the same numbers with processes as with threads and without workers, and the loop's random states
   stay as they are.
 - Indices that are views of one tensor, as `iter(torch.randperm(n))` gives them, cost a worker process their own bytes.
+- In a worker process, a generator at the top of a module draws its own numbers for each sample, for any number of
+  processes. Global random states of the loop's process stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pickle
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,38 +35,27 @@ from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
 from tests.fakes import Numbers, fastload_threads
-
-
-class Forks(Numbers):
-    """Forks in each sample. The new process ends in a way; the sample waits for it, and gives its own index."""
-
-    def __init__(self, length: int, way: Callable[[], object]) -> None:
-        super().__init__(length)
-        self.way = way
-
-    def __getitem__(self, index: int) -> int:
-        if not (pid := os.fork()):
-            self.way()
-            return -1
-        _, status = os.waitpid(pid, 0)
-        return index + 100 * os.waitstatus_to_exitcode(status)
+from tests.processes.holding import processes
 
 
 def raises() -> None:
     raise ValueError("in the forked process")
 
 
-@pytest.mark.parametrize(
-    ("way", "code"),
-    [(lambda: sys.exit(3), 3), (raises, 1), (lambda: None, 1)],
-    ids=["exits", "raises", "returns"],
-)
-def test_a_process_that_a_sample_forks_gives_no_batch(way: Any, code: int) -> None:
-    with fastload.DataLoader(
-        Forks(8, way), 2, num_workers=2, worker_method="process", timeout=60
-    ) as loader:
-        got = torch.cat(list(loader)).tolist()
-    assert got == [index + 100 * code for index in range(8)]
+class Forks(Numbers):
+    """Forks in each sample. The new process exits, raises or returns; the sample gives its exit code."""
+
+    def __getitem__(self, index: int) -> int:
+        if not (pid := os.fork()):
+            (lambda: sys.exit(3), raises, lambda: None)[index % 3]()
+            return -1
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_a_process_that_a_sample_forks_gives_no_batch() -> None:
+    with processes(Forks(6), 2, timeout=60) as loader:
+        assert torch.cat(list(loader)).tolist() == [3, 1, 1] * 2
 
 
 def no_memory(*_: object, **__: object) -> None:
@@ -102,7 +93,7 @@ def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
     before = open_descriptors()
     monkeypatch.setattr(Child, "_answer", two_segments)
     monkeypatch.setattr(torch, "from_file", no_memory)
-    loader = fastload.DataLoader(Numbers(2), 2, num_workers=1, worker_method="process")
+    loader = processes(Numbers(2), 2, workers=1)
     with loader, pytest.raises(OSError, match="Cannot allocate"):
         list(loader)
     gc.collect()
@@ -133,8 +124,9 @@ class BadLanes(IterableDataset[Any]):
         return map(BadDraws(8).__getitem__, range(8))
 
 
-@pytest.mark.parametrize("batch_size", [3, None])
-@pytest.mark.parametrize("kind", [lambda: BadDraws(8), BadLanes], ids=["map", "iterable"])
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [(lambda: BadDraws(8), 3), (BadLanes, None)], ids=["map", "iterable"]
+)
 def test_on_error_draws_the_same_numbers_everywhere(kind: Any, batch_size: int | None) -> None:
     def read(num_workers: int, method: Any) -> Any:
         with fastload.DataLoader(
@@ -152,7 +144,7 @@ def test_on_error_draws_the_same_numbers_everywhere(kind: Any, batch_size: int |
     assert global_states() == before
     assert read(2, "thread") == processes
     if kind is not BadLanes:
-        assert read(0, "thread") == processes == read(1, "process")
+        assert read(0, "thread") == processes
 
 
 class Doubles(Numbers):
@@ -183,9 +175,7 @@ class Pools(Numbers):
 
 
 def test_a_sample_uses_a_pool_of_processes_and_ends_it() -> None:
-    with fastload.DataLoader(
-        Pools(4), 2, num_workers=2, worker_method="process", timeout=30
-    ) as loader:
+    with processes(Pools(4), 2, timeout=30) as loader:
         assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
 
 
@@ -194,7 +184,7 @@ os.register_at_fork(after_in_parent=lambda: strikes and signal.raise_signal(stri
 
 
 def test_ctrl_c_during_a_fork_ends_iter() -> None:
-    loader = fastload.DataLoader(Numbers(8), 2, num_workers=2, worker_method="process")
+    loader = processes(Numbers(8), 2)
     strikes.append(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
@@ -203,3 +193,42 @@ def test_ctrl_c_during_a_fork_ends_iter() -> None:
     assert not fastload_threads()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(list(loader)) == 4
+
+
+# ---- draws ----
+
+RNG = np.random.default_rng(1)
+GENERATOR = torch.Generator().manual_seed(3)
+
+
+class DrawsAtTheTop(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return RNG.random(), torch.rand(1, generator=GENERATOR).item()
+
+
+class DrawsGlobally(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+
+def read_by_processes(dataset: Any, **options: Any) -> list[list[float]]:
+    with fastload.DataLoader(dataset, 4, seed=5, worker_method="process", **options) as loader:
+        return [[part.tolist() for part in batch] for batch in loader]
+
+
+@pytest.mark.parametrize("kind", [DrawsAtTheTop, DrawsGlobally])
+def test_draws_do_not_depend_on_the_number_of_processes_and_leave_the_loops_states(
+    kind: type[Numbers],
+) -> None:
+    before = global_states(), RNG.bit_generator.state, GENERATOR.get_state().tolist()
+    one = read_by_processes(kind(12), num_workers=1)
+    assert read_by_processes(kind(12), num_workers=2) == one
+    drawn = [draw for batch in one for part in batch for draw in part]
+    assert len({*drawn}) == len(drawn)
+    assert (global_states(), RNG.bit_generator.state, GENERATOR.get_state().tolist()) == before
+
+
+def test_draws_from_global_functions_are_those_of_threads() -> None:
+    with fastload.DataLoader(DrawsGlobally(12), 4, seed=5, num_workers=2) as loader:
+        threads = [[part.tolist() for part in batch] for batch in loader]
+    assert read_by_processes(DrawsGlobally(12), num_workers=2) == threads

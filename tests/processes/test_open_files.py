@@ -58,17 +58,17 @@ HELD: list[Any] = []
 
 
 class Records:
-    """Two samples, each of which moves before either reads."""
+    """Two samples of each file, each of which moves before either reads."""
 
-    def __init__(self, file: Any = None) -> None:
-        self.file = file
+    def __init__(self, *files: Any) -> None:
+        self.files = files
         self.meeting = multiprocessing.Barrier(2)
 
     def __len__(self) -> int:
-        return 2
+        return 2 * len(HELD or self.files)
 
     def __getitem__(self, index: int) -> list[int]:
-        (file,) = HELD or [self.file]
+        file, index = (HELD or self.files)[index // 2], index % 2
         if isinstance(file, int):  # as a library in C holds it
             os.lseek(file, index * RECORD, os.SEEK_SET)
             self.meeting.wait()
@@ -78,23 +78,19 @@ class Records:
         return list(file.read(3))
 
 
-OPENED: dict[str, Callable[[Path], Any]] = {
-    "raw": lambda path: open(records(path), "rb", buffering=0),
-    "gzip": compressed,
-    "temporary": lambda path: temporary(),
-    "temporary, at its end": lambda path: temporary(os.SEEK_END),
-}
-
-
 def read_by_two(dataset: Any) -> list[Any]:
     with fastload.DataLoader(dataset, None, num_workers=2, **FORK) as loader:
         return [sample if isinstance(sample, list) else sample.tolist() for sample in loader]
 
 
-@pytest.mark.parametrize("name", OPENED)
-def test_workers_move_in_a_file_independently(name: str, tmp_path: Path) -> None:
-    with OPENED[name](tmp_path / "records") as file:
-        assert read_by_two(Records(file)) == [[0] * 3, [1] * 3]
+def test_workers_move_in_a_file_independently(tmp_path: Path) -> None:
+    with (
+        open(records(tmp_path / "raw"), "rb", buffering=0) as raw,
+        compressed(tmp_path / "gzip") as zipped,
+        temporary() as begun,
+        temporary(os.SEEK_END) as ended,
+    ):
+        assert read_by_two(Records(raw, zipped, begun, ended)) == [[0] * 3, [1] * 3] * 4
 
 
 def test_a_descriptor_that_a_module_holds(tmp_path: Path) -> None:
@@ -169,8 +165,8 @@ class Logs(Records):
 
     def __getitem__(self, index: int) -> list[int]:
         self.meeting.wait()
-        self.file.write(f"line {index}\n")
-        self.file.flush()
+        self.files[0].write(f"line {index}\n")
+        self.files[0].flush()
         return [index]
 
 
@@ -220,11 +216,14 @@ class Holds(torch.utils.data.Dataset[int]):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [pipe, Connection, lambda: sqlite3.connect(":memory:")],
+    ("make", "where"),
+    [
+        (pipe, "dataset.held"),
+        (Connection, "collate_fn (held)"),
+        (lambda: sqlite3.connect(":memory:"), "dataset.held"),
+    ],
     ids=["pipe", "connection", "sqlite"],
 )
-@pytest.mark.parametrize("where", ["dataset.held", "collate_fn (held)"])
 def test_what_forks_share_is_named_once_before_a_worker_starts(
     make: Callable[[], Any], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

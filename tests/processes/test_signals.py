@@ -21,7 +21,7 @@ import torch
 import fastload
 from tests.children import Python
 from tests.fakes import Numbers
-from tests.processes.holding import Gate, Held, Pipe, Watch
+from tests.processes.holding import Gate, Held, Pipe, Watch, processes
 from tests.promises.reading import in_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -33,9 +33,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 def test_signals_to_workers_do_nothing(context: str, pipe: Pipe, gate: Gate) -> None:
     """In a sample that holds, which a signal without a handler would end, and between samples."""
     dataset = Held(40, (0, 4, 20), pipe.path, gate.path)
-    with fastload.DataLoader(
-        dataset, 4, num_workers=2, worker_method="process", multiprocessing_context=context
-    ) as loader:
+    with processes(dataset, context=context) as loader:
         iterator = iter(loader)
         pids = pipe.numbers(2)
         assert len({*pids}) == 2
@@ -76,7 +74,7 @@ def test_signals_to_a_worker_that_starts_do_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Process, "_bootstrap", bootstrap)
     before = signal.signal(signal.SIGHUP, lambda *_: struck.append(1))
     try:
-        loader = fastload.DataLoader(Numbers(4), 4, num_workers=2, worker_method="process")
+        loader = processes(Numbers(4))
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3]]
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -84,9 +82,7 @@ def test_signals_to_a_worker_that_starts_do_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_program_that_a_sample_starts_has_default_handlers() -> None:
-    with fastload.DataLoader(
-        Masks(4), 2, num_workers=1, worker_method="process", collate_fn=list
-    ) as loader:
+    with processes(Masks(4), 2, workers=1, collate_fn=list) as loader:
         masks = [mask for batch in loader for mask in batch]
     assert len(masks) == 4
     for ignored, blocked in masks:

@@ -41,6 +41,7 @@ from fastload.verdicts.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
+from tests.processes.holding import processes
 from tests.promises.equal import check_same
 from tests.promises.reading import Watched, in_batches, wait_until
 
@@ -106,21 +107,13 @@ def test_the_batches_are_those_of_threads(context: str) -> None:
         Draws(18, shared),
         worker_init_fn=tell,
         worker_method="process",
-        multiprocessing_context=context,
+        multiprocessing_context=multiprocessing.get_context(context),
         persistent_workers=True,
         **options,
     ) as processes:
         for epoch in expected:
             check_same(list(processes), epoch)
     assert shared.value == 2 * 18, "all workers count in one memory"
-
-
-@pytest.mark.parametrize("given", ["a name", "a context"])
-def test_a_context_may_be_given_in_both_ways(given: str) -> None:
-    context = "forkserver" if given == "a name" else multiprocessing.get_context("forkserver")
-    options: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
-    with fastload.DataLoader(Parents(2), multiprocessing_context=context, **options) as loader:
-        assert os.getpid() not in torch.cat(list(loader)).tolist()
 
 
 class Parents(Numbers):
@@ -146,9 +139,7 @@ class Holds(Numbers):
     ],
 )
 def test_what_cannot_be_pickled_is_named_by_its_path(make: Any, path: str, context: str) -> None:
-    loader = fastload.DataLoader(
-        make(), num_workers=2, worker_method="process", multiprocessing_context=context
-    )
+    loader = processes(make(), 1, context=context)
     with pytest.raises(DatasetCopyError) as caught:
         iter(loader)
     assert path in str(caught.value)
@@ -158,13 +149,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path(make: Any, path: str, conte
 def test_arguments_that_cannot_be_pickled_are_named() -> None:
     for name in ("collate_fn", "worker_init_fn"):
         options: dict[str, Any] = {name: lambda x: None}
-        loader = fastload.DataLoader(
-            Numbers(8),
-            num_workers=1,
-            worker_method="process",
-            multiprocessing_context="spawn",
-            **options,
-        )
+        loader = processes(Numbers(8), 1, workers=1, context="spawn", **options)
         with pytest.raises(DatasetCopyError, match=name):
             iter(loader)
 
@@ -187,26 +172,21 @@ def program(context: str | None, body: str) -> str:
     return PROGRAM.replace("CONTEXT", repr(context)) + body
 
 
-def real_python(
-    *arguments: str, input: str | None = None, path: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    """Run a Python of its own: a warm one cannot show how a new process finds `__main__`."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
-        input=input,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
-    )
-
-
 @pytest.mark.parametrize("context", SPAWN_IS_SLOW)
-def test_workers_start_from_python_c_and_from_standard_input(context: str) -> None:
-    done = real_python("-c", program(context, LOOP))
+def test_workers_start_from_python_c(context: str) -> None:
+    done = run_python("-c", program(context, LOOP))
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
-    done = real_python("-", input=program(context, LOOP))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_workers_start_from_standard_input(context: str) -> None:
+    """A Python of its own: a warm one cannot read a program from there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-"],
+        input=program(context, LOOP), capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     if context == "fork" or done.returncode == 0:
         assert (done.returncode, done.stdout) == (0, SAID), done.stderr
     else:
@@ -218,11 +198,8 @@ def test_a_script_without_a_main_guard_ends_and_says_what_to_do(
     context: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(program(context, GUARDED))
-    done = real_python(str(script))
-    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
     script.write_text(program(context, LOOP))
-    done = real_python(str(script))
+    done = run_python(script)
     assert done.returncode == 1
     assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
 
@@ -258,14 +235,14 @@ def test_in_a_daemonic_process_the_error_says_what_to_do() -> None:
 
 def test_iter_in_a_thread_that_ends_leaves_the_workers_alive() -> None:
     """They end with the process, not with the thread that forked them."""
-    loader = fastload.DataLoader(Numbers(400), 4, num_workers=2, worker_method="process")
+    loader = processes(Numbers(80))
     iterators: list[Any] = []
     starting = threading.Thread(target=lambda: iterators.append(iter(loader)))
     starting.start()
     starting.join()
     wait_until(lambda: not starting.is_alive(), "the thread has ended")
     with loader:
-        assert [batch.tolist() for batch in iterators.pop()] == in_batches(range(400), 4)
+        assert [batch.tolist() for batch in iterators.pop()] == in_batches(range(80), 4)
 
 
 # ---- loaders in loaders ----
@@ -288,12 +265,13 @@ class Nested(Numbers):
             return sum(int(batch.sum()) for batch in loader)
 
 
-@pytest.mark.parametrize("inner", ["thread", "process"])
-@pytest.mark.parametrize("outer", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("outer", "inner"), [("thread", "process"), ("process", "thread"), ("process", "process")]
+)
 def test_a_loader_inside_a_worker_of_another(outer: Any, inner: str) -> None:
-    with fastload.DataLoader(Nested(6, inner), 2, num_workers=2, worker_method=outer) as loader:
+    with fastload.DataLoader(Nested(4, inner), 2, num_workers=2, worker_method=outer) as loader:
         got = [value for batch in loader for value in batch.tolist()]
-    assert got == [sum(range(8 + index)) for index in range(6)]
+    assert got == [sum(range(8 + index)) for index in range(4)]
 
 
 # ---- forks beside threads ----
@@ -327,7 +305,9 @@ class ToNowhere(logging.Handler):
         record.getMessage()
 
 
-def forks_beside_threads(forks: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_400_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
     try:
         import h5py
     except ModuleNotFoundError:
@@ -342,34 +322,17 @@ def forks_beside_threads(forks: int, tmp_path: Path) -> None:
     beside = fastload.DataLoader(
         Busy(10**6, file), 8, num_workers=2, sampler=range(10**6), copy_dataset="state"
     )
-    forking = fastload.DataLoader(
-        Busy(8, file),
-        2,
-        num_workers=1,
-        worker_method="process",
-        multiprocessing_context="fork",
-    )
+    forking = processes(Busy(8, file), 2, workers=1, context="fork")
     try:
         with beside, forking:
             others = iter(beside)
-            for number in range(forks):
+            for number in range(400):
                 assert next(others).tolist() == [*range(8 * number, 8 * number + 8)]
                 assert [b.tolist() for b in forking] == [[0, 1], [2, 3], [4, 5], [6, 7]]
             del others
     finally:
         logger.removeHandler(handler)
         logger.propagate = True
-
-
-@pytest.mark.slow
-def test_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
-    forks_beside_threads(200, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_thousand_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
-    forks_beside_threads(1000, tmp_path)
 
 
 # ---- where a fork is no safe start ----
@@ -431,7 +394,7 @@ def test_a_library_is_a_hazard_once_it_is_used(name: str, tmp_path: Path) -> Non
         pytest.skip(f"{name} is not installed")
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.replace("NAME", name).replace("USE", USES[name]))
-    done = real_python(str(script), str(tmp_path))
+    done = run_python("-W", "ignore", script, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -494,10 +457,10 @@ def test_beside_a_long_sample_of_another_loader_the_fork_server_starts_the_worke
 
 INHERITS = """
 import os, sys
-HERE = {"torch", "fastload.processes.child", "tqdm", "polars", "chosen"}
+HERE = {"torch", "fastload.processes.child", "omegaconf", "polars", "chosen"}
 INHERITED = sorted(HERE & sys.modules.keys())  # all of them are imported below, in a worker too
 import multiprocessing
-import chosen, polars, tqdm, fastload
+import chosen, polars, omegaconf, fastload
 from tests.fakes import Numbers
 
 
@@ -509,8 +472,9 @@ class Inherited(Numbers):
 if __name__ == "__main__":
     multiprocessing.set_forkserver_preload(PRELOAD)
     for _ in range(2):
-        loader = fastload.DataLoader(Inherited(1), None, num_workers=1, worker_method="process")
-        (server, threads, inherited), = loader
+        (server, threads, inherited), = fastload.DataLoader(
+            Inherited(1), None, num_workers=1, worker_method="process", multiprocessing_context="forkserver"
+        )
         print(threads, *inherited)
     assert server != os.getpid()
     print(multiprocessing.forkserver._forkserver._preload_modules)
@@ -532,33 +496,35 @@ named.wait()
 """
 
 
-@pytest.mark.parametrize("preload", [["__main__"], ["chosen"]])
+@pytest.mark.parametrize(
+    "preload", [pytest.param(["__main__"], marks=pytest.mark.slow), ["chosen"]]
+)
 def test_workers_of_a_fork_server_share_what_it_imported_once(
     preload: list[str], tmp_path: Path
 ) -> None:
     """That is torch, fastload, libraries that survive a fork, and what the program asks for. Its list stays its own."""
-    for name in ("chosen", "tqdm"):
+    for name in ("chosen", "omegaconf"):
         (tmp_path / f"{name}.py").touch()
     (tmp_path / "polars.py").write_text(POOL)
     script = tmp_path / "script.py"
     script.write_text(INHERITS.replace("PRELOAD", repr(preload)))
-    done = real_python(str(script), path=tmp_path)
+    done = run_python("-W", "ignore", script)
     chosen = " chosen" * (preload == ["chosen"])
-    seen = f"1{chosen} fastload.processes.child torch tqdm\n"
+    seen = f"1{chosen} fastload.processes.child omegaconf torch\n"
     assert (done.returncode, done.stdout) == (0, f"{seen}{seen}{preload}\n"), done.stderr
 
 
 SHADOWED = """
 import os, pathlib, sys
 sys.path.append(pathlib.Path("skipped"))
-import fastload, torch, tqdm
+import fastload, torch, omegaconf
 from tests.fakes import Numbers
 
 
 class Inherited(Numbers):
     def __getitem__(self, index):
-        import fastload, torch, tqdm
-        files = fastload.__file__, torch.__file__, tqdm.__file__
+        import fastload, torch, omegaconf
+        files = fastload.__file__, torch.__file__, omegaconf.__file__
         return [*files, os.environ.get("PYTHONPATH"), os.environ.get("PYTHONSAFEPATH"), len(os.environ)]
 
 
@@ -566,30 +532,29 @@ if __name__ == "__main__":
     options = {"num_workers": 1, "worker_method": "process", "multiprocessing_context": "forkserver"}
     loader = fastload.DataLoader(Inherited(1), None, **options)
     expected = Inherited(1)[0]
-    assert expected[2] == os.path.join(sys.path[0], "tqdm.py"), expected
+    assert expected[2] == os.path.join(sys.path[0], "omegaconf.py"), expected
     found, = loader
     assert found == expected, (found, expected)
     assert Inherited(1)[0] == expected, "this process has other variables than before"
 """
 
 
-@pytest.mark.parametrize("variables", [{"PYTHONSAFEPATH": ""}, {}])
+@pytest.mark.parametrize(
+    "variables", [pytest.param({"PYTHONSAFEPATH": ""}, marks=pytest.mark.slow), {}]
+)
 def test_a_fork_server_imports_what_the_loop_s_process_does(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
     """Not what the working directory has, such as another checkout of a library."""
     folder, scripts = tmp_path / "checkout", tmp_path / "scripts"
-    for name in ("fastload", "torch", "tqdm"):
+    for name in ("fastload", "torch", "omegaconf"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").touch()
     scripts.mkdir()
-    (scripts / "tqdm.py").touch()  # beside the script: it is this one that both import
+    (scripts / "omegaconf.py").touch()  # beside the script: it is this one that both import
     (scripts / "script.py").write_text(SHADOWED)
     environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(scripts / "script.py")],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_python(scripts / "script.py", cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -602,10 +567,10 @@ if not first and "worker" not in multiprocessing.current_process().name:
 
 
 def test_if_an_import_ends_the_fork_server_it_starts_without(tmp_path: Path) -> None:
-    (tmp_path / "tqdm.py").write_text(ENDS)
+    (tmp_path / "omegaconf.py").write_text(ENDS)
     script = tmp_path / "script.py"
-    script.write_text("import tqdm\n" + program("forkserver", GUARDED))
-    done = real_python(str(script), path=tmp_path)
+    script.write_text("import omegaconf\n" + program("forkserver", GUARDED))
+    done = run_python("-W", "ignore", script)
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
 
 

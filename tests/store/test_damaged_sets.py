@@ -31,6 +31,7 @@ from fastload.store.flight import ServerSource
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
 from tests.children import run_python
+from tests.forged import PIECES, piece_beyond_its_buffer
 
 ROWS = 40
 NAMES = [f"name-{k:05d}" for k in range(ROWS)]
@@ -217,6 +218,9 @@ ANSWERS = [
     lie([0, 1 << 30, 64]),
     pa.record_batch({"bytes": [1, 2]}),
     pa.record_batch({"text": ["a"]}),
+    piece_beyond_its_buffer(2**30),
+    piece_beyond_its_buffer(-(2**30)),
+    pa.record_batch([pa.array([b"x" * 2**20], pa.binary())], schema=PIECES),
 ]
 
 
@@ -227,21 +231,26 @@ def _pipe_of_arrow() -> None:
         list(flight.FlightClient(f"grpc://127.0.0.1:{server.port}").do_action("set"))
 
 
-@pytest.mark.parametrize("batch", ANSWERS)
-def test_a_server_that_lies_is_an_error(batch: pa.RecordBatch) -> None:
-    with Liar(batch, []) as server:
-        source = ServerSource(f"grpc://127.0.0.1:{server.port}")
-        with pytest.raises(PackedDataError, match="cannot be read from"):
-            list(source.read("set", Shard(PART, 1, 64, None)))
+def test_a_server_that_lies_is_an_error(tmp_path: Path) -> None:
+    path = make(tmp_path / "there" / "set", checksums=False)
+    answers = [(path / INDEX).read_bytes(), f'["{PART}"]'.encode()]
+    for number, batch in enumerate(ANSWERS):
+        with Liar(batch, answers) as server:
+            url = f"grpc://127.0.0.1:{server.port}"
+            with pytest.raises(PackedDataError, match="cannot be read from"):
+                list(ServerSource(url).read("set", Shard(PART, 1, 64, None)))
+            with pytest.raises(PackedDataError, match="cannot be read from"):
+                store.get(tmp_path / str(number) / "set", source=url)
 
 
-@pytest.mark.parametrize("parts", [[], [b"no JSON"], [b"3"], [b"[]", b"[]"]])
-def test_a_server_without_a_sensible_answer_is_an_error(parts: list[bytes], tmp_path: Path) -> None:
+def test_a_server_without_a_sensible_answer_is_an_error(tmp_path: Path) -> None:
     index = (make(tmp_path / "set", checksums=False) / INDEX).read_bytes()
-    with Liar(ANSWERS[0], [index, *parts]) as server:
-        source = ServerSource(f"grpc://127.0.0.1:{server.port}")
-        with pytest.raises(PackedDataError):
-            source.find("set")
+    lists: list[list[bytes]] = [[], [b"no JSON"], [b"3"], [b"[]", b"[]"]]
+    for answer in [[b"1"], [b"1", b"2"], [b"1"] * 3, *([index, *parts] for parts in lists)]:
+        with Liar(ANSWERS[0], answer) as server:
+            source = ServerSource(f"grpc://127.0.0.1:{server.port}")
+            with pytest.raises(PackedDataError):
+                source.find("set")
 
 
 # ---- verify ----

@@ -396,23 +396,23 @@ def test_any_client_lists_and_reads_sets(tmp_path: Path) -> None:
         assert table.column("x").to_pylist()[7] == VALUES[7].tolist()
 
 
-@pytest.mark.parametrize(
-    ("ticket", "message"),
-    [
-        ({"set": "../s", "part": "shard-00000.arrow"}, "the set '../s' does not exist"),
-        ({"set": "s", "part": "../../secret", "file": True}, "no part"),
-        ({"set": "s", "part": "index.json", "file": True}, "no part"),
-        ({"set": "nothing", "part": "shard-00000.arrow"}, "The sets here are s"),
-        ({"part": "shard-00000.arrow"}, "a ticket is JSON"),
-        ([], "a ticket is JSON"),
-    ],
-)
-def test_a_ticket_cannot_lead_out_of_the_root(ticket: Any, message: str, tmp_path: Path) -> None:
+TICKETS: list[tuple[Any, str]] = [
+    ({"set": "../s", "part": "shard-00000.arrow"}, "the set '../s' does not exist"),
+    ({"set": "s", "part": "../../secret", "file": True}, "no part"),
+    ({"set": "s", "part": "index.json", "file": True}, "no part"),
+    ({"set": "nothing", "part": "shard-00000.arrow"}, "The sets here are s"),
+    ({"part": "shard-00000.arrow"}, "a ticket is JSON"),
+    ([], "a ticket is JSON"),
+]
+
+
+def test_a_ticket_cannot_lead_out_of_the_root(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     store.put(parts(), tmp_path / "root" / "s")
     with served(tmp_path / "root") as url, flight.FlightClient(url) as client:
-        with pytest.raises(flight.FlightServerError, match=message):
-            client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
+        for ticket, message in TICKETS:
+            with pytest.raises(flight.FlightServerError, match=message):
+                client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
         assert not list(client.do_action(flight.Action("set", b"../secret")))
 
 

@@ -34,12 +34,7 @@ def test_a_source_that_yields_no_message_is_named_after_the_answers_before(
 
     source = Source()
     answers = fastload.predict(
-        double,
-        source,
-        decode=to_tensor,
-        batch_size=4,
-        max_wait_ms=LONG,
-        num_workers=num_workers,
+        double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG, num_workers=num_workers
     )
     got: list[tuple[Any, float]] = []
     with pytest.raises(TypeError, match="Source must yield fastload.stream.Message, got"):

@@ -278,28 +278,3 @@ def test_any_name_of_a_file_can_be_a_key(tmp_path: Path, char: str) -> None:
     keys = [char * longest, char * (longest - 1) + "y"]
     FolderSink(tmp_path).write([(Message(key, b""), key) for key in keys])
     assert sorted(json.loads(path.read_text()) for path in tmp_path.iterdir()) == sorted(keys)
-
-
-def test_files_that_come_at_any_time_are_each_answered_once(tmp_path: Path) -> None:
-    watched, out = tmp_path / "in", tmp_path / "out"
-    watched.mkdir()
-    for k in range(100):
-        (watched / f"{k:03}").write_text(str(k))
-
-    def decode(path: Path) -> torch.Tensor:
-        return torch.tensor(int(path.read_text()))
-
-    def write() -> None:
-        for k in range(100, 200):
-            (watched / f".{k}").write_text(str(k))
-            os.rename(watched / f".{k}", watched / f"{k:03}")
-        wait_until(lambda: len(os.listdir(watched / "done")) == 200, "all are answered")
-        answers.stop()
-
-    answers = fastload.predict(lambda x: x * 2, Folder(watched), decode=decode)
-    writer = threading.Thread(target=write)
-    writer.start()
-    answers.write_to(FolderSink(out))
-    writer.join()
-    assert len(os.listdir(out)) == 200
-    assert json.loads((out / "199.json").read_text()) == 398

@@ -160,30 +160,16 @@ def one_column(x: Tensor) -> Tensor:
     return x[:, 0] * 2
 
 
-def no_threes(x: Tensor) -> Tensor:
-    if (x.remainder(5) == 3).any():
-        raise RuntimeError("a three")
-    return x[:, 0] * 2
-
-
-@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (4, 3), (64, 3)])
-@pytest.mark.parametrize(
-    ("decode", "model", "words"),
-    [
-        (bad_decode, one_column, "cannot decode"),
-        (odd_shape, one_column, "one column"),
-        (to_tensor, no_threes, "a three"),
-    ],
-)
-def test_poison_goes_aside_in_its_place_and_all_others_are_answered(
-    decode: Any, model: Any, words: str, batch_size: int, num_workers: int
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (64, 3)])
+def test_samples_that_do_not_fit_go_aside_in_their_places_and_all_others_are_answered(
+    batch_size: int, num_workers: int
 ) -> None:
     source, sink = Queue([*range(20), None]), List()
     aside: list[tuple[str, str]] = []
     answers = fastload.predict(
-        model,
+        one_column,
         source,
-        decode=decode,
+        decode=odd_shape,
         batch_size=batch_size,
         num_workers=num_workers,
         on_failed=lambda message, error: aside.append((message.key, str(error))),
@@ -191,7 +177,7 @@ def test_poison_goes_aside_in_its_place_and_all_others_are_answered(
     answers.write_to(sink)
     assert sink.rows == [(f"k{k}", 2.0 * k) for k in range(20) if k % 5 != 3]
     assert [key for key, _ in aside] == ["k3", "k8", "k13", "k18"]
-    assert all(words in text for _, text in aside)
+    assert all("one column" in text for _, text in aside)
     assert sorted(source.acknowledged) == sorted(f"k{k}" for k in range(20))
     assert (answers.answered, answers.failed) == (16, 4)
 

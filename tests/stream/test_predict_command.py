@@ -125,10 +125,7 @@ def test_poison_goes_to_the_side_list_and_without_one_ends_the_command(project: 
     result = call(*given, "--failed", "failed.jsonl")
     assert result.exit_code == 0, result.output
     assert "2 answered, 1 failed, " in result.stderr
-    assert lines(project / "out.jsonl") == [
-        {"key": "a", "answer": 3},
-        {"key": "c", "answer": 7},
-    ]
+    assert lines(project / "out.jsonl") == [{"key": "a", "answer": 3}, {"key": "c", "answer": 7}]
     (failed,) = lines(project / "failed.jsonl")
     assert (failed["key"], failed["value"]) == ("line 2", "no")
 
