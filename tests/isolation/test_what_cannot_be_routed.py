@@ -151,6 +151,7 @@ print([batch.tolist() for batch in loader], loader.stats().worker_reason)
 """
 
 
+@pytest.mark.slow
 def test_a_function_that_was_replaced_before_the_import_is_named() -> None:
     """Its owner was looked up at import, and a Python function has none."""
     done = subprocess.run(
