@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from pprint import pprint
 
 import numpy as np
 import pytest
@@ -66,12 +67,13 @@ def test_large_arguments(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_set_changes_nothing(tmp_path: Path) -> None:
-    one, other = (FunctionTask("a", show, args=[set(words)]) for words in ("abcdef", "fedcba"))
+    one, other = (FunctionTask("a", pprint, args=[set(words)]) for words in ("abcdef", "fedcba"))
     run(tmp_path, one)
-    again = {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    again = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     code = (
-        "from tests.flow.test_functions import *\n"
-        "print(run(Path('.'), FunctionTask('a', show, args=[set('abcdef')]), resume=True)[0].states)"
+        "from fastload.flow import *\nfrom pprint import pprint\ngraph = PipelineGraph('g')\n"
+        "graph.add_task(FunctionTask('a', pprint, args=[set('abcdef')]))\n"
+        "print(run(graph, resume=True).states)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],
@@ -83,7 +85,7 @@ def test_the_order_of_a_set_changes_nothing(tmp_path: Path) -> None:
     )
     assert ended.stdout == "{'a': 'fresh'}\n"
     assert run(tmp_path, other, resume=True)[0].states == {"a": "fresh"}
-    assert run(tmp_path, FunctionTask("a", show, args=["abc"]), resume=True)[0].reasons
+    assert run(tmp_path, FunctionTask("a", pprint, args=["abc"]), resume=True)[0].reasons
 
 
 PROGRAM = """
