@@ -155,6 +155,7 @@ def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     )
 
 
+@pytest.mark.slow
 def test_slow_decode_on_all_cores_is_to_be_less() -> None:
     cost = staged(decode=hashes(8))
     stats = names(
@@ -265,6 +266,7 @@ def test_too_few_workers_for_samples_that_compute() -> None:
     )
 
 
+@pytest.mark.slow
 def test_more_workers_than_cores_for_samples_that_compute() -> None:
     loader = DataLoader(Simulated(100 * CORES, hashes(8)), 8, num_workers=4 * CORES)
     stats = names("cores", f"num_workers={CORES}", lambda: run(loader))
@@ -347,6 +349,7 @@ def in_turn(_: Any) -> None:
     hashes(4)(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("busy_machine")
 def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:
