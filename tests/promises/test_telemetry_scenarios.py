@@ -144,6 +144,7 @@ def test_slow_reads_are_storage() -> None:
 # ---- decode ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     cost = staged(decode=hashes(8))
@@ -179,7 +180,7 @@ def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None
     stats = names(
         "gil",
         'worker_method="process"',
-        lambda: run(DataLoader(Simulated(200, cost), 8, num_workers=workers)),
+        lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=workers)),
     )
     assert '"transform"' in bound(stats).sentence, str(stats)
 
@@ -192,9 +193,9 @@ def test_a_slow_collate_is_collate() -> None:
         hashes(24)(samples)
         return torch.tensor(samples)
 
-    loader = DataLoader(Simulated(320, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
+    loader = DataLoader(Simulated(160, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
     stats = names("collate", "collate", lambda: run(loader))
-    assert stats.stages["collate"].count == 40
+    assert stats.stages["collate"].count == 20
 
 
 # ---- the step, and too many workers ----
@@ -256,6 +257,7 @@ def test_no_workers_is_inline() -> None:
     assert '"decode"' in bound(stats).sentence
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_too_few_workers_for_samples_that_compute() -> None:
     names(
