@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import base64
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -74,13 +76,15 @@ class Page(HTMLParser):
         return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-def page_of(outcomes: list[Outcome], **options: Any) -> Page:
-    return Page(render(document(outcomes, **options), report.summarise(outcomes)))
+def page_of(outcomes: list[Outcome], *, drawn: bool = False, **options: Any) -> Page:
+    """Return a parsed page. Its charts are drawn, which takes a second, only if asked for."""
+    with nullcontext() if drawn else mock.patch("matplotlib.figure.Figure.savefig"):
+        return Page(render(document(outcomes, **options), report.summarise(outcomes)))
 
 
 @pytest.fixture(scope="module")
 def raced() -> Page:
-    return page_of(RACE)
+    return page_of(RACE, drawn=True)
 
 
 def text_of(page: Page) -> str:
@@ -229,9 +233,10 @@ def test_a_simulated_step_is_called_simulated_at_the_top_and_in_the_provenance()
     assert all("simulated" in text for text in said)
 
 
+@pytest.mark.slow
 def test_sixty_four_numbers_of_workers_still_make_a_page() -> None:
     race = [outcome("thread", workers, 90.0 * workers) for workers in range(1, 65)]
-    page = page_of(race)
+    page = page_of(race, drawn=True)
     assert len(page.table("Medians")) == 64
     assert len("".join(image["src"] for image in page.all("img"))) < 2_000_000
 

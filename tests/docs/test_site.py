@@ -51,6 +51,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     done = build(ROOT / "mkdocs.yml", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -71,33 +72,26 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     assert "```" not in "".join(pages.values()), "a fence is shown, not read"
 
 
-def built(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Build a small site with the settings of ours and `text` on its first page."""
-    docs, config = folder / "docs", folder / "mkdocs.yml"
+def test_what_is_broken_on_a_page_and_a_name_that_is_gone_fail_the_build(tmp_path: Path) -> None:
+    """Of a small site with the settings of ours."""
+    docs, config = tmp_path / "docs", tmp_path / "mkdocs.yml"
     docs.mkdir()
-    (docs / "index.md").write_text(f"# Index\n\n{text}\n")
+    (docs / "index.md").write_text(
+        "# Index\n\n[a](nowhere.md) [b](workers.md#no-heading) [c](#no-own-heading) [d][fastload.nothing] "
+        "![e](nowhere.png) [f](../examples/nowhere.py)\n"
+    )
     (docs / "workers.md").write_text("# Workers\n")
     (docs / "outside.md").write_text("# Outside\n")
     config.write_text(INHERITED.format(root=ROOT))
-    return build(config, folder / "site")
-
-
-def test_what_is_broken_on_a_page_fails_the_build(tmp_path: Path) -> None:
-    done = built(
-        tmp_path,
-        "[a](nowhere.md) [b](workers.md#no-heading) [c](#no-own-heading) [d][fastload.nothing] "
-        "![e](nowhere.png) [f](../examples/nowhere.py)",
-    )
+    done = build(config, tmp_path / "site")
     assert done.returncode != 0
     for broken in (
         *("'nowhere.md'", "'#no-heading'", "'#no-own-heading'", "'fastload.nothing'"),
         *("'nowhere.png'", "'../examples/nowhere.py'", "outside.md"),
     ):
         assert broken in done.stderr, done.stderr
-
-
-def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
-    done = built(tmp_path, "::: fastload.nothing")
+    (docs / "index.md").write_text("# Index\n\n::: fastload.nothing\n")
+    done = build(config, tmp_path / "site")
     assert done.returncode != 0
     assert "fastload.nothing" in done.stderr
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from pprint import pprint
 
 import numpy as np
 import pytest
@@ -42,9 +43,12 @@ def run(folder: Path, task: FunctionTask, *, resume: bool = False) -> tuple[Outc
     return outcome, (folder / ".fastload-flow" / "g" / f"{task.name}.log").read_text()
 
 
-def test_a_method_is_called_on_its_object_and_a_partial_with_its_arguments(tmp_path: Path) -> None:
+def test_a_method_is_called_on_its_object_and_a_partial_with_its_large_arguments(
+    tmp_path: Path,
+) -> None:
     assert run(tmp_path, FunctionTask("a", Model(5).fit, args=["data"]))[1] == "5 data\n"
-    assert run(tmp_path, FunctionTask("a", functools.partial(show, 1), args=[2]))[1] == "1 2\n"
+    text = run(tmp_path, FunctionTask("a", functools.partial(show, 1), args=[np.zeros(100_000)]))[1]
+    assert text == "1 [0. 0. 0. ... 0. 0. 0.]\n"
 
 
 def test_what_another_process_cannot_call() -> None:
@@ -60,18 +64,14 @@ def test_what_another_process_cannot_call() -> None:
         FunctionTask("a", show, args="text")
 
 
-def test_large_arguments(tmp_path: Path) -> None:
-    text = run(tmp_path, FunctionTask("a", show, args=[np.zeros(100_000)]))[1]
-    assert text == "[0. 0. 0. ... 0. 0. 0.]\n"
-
-
 def test_the_order_of_a_set_changes_nothing(tmp_path: Path) -> None:
-    one, other = (FunctionTask("a", show, args=[set(words)]) for words in ("abcdef", "fedcba"))
+    one, other = (FunctionTask("a", pprint, args=[set(words)]) for words in ("abcdef", "fedcba"))
     run(tmp_path, one)
-    again = {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    again = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)}
     code = (
-        "from tests.flow.test_functions import *\n"
-        "print(run(Path('.'), FunctionTask('a', show, args=[set('abcdef')]), resume=True)[0].states)"
+        "from fastload.flow import *\nfrom pprint import pprint\ngraph = PipelineGraph('g')\n"
+        "graph.add_task(FunctionTask('a', pprint, args=[set('abcdef')]))\n"
+        "print(run(graph, resume=True).states)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],
@@ -83,7 +83,7 @@ def test_the_order_of_a_set_changes_nothing(tmp_path: Path) -> None:
     )
     assert ended.stdout == "{'a': 'fresh'}\n"
     assert run(tmp_path, other, resume=True)[0].states == {"a": "fresh"}
-    assert run(tmp_path, FunctionTask("a", show, args=["abc"]), resume=True)[0].reasons
+    assert run(tmp_path, FunctionTask("a", pprint, args=["abc"]), resume=True)[0].reasons
 
 
 PROGRAM = """

@@ -127,7 +127,10 @@ def jobs(file: Path) -> dict[str, dict[str, object]]:
     return found
 
 
-def test_jobs_follow_one_another_and_the_scheduler_is_asked(file: Path) -> None:
+def test_jobs_follow_one_another_and_the_scheduler_is_asked(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm without a database forgets a job after minutes. Then the record of its run is there."""
     result = flow("submit", file, "--slurm")
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
@@ -144,13 +147,23 @@ def test_jobs_follow_one_another_and_the_scheduler_is_asked(file: Path) -> None:
         f"{name}: job {number} completed, exit code 0:0; last run: done"
         for number, name in enumerate(("get", "left", "right", "join"), start=1)
     ]
+    monkeypatch.setenv("NO_DATABASE", "")
+    monkeypatch.setenv("FORGOTTEN", "1 3")
+    assert flow("status", file).output.splitlines() == [
+        "get: job 1 forgotten by the batch system; last run: done",
+        "left: job 2 completed, exit code 0:0; last run: done",
+        "right: job 3 forgotten by the batch system; last run: done",
+        "join: job 4 completed, exit code 0:0; last run: done",
+    ]
     again = flow("submit", file, "--slurm", "--resume")
     assert again.output.splitlines() == [
         f"{name}: fresh" for name in ("get", "left", "right", "join")
     ]
 
 
-def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None:
+def test_a_job_that_failed_keeps_those_after_it_from_running(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (file.parent / "wrong").touch()
     result = flow("submit", file, "--pbs")
     assert result.exit_code == 0, result.output
@@ -170,6 +183,10 @@ def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None
         "right: job 3.server ended, exit code 0; last run: done",
     ]
     assert lines[3].endswith("last run: waiting")
+    monkeypatch.setenv("FORGOTTEN", "1.server")
+    lines = flow("status", file).output.splitlines()
+    assert lines[0] == "get: job 1.server forgotten by the batch system; last run: done"
+    assert lines[1] == "left: job 2.server ended, exit code 1; last run: failed"
     (file.parent / "wrong").unlink()
     result = flow("submit", file, "--pbs", "--resume")
     assert [line.split(":")[0] for line in result.output.splitlines() if "fresh" in line] == [
@@ -177,26 +194,6 @@ def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None
         "right",
     ]
     assert (file.parent / "notes").read_text().split()[-2:] == ["left", "join"]
-
-
-@pytest.mark.parametrize("system", ["pbs", "slurm"])
-def test_a_job_that_the_scheduler_forgot_has_the_record_of_its_run(
-    system: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm without a database forgets a job after minutes, PBS after days."""
-    assert flow("submit", file, f"--{system}").exit_code == 0
-    monkeypatch.setenv("NO_DATABASE", "")
-    suffix, code = (
-        (".server", "ended, exit code 0") if system == "pbs" else ("", "completed, exit code 0:0")
-    )
-    monkeypatch.setenv("FORGOTTEN", f"1{suffix} 3{suffix}")
-    result = flow("status", file)
-    assert result.output.splitlines() == [
-        f"get: job 1{suffix} forgotten by the batch system; last run: done",
-        f"left: job 2{suffix} {code}; last run: done",
-        f"right: job 3{suffix} forgotten by the batch system; last run: done",
-        f"join: job 4{suffix} {code}; last run: done",
-    ]
 
 
 def test_each_task_asks_for_its_own_resources(file: Path) -> None:

@@ -46,6 +46,7 @@ def test_the_program_runs_in_its_order_on_four_ranks(
     assert states == ["download_task: done", "t2_task: done", "pytorch_task: done"]
 
 
+@pytest.mark.slow
 def test_nothing_runs_after_a_download_that_failed(tmp_path: Path) -> None:
     ended = run(tmp_path, "mpich", "raise SystemExit('no such host')", "Twister2FlowWithDisk.py")
     assert ended.returncode == 1

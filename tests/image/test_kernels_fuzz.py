@@ -14,6 +14,7 @@ from tests.image.kernel_fuzz import PARTS, build, compiler, run, seeds
 COUNT = 20_000  # of each part: a few seconds
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compiler(), reason="there is no C compiler")
 def test_damaged_images_and_records_under_sanitizers(kernels: Kernels, tmp_path: Path) -> None:
     program, files = build(tmp_path), seeds(tmp_path)

@@ -74,8 +74,9 @@ def test_pixels_are_those_of_the_ordinary_way(kind: str, trial: Trial) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_and_odd_sizes(kind: str, trial: Trial) -> None:
     wide = crop((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
-    for height in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33):
-        for width in (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35):
+    widths = (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35)
+    for number, height in enumerate((1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33)):
+        for width in widths[number % 3 :: 3]:
             content = KINDS[kind](NOISE[:height, :width])
             trial.check(wide, content, range(4))
 
@@ -334,6 +335,6 @@ def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:
     for key in range(300):
         trial.run_bytes(plan, key, contents[key % 3])
     before = pages()
-    for key in range(6000):
+    for key in range(3000):
         trial.run_bytes(plan, key, contents[key % 3])
     assert (pages() - before) * resource.getpagesize() < 2_000_000

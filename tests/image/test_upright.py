@@ -43,16 +43,15 @@ def crop(size: tuple[int, int] = (40, 30), **options: Any) -> Plan:
 # ---- pixels ----
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("tag", range(1, 9))
-def test_each_orientation(tag: int, order: str, trial: Trial) -> None:
-    exif = exif_of(tag, order)
+def test_each_orientation(tag: int, trial: Trial) -> None:
     for number, subsampling in enumerate(("444", "422", "420", "440", "411")):
+        exif = exif_of(tag, "<>"[number % 2])
         content = with_segment(jpeg(PHOTOGRAPH, subsampling), exif)
         assert orientation(read_header(content, name="a.jpg"), name="a.jpg") == tag
         for scaled in (True, False):
             for size in ((12, 40), (70, 50)):
-                trial.check(crop(size, scaled_decode=scaled), content, range(number, number + 4))
+                trial.check(crop(size, scaled_decode=scaled), content, range(number, number + 3))
     sides = trial.image[["height", "width"]][0].item()
     assert sides == ((121, 203) if tag < 5 else (203, 121))
 

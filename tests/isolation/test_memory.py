@@ -121,31 +121,37 @@ SHARED: dict[str, Callable[[Path, ExitStack], Any]] = {
 
 
 class Filled(Holder):
-    """Fills a cache in its first epoch, and reads it in later ones."""
+    """Fills its caches in its first epoch, and reads them in later ones."""
 
-    cache: Any
+    caches: dict[str, Any]
     full = False
 
-    def __getitem__(self, index: int) -> float:
+    def __getitem__(self, index: int) -> dict[str, float]:
         if not self.full:
-            self.cache[index] = index + 1
-        return float(self.cache[index])
+            for cache in self.caches.values():
+                cache[index] = index + 1
+        return {kind: float(cache[index]) for kind, cache in self.caches.items()}
 
 
-@pytest.mark.parametrize("kind", SHARED)
-def test_a_cache_that_samples_fill_is_full_in_the_next_epoch(kind: str, tmp_path: Path) -> None:
-    def epochs(cache: Any) -> list[list[float]]:
-        dataset = Filled(cache=cache)
+def test_a_cache_that_samples_fill_is_full_in_the_next_epoch(tmp_path: Path) -> None:
+    def epochs(caches: dict[str, Any]) -> list[list[dict[str, float]]]:
+        dataset = Filled(caches=caches)
         read = []
         # Shuffled, so that no worker reads ahead into the next epoch.
         with fastload.DataLoader(dataset, None, shuffle=True, num_workers=2) as loader:
             for _ in range(2):
-                read.append(sorted(loader))
+                read.append(sorted(loader, key=lambda sample: max(sample.values())))
                 dataset.full = True
         return read
 
     with ExitStack() as stack:
-        assert epochs(SHARED[kind](tmp_path, stack)) == [[float(k + 1) for k in range(N)]] * 2
+        caches = {}
+        for number, (kind, make) in enumerate(SHARED.items()):
+            (folder := tmp_path / str(number)).mkdir()
+            caches[kind] = make(folder, stack)
+        expected = [dict.fromkeys(SHARED, float(k + 1)) for k in range(N)]
+        assert epochs(caches) == [expected] * 2
+        caches.clear()
         gc.collect()  # what lies over the memory, before that is closed
 
 
@@ -157,7 +163,7 @@ def test_a_counter_without_a_lock_is_shared() -> None:
 
 def test_check_says_which_memory_is_shared() -> None:
     cache = torch.from_numpy(locked(Path(), ExitStack()))
-    assert "dataset.cache (Tensor, in shared memory)" in str(check(Filled(cache=cache)))
+    assert "dataset.cache (Tensor, in shared memory)" in str(check(Filled(caches={}, cache=cache)))
 
 
 # ---- memory of this process alone ----

@@ -16,7 +16,7 @@ import io
 import warnings
 import zipfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -56,36 +56,8 @@ class TwoSamples(Dataset[Any]):
     def __len__(self) -> int:
         return 2
 
-
-class Transformed(TwoSamples):
-    """What `transform` makes of each index."""
-
-    def __init__(self, transform: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.transform = transform
-
     def __getitem__(self, index: int) -> Any:
-        return self.transform(index)
-
-
-class Drawing:
-    """Stores a draw in `self`, and uses it for the image and for the label."""
-
-    def __init__(self) -> None:
-        self.in_turn = InTurn()
-        self.draw = -1
-
-    def __call__(self, index: int) -> tuple[str, str]:
-        with self.in_turn.storing(index):
-            self.draw = 100 + index
-        with self.in_turn.reading(index):
-            return f"image turned by {self.draw}", f"label turned by {self.draw}"
-
-    def apply(self, index: int) -> tuple[str, str]:
-        return self(index)
-
-
-DRAWN = [(f"image turned by {draw}", f"label turned by {draw}") for draw in (100, 101)]
+        return index
 
 
 def as_it_is(sample: Any) -> Any:
@@ -102,42 +74,21 @@ def assert_samples(dataset: Any, wanted: list[Any], **options: Any) -> None:
     assert (got, [str(warning.message) for warning in said]) == (wanted, [])
 
 
-# ---- a draw that is kept in `self` ----
+# ---- where a transform is held ----
 
 
-class Resize:
-    """A transform with state, which a cached function makes."""
+class Drawing:
+    """Stores a draw in `self`, and uses it for the image and for the label."""
 
-    size = 0
+    def __init__(self) -> None:
+        self.in_turn = InTurn()
+        self.draw = -1
 
-
-@functools.cache
-def resize_for(size: int) -> Resize:
-    return Resize()
-
-
-class Cached(TwoSamples):
-    """Gets its transform from a cached function at each sample, as one object for all samples."""
-
-    def __init__(self, transform_for: Callable[[int], Resize]) -> None:
-        super().__init__()
-        self.transform_for = transform_for
-
-    def __getitem__(self, index: int) -> int:
+    def __call__(self, index: int) -> tuple[int, int]:
         with self.in_turn.storing(index):
-            self.transform_for(224).size = 100 + index
+            self.draw = 100 + index
         with self.in_turn.reading(index):
-            return self.transform_for(224).size
-
-
-@pytest.mark.parametrize(
-    "made_by", [functools.lru_cache(maxsize=None)(lambda size: Resize()), resize_for]
-)
-def test_a_transform_made_by_a_cached_function_of_the_dataset(made_by: Any) -> None:
-    assert_samples(Cached(made_by), [100, 101])
-
-
-# ---- where the transform is held ----
+            return self.draw, self.draw
 
 
 class Nested:
@@ -152,15 +103,8 @@ class Nested:
         return transform(index)
 
 
-def called(transform: Drawing, index: int) -> Any:
-    return transform(index)
-
-
 def in_a_closure(transform: Drawing) -> Callable[[int], Any]:
-    def call(index: int) -> Any:
-        return transform(index)
-
-    return call
+    return lambda index: transform(index)
 
 
 HELD: dict[str, Callable[[Drawing], Callable[[int], Any]]] = {
@@ -169,43 +113,56 @@ HELD: dict[str, Callable[[Drawing], Callable[[int], Any]]] = {
     "list in a closure": lambda t: (lambda steps: lambda index: steps[0](index))([t]),
     "default argument": lambda t: lambda index, t=t: t(index),
     "partial of a closure": lambda t: functools.partial(in_a_closure(t)),
-    "partial in a partial": lambda t: functools.partial(functools.partial(called), t),
-    "bound method": lambda t: t.apply,
-    "bound method in lru_cache": lambda t: functools.lru_cache(maxsize=None)(t.apply),
+    "partial in a partial": lambda t: functools.partial(functools.partial(Drawing.__call__), t),
+    "bound method": lambda t: t.__call__,
+    "bound method in lru_cache": lambda t: functools.lru_cache(maxsize=None)(t.__call__),
     "nested container": Nested,
 }
 
 
+class Transformed(TwoSamples):
+    """What each transform makes of each index."""
+
+    def __init__(self) -> None:
+        self.held = {kind: hold(Drawing()) for kind, hold in HELD.items()}
+
+    def __getitem__(self, index: int) -> Any:
+        return {kind: transform(index) for kind, transform in self.held.items()}
+
+
 # `copy.deepcopy` copies no function, and so nothing that a function holds.
 @pytest.mark.parametrize("copy_dataset", ["state", True])
-@pytest.mark.parametrize("held", HELD)
-def test_a_transform_held_in(held: str, copy_dataset: Any) -> None:
-    assert_samples(Transformed(HELD[held](Drawing())), DRAWN, copy_dataset=copy_dataset)
+def test_a_transform_held_in_any_way_below_datasets_of_torch(copy_dataset: Any) -> None:
+    wanted = [dict.fromkeys(HELD, (draw, draw)) for draw in (100, 101)]
+    dataset = Subset(Subset(Transformed(), [0, 1]), range(2))
+    assert_samples(dataset, wanted, copy_dataset=copy_dataset)
 
 
-def test_a_transform_below_datasets_of_torch() -> None:
-    dataset = Subset(Subset(Transformed(in_a_closure(Drawing())), [0, 1]), range(2))
-    assert_samples(dataset, DRAWN)
+class Resize:
+    """A transform with state, which a cached function makes."""
+
+    size = 0
 
 
-# ---- an attribute that one method sets and another reads ----
+@functools.cache
+def resize_for(size: int) -> Resize:
+    return Resize()
 
 
-class CurrentIndex(TwoSamples):
-    """Sets `self.i`, which another method reads."""
+def test_transforms_made_by_cached_functions_of_the_dataset() -> None:
+    class Cached(TwoSamples):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions = functools.lru_cache(maxsize=None)(lambda size: Resize()), resize_for
 
-    def __getitem__(self, index: int) -> str:
-        with self.in_turn.storing(index):
-            self.i = index
-        with self.in_turn.reading(index):
-            return self.name()
+        def __getitem__(self, index: int) -> list[int]:
+            with self.in_turn.storing(index):
+                for made in self.functions:
+                    made(224).size = 100 + index
+            with self.in_turn.reading(index):
+                return [made(224).size for made in self.functions]
 
-    def name(self) -> str:
-        return f"image {self.i}"
-
-
-def test_the_current_index() -> None:
-    assert_samples(CurrentIndex(), ["image 0", "image 1"])
+    assert_samples(Cached(), [[100] * 2, [101] * 2])
 
 
 def test_the_current_indices() -> None:
@@ -220,30 +177,6 @@ def test_the_current_indices() -> None:
 
 
 # ---- a buffer ----
-
-
-class Buffers(TwoSamples):
-    """Writes each sample into `self.written`, and reads it from `self.read`: the same memory."""
-
-    def __init__(self, written: Any, read: Any) -> None:
-        super().__init__()
-        self.written, self.read = written, read
-
-    def __getitem__(self, index: int) -> list[int]:
-        with self.in_turn.storing(index):
-            for place in range(3):
-                self.written[place] = 100 + index
-        with self.in_turn.reading(index):
-            return [int(number) for number in self.read[:3]]
-
-
-class ReadFirst(Buffers):
-    """The same, with the attributes in the other order."""
-
-    def __init__(self, written: Any, read: Any) -> None:
-        super().__init__(None, read)
-        del self.written
-        self.written = written
 
 
 def same(buffer: Any) -> tuple[Any, Any]:
@@ -271,6 +204,7 @@ def detached() -> tuple[Any, Any]:
     return parameter.detach(), parameter
 
 
+# Each is written, and read through the other: the same memory.
 BUFFERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "list": lambda: same([0, 0, 0]),
     "array.array": lambda: same(array.array("i", [0, 0, 0])),
@@ -289,18 +223,25 @@ BUFFERS: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Buffers, ReadFirst])
-@pytest.mark.parametrize("name", BUFFERS)
-def test_a_buffer(name: str, kind: type[Buffers]) -> None:
-    assert_samples(kind(*BUFFERS[name]()), [[100] * 3, [101] * 3])
+class Buffers(TwoSamples):
+    def __init__(self, buffers: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.buffers = buffers
+
+    def __getitem__(self, index: int) -> list[list[int]]:
+        with self.in_turn.storing(index):
+            for buffer in self.buffers:
+                for place in range(3):
+                    buffer["written"][place] = 100 + index
+        with self.in_turn.reading(index):
+            return [[int(number) for number in buffer["read"][:3]] for buffer in self.buffers]
 
 
-# ---- collate_fn and iterable datasets ----
-
-
-class Numbers(TwoSamples):
-    def __getitem__(self, index: int) -> int:
-        return index
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_buffer_whichever_of_two_views_comes_first(reverse: bool) -> None:
+    pairs = [dict(zip(("written", "read"), make(), strict=True)) for make in BUFFERS.values()]
+    dataset = Buffers([dict(sorted(pair.items(), reverse=reverse)) for pair in pairs])
+    assert_samples(dataset, [[[100] * 3] * len(BUFFERS), [[101] * 3] * len(BUFFERS)])
 
 
 class Collating:
@@ -325,11 +266,11 @@ def test_a_buffer_of_collate_fn(held: str) -> None:
         "closure": lambda samples: collate(samples),
         "partial": functools.partial(Collating.__call__, collate),
     }[held]
-    assert_samples(Numbers(), [[100], [101]], batch_size=1, collate_fn=collate_fn)
+    assert_samples(TwoSamples(), [[100], [101]], batch_size=1, collate_fn=collate_fn)
 
 
 def test_a_buffer_that_dataset_and_collate_fn_have_in_common() -> None:
-    class Common(Numbers):
+    class Common(TwoSamples):
         def __init__(self) -> None:
             super().__init__()
             self.row = bytearray(1)
@@ -347,97 +288,52 @@ def test_a_buffer_that_dataset_and_collate_fn_have_in_common() -> None:
     assert_samples(dataset, [[100], [101]], batch_size=1, collate_fn=dataset.collate)
 
 
-# ---- generators that a sample seeds ----
-
-
-def test_a_random_state_seeded_by_file_name() -> None:
-    """As fastMRI's mask function."""
-
-    class Mask:
-        def __init__(self) -> None:
-            self.in_turn, self.rng = InTurn(), np.random.RandomState()
-
-        def __call__(self, index: int) -> list[int]:
-            with self.in_turn.storing(index):
-                self.rng.seed(list(b"file%d.h5" % index))
-            with self.in_turn.reading(index):
-                return self.rng.randint(1000, size=4).tolist()
-
-    seeded = [np.random.RandomState(list(b"file%d.h5" % index)) for index in (0, 1)]
-    assert_samples(Transformed(Mask()), [rng.randint(1000, size=4).tolist() for rng in seeded])
-
-
 # ---- files ----
 
-TEXT = "first line\nsecond line\n"
-PLACES = (0, len("first line\n"))
-WANTED = ["first line", "second line"]
+LINES = ["first line\n", "second line\n"]
+PLACES = (0, len(LINES[0]))
 
 
 class Lines(TwoSamples):
-    """Seeks, then reads a line, in a file that is open already."""
+    """Seeks, then reads a line, in files that are open already. Of an archive too."""
 
-    def __init__(self, file: Any, places: tuple[int, int] = PLACES) -> None:
+    def __init__(self, files: list[Any]) -> None:
         super().__init__()
-        self.file, self.places = file, places
+        self.files = files
 
-    def __getitem__(self, index: int) -> str:
+    def __getitem__(self, index: int) -> list[str]:
         with self.in_turn.storing(index):
-            self.file.seek(self.places[index])
+            for file in self.files:
+                if isinstance(file, zipfile.ZipFile):
+                    info = file.infolist()[index]
+                    file.fp.seek(info.header_offset + 30 + len(info.filename))  # type: ignore[union-attr]
+                else:
+                    file.seek(PLACES[index])
         with self.in_turn.reading(index):
-            line = self.file.readline()
-        return (line if isinstance(line, str) else line.decode()).rstrip()
+            lines = [getattr(file, "fp", file).readline() for file in self.files]
+        return [line if isinstance(line, str) else line.decode() for line in lines]
 
 
-def plain(folder: Path) -> Path:
-    path = folder / "lines.txt"
-    path.write_text(TEXT)
-    return path
-
-
-OPENED: dict[str, Callable[[Path], Any]] = {
-    "text": lambda folder: open(plain(folder)),
-    "binary": lambda folder: open(plain(folder), "rb"),
-    "raw": lambda folder: open(plain(folder), "rb", buffering=0),
-    "text over binary": lambda folder: io.TextIOWrapper(open(plain(folder), "rb")),
-    "in memory": lambda folder: io.BytesIO(TEXT.encode()),
-    "text in memory": lambda folder: io.StringIO(TEXT),
-}
-
-
-@pytest.mark.parametrize("kind", OPENED)
-def test_a_file_opened_early(kind: str, tmp_path: Path) -> None:
-    with OPENED[kind](tmp_path) as file:
-        assert_samples(Lines(file), WANTED)
-        assert not file.closed
-        file.seek(0)
-        assert len(file.readlines()) == 2, "the original reads on"
-
-
-class Members(TwoSamples):
-    """Seeks and reads in the file of an archive, as code does that reads stored members by itself."""
-
-    def __init__(self, archive: Any, find: Callable[[Any, int], tuple[Any, int, int]]) -> None:
-        super().__init__()
-        self.archive, self.find = archive, find
-
-    def __getitem__(self, index: int) -> str:
-        file, place, size = self.find(self.archive, index)
-        with self.in_turn.storing(index):
-            file.seek(place)
-        with self.in_turn.reading(index):
-            return file.read(size).decode()  # type: ignore[no-any-return]
-
-
-def in_a_zip_file(archive: zipfile.ZipFile, index: int) -> tuple[Any, int, int]:
-    info = archive.infolist()[index]
-    return archive.fp, info.header_offset + 30 + len(info.filename), info.file_size
-
-
-def test_a_zip_file_opened_early(tmp_path: Path) -> None:
+def test_files_opened_early(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(LINES))
     with zipfile.ZipFile(tmp_path / "lines.zip", "w") as archive:
-        for line in WANTED:
+        for line in LINES:
             archive.writestr(line, line)
-    with zipfile.ZipFile(tmp_path / "lines.zip") as archive:
-        assert_samples(Members(archive, in_a_zip_file), WANTED)
-        assert [archive.read(line).decode() for line in WANTED] == WANTED
+    with ExitStack() as stack:
+        files: list[Any] = [
+            open(path),
+            open(path, "rb"),
+            open(path, "rb", buffering=0),
+            io.TextIOWrapper(open(path, "rb")),
+            io.BytesIO(path.read_bytes()),
+            io.StringIO(path.read_text()),
+            zipfile.ZipFile(tmp_path / "lines.zip"),
+        ]
+        for file in files:
+            stack.enter_context(file)
+        assert_samples(Lines(files), [[line] * len(files) for line in LINES])
+        for file in files[:-1]:
+            file.seek(0)
+            assert len(file.readlines()) == 2, "the original reads on"
+        assert [files[-1].read(info).decode() for info in files[-1].infolist()] == LINES

@@ -10,8 +10,6 @@ That each function draws what torch draws is shown in tests/promises/test_random
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from torch.nn import functional
 import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import torch_random
+from tests.children import run_python
 
 
 def generator(seed: int = 1) -> torch.Generator:
@@ -174,12 +173,8 @@ ENDING = """
     [("end", 1), *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("exit", "end"))],
 )
 def test_a_process_may_end_while_workers_draw(how: str, times: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    run = [sys.executable, "-c", textwrap.dedent(ENDING), how]
     for _ in range(times):
-        done = subprocess.run(
-            run, env=environment, capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run_python("-c", textwrap.dedent(ENDING), how)
         assert (done.returncode, done.stderr) == (3 if how == "exit" else 0, "")
 
 

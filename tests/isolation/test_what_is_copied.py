@@ -214,11 +214,15 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", DATA)
-def test_data_is_shared(kind: str) -> None:
-    datasets = copies(data=DATA[kind](), things=[{"thing": Thing(data=DATA[kind]())}])
-    assert_shared(*(dataset.data for dataset in datasets))
-    assert_shared(*(dataset.things[0]["thing"].data for dataset in datasets))
+def made(kinds: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    return {kind: make() for kind, make in kinds.items()}
+
+
+def test_data_is_shared() -> None:
+    datasets = copies(**made(DATA), things=[{"thing": Thing(**made(DATA))}])
+    for kind in DATA:
+        assert_shared(*(getattr(dataset, kind) for dataset in datasets))
+        assert_shared(*(getattr(dataset.things[0]["thing"], kind) for dataset in datasets))
     assert_copied(*(dataset.things[0]["thing"] for dataset in datasets))
 
 
@@ -273,18 +277,14 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
-def test_a_scripted_function_is_shared_and_nothing_is_warned_of() -> None:
+def test_objects_of_c_without_state_are_shared_and_nothing_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated
         scripted = torch.jit.script(doubled)
-    for dataset in copies(scripted=scripted, within=[scripted])[1:]:
-        assert dataset.scripted is dataset.within[0] is scripted
-
-
-def test_other_objects_of_c_without_state_are_shared_and_nothing_is_warned_of() -> None:
-    kept = [torch.finfo(torch.float32), torch.iinfo(torch.int8), language]
-    for dataset in copies(kept=kept)[1:]:
+    kept = [torch.finfo(torch.float32), torch.iinfo(torch.int8), language, scripted]
+    for dataset in copies(kept=kept, scripted=scripted)[1:]:
         assert all(map(operator.is_, dataset.kept, kept))
+        assert dataset.scripted is scripted
 
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -294,15 +294,15 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_tensor_that_deepcopy_refuses_is_copied_all_the_same(layout: str) -> None:
+def test_a_tensor_that_deepcopy_refuses_is_copied_all_the_same() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*(beta|prototype)")
-        tensor = LAYOUTS[layout]()
-    for dataset in copies(tensor=tensor)[1:]:
-        assert dataset.tensor is not tensor
-        assert dataset.tensor.layout is tensor.layout
-        assert dataset.tensor.is_nested is tensor.is_nested
+        tensors = made(LAYOUTS)
+    for dataset in copies(**tensors)[1:]:
+        for name, tensor in tensors.items():
+            copied = getattr(dataset, name)
+            assert copied is not tensor
+            assert (copied.layout, copied.is_nested) == (tensor.layout, tensor.is_nested)
 
 
 def test_tables_are_shared() -> None:
@@ -347,11 +347,11 @@ STATE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", STATE)
-def test_state_is_copied(kind: str) -> None:
-    datasets = copies(state=STATE[kind]())
-    assert_copied(*(dataset.state for dataset in datasets))
-    assert len({type(dataset.state) for dataset in datasets}) == 1
+def test_state_is_copied() -> None:
+    datasets = copies(**made(STATE))
+    for kind in STATE:
+        assert_copied(*(getattr(dataset, kind) for dataset in datasets))
+        assert len({type(getattr(dataset, kind)) for dataset in datasets}) == 1
 
 
 def with_a_thing(thing: Thing) -> Callable[[Any], Any]:
@@ -383,12 +383,13 @@ def first_in(container: Any) -> Any:
     return container
 
 
-@pytest.mark.parametrize("kind", CODE)
-def test_a_container_of_code_is_never_data(kind: str) -> None:
-    datasets = copies(code=CODE[kind]())
-    assert_copied(*(dataset.code for dataset in datasets))
-    assert_copied(*(first_in(dataset.code) for dataset in datasets))
-    assert len({len(dataset.code) for dataset in datasets}) == 1
+def test_a_container_of_code_is_never_data() -> None:
+    datasets = copies(**made(CODE))
+    for kind in CODE:
+        containers = [getattr(dataset, kind) for dataset in datasets]
+        assert_copied(*containers)
+        assert_copied(*map(first_in, containers))
+        assert len({len(container) for container in containers}) == 1
 
 
 def test_contents_of_a_copy_are_equal() -> None:
@@ -458,16 +459,18 @@ HELD_BY_ITS_OWN: dict[str, Callable[[Thing], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HELD_BY_ITS_OWN)
-def test_what_is_made_of_an_object_that_holds_it(kind: str) -> None:
+def test_what_is_made_of_an_object_that_holds_it() -> None:
     """It can be made only after the object, while the object is not complete without it; it is one all the same."""
-    thing = Thing(rows=[])
-    held = HELD_BY_ITS_OWN[kind](thing)
-    thing.held, thing.rows[:] = held, [held]
-    for dataset in copies(first=[held], thing=thing, held=held)[1:]:
-        assert dataset.thing is not thing
-        assert dataset.first[0] is dataset.thing.held is dataset.held is dataset.thing.rows[0]
-        assert dataset.held is not held
+    things = {kind: Thing(rows=[]) for kind in HELD_BY_ITS_OWN}
+    held = {kind: make(things[kind]) for kind, make in HELD_BY_ITS_OWN.items()}
+    for kind, thing in things.items():
+        thing.held, thing.rows[:] = held[kind], [held[kind]]
+    first = {kind: [one] for kind, one in held.items()}
+    for dataset in copies(first=first, things=things, held=held)[1:]:
+        for kind, thing in dataset.things.items():
+            assert thing is not things[kind]
+            assert dataset.first[kind][0] is thing.held is dataset.held[kind] is thing.rows[0]
+            assert dataset.held[kind] is not held[kind]
 
 
 class Key:
@@ -838,20 +841,20 @@ PROTOCOLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("order", ["child first", "child last"])
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_class_with_a_protocol_is_asked(protocol: str, order: str) -> None:
-    asked = PROTOCOLS[protocol]()
-    attributes = {"child": asked.child, "asked": asked}
+def test_a_class_with_a_protocol_is_asked(order: str) -> None:
+    asked = made(PROTOCOLS)
+    attributes = {"children": {name: one.child for name, one in asked.items()}, "asked": asked}
     if order == "child last":
         attributes = dict(reversed(attributes.items()))
     datasets = copies(**attributes)
-    for dataset in datasets[1:]:
-        assert dataset.asked.by == protocol.split()[0]
-        assert dataset.asked.child is dataset.child, "the copy is not in the same graph"
-        assert not hasattr(dataset.asked, "handle")
-    assert_copied(*(dataset.asked for dataset in datasets))
-    assert_copied(*(dataset.child for dataset in datasets))
-    assert asked.by == "me"
+    for name in PROTOCOLS:
+        for dataset in datasets[1:]:
+            assert dataset.asked[name].by == name
+            assert dataset.asked[name].child is dataset.children[name], "not in the same graph"
+            assert not hasattr(dataset.asked[name], "handle")
+        assert_copied(*(dataset.asked[name] for dataset in datasets))
+        assert_copied(*(dataset.children[name] for dataset in datasets))
+        assert asked[name].by == "me"
 
 
 class Tree:
@@ -999,11 +1002,11 @@ WHOLE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*is a threading.local, which is for one thread")
-@pytest.mark.parametrize("kind", WHOLE)
-def test_shared_whole(kind: str) -> None:
-    datasets = copies(whole=WHOLE[kind](), thing=Thing(whole=[WHOLE[kind]()]))
-    assert_shared(*(dataset.whole for dataset in datasets))
-    assert_shared(*(dataset.thing.whole[0] for dataset in datasets))
+def test_shared_whole() -> None:
+    datasets = copies(**made(WHOLE), thing=Thing(whole=[made(WHOLE)]))
+    for kind in WHOLE:
+        assert_shared(*(getattr(dataset, kind) for dataset in datasets))
+        assert_shared(*(dataset.thing.whole[0][kind] for dataset in datasets))
     assert_copied(*(dataset.thing for dataset in datasets))
 
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS"),
 ]
 worlds = pytest.mark.parametrize("world", [1, 2])
-LENGTHS = (0, 1, 2, 3, 5, 6, 7, 11, 12, 13)  # around multiples of 3, 6 and 12
+LENGTHS = (0, 1, 3, 5, 6, 7, 12, 13)  # around multiples of 3, 6 and 12
 SPLIT = {"config": {"split_batches": True}}
 UNEVEN = {"config": {"even_batches": False}}
 
@@ -69,11 +69,10 @@ def test_batches_and_their_marks_are_those_of_accelerate_s_own_loaders(world: in
 
 @worlds
 def test_gather_for_metrics_gives_each_sample_once(world: int) -> None:
-    workers: list[Any] = [{"num_workers": 0}, {"num_workers": 1}]
     shuffled: list[Any] = [{"shuffle": True, "seed": 1}, {"shuffle": True}, {"order": "subset"}]
     streams: list[Any] = [{"dataset": Stream}, {"dataset": KnownStream}]
     given: list[Any] = [
-        ([{"length": n, **one, **some} for n in lengths for one in kinds for some in workers], opt)
+        ([{"length": n, "num_workers": n % 2, **one} for n in lengths for one in kinds], opt)
         for lengths, kinds, opt in (
             (LENGTHS[1:], shuffled, {}),  # torch's RandomSampler refuses 0 samples
             (LENGTHS, [{}, *streams], {}),

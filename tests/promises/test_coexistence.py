@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+import covertable
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -58,8 +59,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("how", "workers"), [("pickle", 2), ("deepcopy", 0), ("copy", 2)])
 def test_a_copy_in_mid_epoch_is_a_loader_of_its_own(how: str, workers: int) -> None:
     options: dict[str, Any] = {"collate_fn": add_one, "seed": 3, "shuffle": True}
     options |= {"num_workers": workers, "persistent_workers": workers > 0, "drop_last": True}
@@ -370,6 +370,7 @@ def test_get_worker_info(workers: int) -> None:
     assert all(name == f"fastload-worker-{worker}" for worker, *_, name in samples)
 
 
+@pytest.mark.slow
 def test_get_worker_info_for_every_importer() -> None:
     """A name bound before fastload was imported, in torch's own modules too; torch's processes still see their own.
 
@@ -489,18 +490,18 @@ def keep(worker: int) -> None:
     assert modes() == NEUTRAL
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("dataset", "collate"), [(Moded, collate_in_modes), (ModedBatches, None)])
+@pytest.mark.parametrize(
+    ("mode", "workers", "dataset"), covertable.make([[*MODES], [0, 2], [Moded, ModedBatches]])
+)
 def test_samples_and_collate_run_in_neutral_modes(
-    workers: int, mode: str, collate: Any, dataset: type[Moded]
+    mode: str, workers: int, dataset: type[Moded]
 ) -> None:
     """And the mode of the loop is what it was, after every batch, after an error and after the end."""
     loader = DataLoader(
         dataset(8),
         4,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=collate_in_modes if dataset is Moded else None,
         worker_init_fn=keep if workers else None,
     )
     with MODES[mode]():

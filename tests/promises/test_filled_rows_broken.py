@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import covertable
 import numpy as np
 import pytest
 import torch
@@ -163,9 +164,9 @@ BAD_ANSWERS: dict[str, tuple[Callable[[Run], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", BAD_ANSWERS)
+@pytest.mark.parametrize(
+    ("name", "workers", "parts"), covertable.make([[*BAD_ANSWERS], [0, 2], [1, 2]])
+)
 def test_fill_rows_that_fails_is_named_once_and_the_batches_are_right(
     name: str, workers: int, parts: int, cut: Callable[[int], None]
 ) -> None:

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import covertable
 import pytest
 
 pytest.importorskip("lightning")
@@ -95,7 +96,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 ON_RANKS = ["seed", "rank sampler", "stream", "limit, stream", "two", "max_steps"]
 
 
-QUICK = ["seed", "stream", "validation", "two", "max_steps"]
+QUICK = ["seed", "max_steps"]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +107,11 @@ def test_every_checkpoint_resumes_exactly(name: str, tmp_path: Path) -> None:
     """Saved after a batch, a validation and an epoch."""
     (answers,) = run(1, cases.resumed_each, {name: TRAININGS[name]}, str(tmp_path))
     check(name, answers[name])
-    assert len(answers[name]) >= 4
+    assert len(answers[name]) >= 3
 
 
 def test_every_checkpoint_resumes_exactly_on_two_devices(tmp_path: Path) -> None:
-    specs = {name: {**TRAININGS[name], "step": 3} for name in ON_RANKS}
+    specs = {name: TRAININGS[name] for name in ON_RANKS}
     ranks = run(2, cases.resumed_each, specs, str(tmp_path))
     for name in specs:
         for rank in ranks:
@@ -132,9 +133,10 @@ def check(name: str, answers: list[Any]) -> None:
         assert all(one == [0, 1, 2, 3, 4] for one in passes), (name, at)
 
 
-@pytest.mark.parametrize("event", ["on_exception", None])
-@pytest.mark.parametrize("fails", [5, 7])
-@pytest.mark.parametrize("name", ["seed", "stream", "two streams, max_size"])
+@pytest.mark.parametrize(
+    ("name", "fails", "event"),
+    covertable.make([["seed", "two streams, max_size"], [5, 7], ["on_exception", None]]),
+)
 def test_a_checkpoint_of_a_failed_step_does_not_count_its_batch(
     name: str, fails: int, event: str | None, tmp_path: Path
 ) -> None:
@@ -199,7 +201,7 @@ def test_a_checkpoint_after_a_run_does_not_count_what_was_read_ahead(
     assert again[0].trained == whole.trained[8:]
 
 
-@pytest.mark.parametrize("ends", [(3, 8), (3, 5, 8), (2, 10, 13), (7, 9, 11, 16)], ids=str)
+@pytest.mark.parametrize("ends", [(3, 5, 8), (2, 10, 13, 16)], ids=str)
 def test_a_chain_of_runs_that_max_steps_ended(ends: tuple[int, ...], tmp_path: Path) -> None:
     """Anywhere in an epoch. Lightning counts such an epoch twice: the order of the next one was skipped."""
     spec = {"train": {"shuffle": True}}

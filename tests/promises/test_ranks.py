@@ -33,8 +33,7 @@ from torch.utils.data import (
 import fastload
 from tests.fakes import Numbers
 
-WORLDS = [1, 2, 3, 4]
-LENGTHS = [0, 1, 2, 3, 4, 5, 11, 12, 97, 100]
+WORLDS = [2, 3, 4]
 Ends = Literal["pad", "drop", "uneven"]
 
 
@@ -53,30 +52,42 @@ def interleaved(lists: Sequence[Sequence[Any]]) -> list[Any]:
     return [entry for turn in turns for entry in turn if entry is not missing]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_ranks_share_the_one_epoch(world: int, shuffle: bool) -> None:
+@hypothesis.given(
+    length=st.integers(0, 300),
+    world=st.integers(1, 20),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**63 - 1),
+    epoch=st.integers(0, 10_000),
+)
+def test_the_ranks_share_the_one_epoch(
+    length: int, world: int, shuffle: bool, seed: int, epoch: int
+) -> None:
     """Uneven parts are the epoch once; dropping leaves out, and padding repeats, less than one each."""
-    for length in LENGTHS:
-        whole = parts(length, 1, shuffle=shuffle)[0]
-        assert sorted(whole) == list(range(length))
-        uneven = parts(length, world, shuffle=shuffle, ends="uneven")
-        assert interleaved(uneven) == whole
-        assert [len(part) for part in uneven] == [
-            len(range(r, length, world)) for r in range(world)
-        ]
-        dropped = parts(length, world, shuffle=shuffle, ends="drop")
-        assert [len(part) for part in dropped] == [length // world] * world
-        assert interleaved(dropped) == whole[: length // world * world]
-        padded = parts(length, world, shuffle=shuffle, ends="pad")
-        assert [len(part) for part in padded] == [-(-length // world)] * world
-        assert interleaved(padded)[:length] == whole
-        assert set(interleaved(padded)[length:]) <= set(whole)
-        assert parts(length, world, shuffle=shuffle) == padded, "the default"
-        for ends, given in (("uneven", uneven), ("drop", dropped), ("pad", padded)):
-            for rank, part in enumerate(given):
-                sampler = fastload.RankSampler(length, rank=rank, world_size=world, ends=ends)
-                assert len(sampler) == len(part)
+
+    def parts(world: int, **ends: Any) -> list[list[int]]:
+        found = []
+        for rank in range(world):
+            sampler = fastload.RankSampler(
+                length, rank=rank, world_size=world, shuffle=shuffle, seed=seed, **ends
+            )
+            sampler.set_epoch(epoch)
+            found.append(list(sampler))
+            assert len(sampler) == len(found[-1])
+        return found
+
+    whole = parts(1)[0]
+    assert sorted(whole) == list(range(length))
+    uneven = parts(world, ends="uneven")
+    assert interleaved(uneven) == whole
+    assert [len(part) for part in uneven] == [len(range(r, length, world)) for r in range(world)]
+    dropped = parts(world, ends="drop")
+    assert [len(part) for part in dropped] == [length // world] * world
+    assert interleaved(dropped) == whole[: length // world * world]
+    padded = parts(world, ends="pad")
+    assert [len(part) for part in padded] == [-(-length // world)] * world
+    assert interleaved(padded)[:length] == whole
+    assert set(interleaved(padded)[length:]) <= set(whole)
+    assert parts(world) == padded, "the default"
 
 
 def test_as_it_comes_is_strided() -> None:
@@ -86,26 +97,6 @@ def test_as_it_comes_is_strided() -> None:
     sampler = fastload.RankSampler(10, rank=1, world_size=2, shuffle=False)
     sampler.set_epoch(4)
     assert list(sampler) == [1, 3, 5, 7, 9], "in every epoch"
-
-
-@hypothesis.given(
-    length=st.integers(0, 300),
-    world=st.integers(1, 20),
-    seed=st.integers(0, 2**63 - 1),
-    epoch=st.integers(0, 10_000),
-)
-def test_any_world_shares_the_one_order(length: int, world: int, seed: int, epoch: int) -> None:
-    def part(rank: int, size: int, ends: Ends) -> list[int]:
-        sampler = fastload.RankSampler(length, rank=rank, world_size=size, seed=seed, ends=ends)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    whole = part(0, 1, "pad")
-    assert sorted(whole) == list(range(length))
-    assert interleaved([part(rank, world, "uneven") for rank in range(world)]) == whole
-    padded = interleaved([part(rank, world, "pad") for rank in range(world)])
-    assert padded[:length] == whole
-    assert len(padded) == -(-length // world) * world
 
 
 # Through the loader.
@@ -132,12 +123,11 @@ def global_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
-@pytest.mark.parametrize("length", [96, 1200])
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_same_global_batches_for_any_world(world: int, length: int, ends: Ends) -> None:
-    one = global_batches(rank_batches(length, 1, 12, seed=7, ends=ends))
-    assert sorted(chain.from_iterable(one)) == list(range(length))
-    assert global_batches(rank_batches(length, world, 12 // world, seed=7, ends=ends)) == one
+def test_the_same_global_batches_for_any_world(ends: Ends) -> None:
+    one = global_batches(rank_batches(96, 1, 12, seed=7, ends=ends))
+    assert sorted(chain.from_iterable(one)) == list(range(96))
+    for world in WORLDS:
+        assert global_batches(rank_batches(96, world, 12 // world, seed=7, ends=ends)) == one
 
 
 @pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
@@ -162,8 +152,7 @@ def test_the_full_global_batches_of_any_length(world: int, length: int, ends: En
 
 
 @pytest.mark.parametrize("told", [(), (2, 0, 5)], ids=["never_told", "told"])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "drop_last"), [(1, False), (3, True), (4, False)])
 def test_torchs_own_rank_sampler_gives_torchs_batches(
     world: int, drop_last: bool, told: tuple[int, ...]
 ) -> None:
@@ -345,7 +334,7 @@ def test_integers_of_numpy_are_integers() -> None:
 
 
 def test_a_dataset_may_stand_for_its_length() -> None:
-    for length in LENGTHS:
+    for length in (0, 1, 11, 12):
         by_dataset = fastload.RankSampler(Numbers(length), rank=1, world_size=3)
         by_length = fastload.RankSampler(length, rank=1, world_size=3)
         assert list(by_dataset) == list(by_length)

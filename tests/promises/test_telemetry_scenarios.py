@@ -144,6 +144,7 @@ def test_slow_reads_are_storage() -> None:
 # ---- decode ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     cost = staged(decode=hashes(8))
@@ -155,6 +156,7 @@ def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     )
 
 
+@pytest.mark.slow
 def test_slow_decode_on_all_cores_is_to_be_less() -> None:
     cost = staged(decode=hashes(8))
     stats = names(
@@ -178,7 +180,7 @@ def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None
     stats = names(
         "gil",
         'worker_method="process"',
-        lambda: run(DataLoader(Simulated(200, cost), 8, num_workers=workers)),
+        lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=workers)),
     )
     assert '"transform"' in bound(stats).sentence, str(stats)
 
@@ -191,9 +193,9 @@ def test_a_slow_collate_is_collate() -> None:
         hashes(24)(samples)
         return torch.tensor(samples)
 
-    loader = DataLoader(Simulated(320, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
+    loader = DataLoader(Simulated(160, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
     stats = names("collate", "collate", lambda: run(loader))
-    assert stats.stages["collate"].count == 40
+    assert stats.stages["collate"].count == 20
 
 
 # ---- the step, and too many workers ----
@@ -255,6 +257,7 @@ def test_no_workers_is_inline() -> None:
     assert '"decode"' in bound(stats).sentence
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_too_few_workers_for_samples_that_compute() -> None:
     names(
@@ -265,6 +268,7 @@ def test_too_few_workers_for_samples_that_compute() -> None:
     )
 
 
+@pytest.mark.slow
 def test_more_workers_than_cores_for_samples_that_compute() -> None:
     loader = DataLoader(Simulated(100 * CORES, hashes(8)), 8, num_workers=4 * CORES)
     stats = names("cores", f"num_workers={CORES}", lambda: run(loader))
@@ -347,6 +351,7 @@ def in_turn(_: Any) -> None:
     hashes(4)(0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("busy_machine")
 def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:

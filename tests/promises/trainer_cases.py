@@ -160,9 +160,11 @@ def resumed(folder: str, cases: list[tuple[dict[str, Any], int]]) -> list[Any]:
     for number, (given, step) in enumerate(cases):
         stream = {"stream": Stream, "known stream": KnownStream}.get(given.get("train", ""))
 
-        def make(given: Any = given, number: int = number, stream: Any = stream) -> Any:
+        def make(
+            given: Any = given, number: int = number, stream: Any = stream, step: int = step
+        ) -> Any:
             more = {"train": stream(26)} if stream else {}
-            saved = {"save_strategy": "steps", "save_steps": 1}
+            saved = {"save_strategy": "steps", "save_steps": step}
             return trainer(f"{folder}/{number}", **{**given, **saved, **more})
 
         whole = make()
