@@ -64,6 +64,7 @@ hypothesis.settings.register_profile(  # `scripts/test --all` asks for it
 )
 
 FAILED = pytest.StashKey[bool]()
+_frozen = [0]  # how many modules there were when their objects were last frozen
 
 # Torch asks for the name of each TCP connection's other end, which no hosts file has. A name server that loses the
 # request would cost 5 s, more than the 3 s in which leases connect.
@@ -100,16 +101,16 @@ fastload.threads_ok("tests")
 """Datasets of tests record what happens in lists and events that all threads share. They mean to."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imports_are_no_garbage() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _imports_are_no_garbage() -> None:
     """Let a garbage collection look at what tests make, not at the half a million objects of torch and the tests.
 
-    It takes a millisecond then instead of a third of a second, and hundreds of tests collect.
+    It takes a millisecond then instead of a third of a second, and hundreds of tests, and Lightning, collect.
     """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    if len(sys.modules) > _frozen[0] + 100:
+        _frozen[0] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
