@@ -101,7 +101,12 @@ fastload.threads_ok("tests")
 """Datasets of tests record what happens in lists and events that all threads share. They mean to."""
 
 
-@pytest.fixture(scope="module", autouse=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Let half as many processes again run tests as there are cores: every second test waits for something."""
+    return 3 * len(os.sched_getaffinity(0)) // 2
+
+
+@pytest.fixture(autouse=True)
 def _imports_are_no_garbage() -> None:
     """Let a garbage collection look at what tests make, not at the half a million objects of torch and the tests.
 

@@ -567,6 +567,7 @@ def test_the_gil_s_share_is_high_in_pure_python_and_low_if_samples_wait() -> Non
     assert "few workers" in words(python)
 
 
+@pytest.mark.slow
 def test_beside_busy_processes_the_shares_are_those_of_the_dataset() -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     others = [subprocess.Popen(burn) for _ in range(4)]

@@ -375,6 +375,7 @@ class JobStoreContract(StoreContract):
 
     gone: ClassVar[str]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("moment", ["waiting", "training"])
     def test_a_store_that_is_gone_is_an_error_and_not_the_end(
         self, moment: str, tmp_path: Path

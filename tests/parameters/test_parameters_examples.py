@@ -44,6 +44,7 @@ def test_a_recommender_learns(staleness: str) -> None:
     assert percent(text) > 65, "a coin has 50"
 
 
+@pytest.mark.slow
 def test_a_cnn_trains_on_servers_in_its_process(tmp_path: Path) -> None:
     generate_digits(tmp_path, train=200, test=100)
     text = example("parameter_server.py", tmp_path, "--workers", "1")

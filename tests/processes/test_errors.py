@@ -333,10 +333,10 @@ def test_attributes_of_other_meaning_are_no_members() -> None:
 
 def test_on_error_runs_in_the_process_of_the_loop() -> None:
     """It gives a sample, skips, raises an error of its own, and raises the one that it got."""
-    calls: list[Any] = []
+    calls: dict[int, Any] = {}
 
     def decide(index: Any, error: BaseException) -> Any:
-        calls.append((os.getpid(), index, error))
+        calls[index] = os.getpid(), error
         error.add_note("seen by on_error")
         if index == 21:
             raise ZeroDivisionError("out of on_error")
@@ -352,12 +352,14 @@ def test_on_error_runs_in_the_process_of_the_loop() -> None:
         *([16, 17, 18, 19], [24, 25, 26, 27], [32, 33, 34, 35]),
     ]
     assert isinstance(raised[21], ZeroDivisionError)
-    assert raised[21].__context__ is calls[2][2], "the very error that on_error got"
-    assert raised[29] is calls[3][2]
+    assert raised[21].__context__ is calls[21][1], "the very error that on_error got"
+    assert raised[29] is calls[29][1]
     for index, error in raised.items():
         assert f"index {index}" in "\n".join(error.__notes__)
-    assert [(pid, index) for pid, index, _ in calls] == [(os.getpid(), k) for k in (5, 13, 21, 29)]
-    for _, _, error in calls:
+    assert {index: pid for index, (pid, _) in calls.items()} == dict.fromkeys(
+        (5, 13, 21, 29), os.getpid()
+    )
+    for _, error in calls.values():
         assert (type(error), error.path, error.reason) == (TwoArguments, "a.jpg", "torn")
         assert "in raise_it" in "\n".join(error.__notes__)
         assert "seen by on_error" in error.__notes__

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Accelerate's own
     pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS"),
 ]
-worlds = pytest.mark.parametrize("world", [1, 2])
+worlds = pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 LENGTHS = (0, 1, 3, 5, 6, 7, 12, 13)  # around multiples of 3, 6 and 12
 SPLIT = {"config": {"split_batches": True}}
 UNEVEN = {"config": {"even_batches": False}}

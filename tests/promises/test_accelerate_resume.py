@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # Accelerate's own
     pytest.mark.filterwarnings("ignore:OMP_NUM_THREADS"),
 ]
-worlds = pytest.mark.parametrize("world", [1, 2])
+worlds = pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 EPOCHS = {"dataset": EpochStream, "persistent_workers": True, "seed": 3}
 TRAININGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

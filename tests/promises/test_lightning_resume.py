@@ -110,6 +110,7 @@ def test_every_checkpoint_resumes_exactly(name: str, tmp_path: Path) -> None:
     assert len(answers[name]) >= 3
 
 
+@pytest.mark.slow
 def test_every_checkpoint_resumes_exactly_on_two_devices(tmp_path: Path) -> None:
     specs = {name: TRAININGS[name] for name in ON_RANKS}
     ranks = run(2, cases.resumed_each, specs, str(tmp_path))

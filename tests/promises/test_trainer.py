@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*(pin_memory|OMP_NUM_THREADS)"),
 ]
-worlds = pytest.mark.parametrize("world", [1, 2])
+worlds = pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 def run(world: int, function: Any, *arguments: Any) -> list[Any]:
@@ -75,10 +75,13 @@ def test_training_evaluation_and_prediction_have_each_sample_once(
         1,
         pytest.param(
             2,
-            marks=pytest.mark.skipif(
-                "train_sampling_strategy" not in cases.ARGUMENTS,
-                reason="before 5.0, the Trainer's own torch.load() of the optimizer fails on two CPU processes",
-            ),
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    "train_sampling_strategy" not in cases.ARGUMENTS,
+                    reason="before 5.0, the Trainer's own torch.load() of the optimizer fails on two CPU processes",
+                ),
+            ],
         ),
     ],
 )

@@ -160,8 +160,8 @@ def test_any_world_resumes_after_any_batch(case: Case) -> None:
                 delivered += items(batches)
                 if len(delivered) % after_world:
                     continue  # within an optimizer step of whole batches
-                if step % 4 != turn:
-                    continue  # a stop at each batch by one of the pairs
+                if step % 8 != 2 * turn:
+                    continue  # a stop at each second batch by one of the pairs
                 resumed = world_of(case, after_world)
                 for loader in resumed:
                     loader.load_state_dict(loaders[-1].state_dict())

@@ -261,7 +261,10 @@ class Slow(SlowDataset):
 
 @pytest.mark.parametrize(
     ("read_s", "step_ms", "bound"),
-    [(0.4, 80.0, "Waiting in storage"), (0.08, 400.0, "step bounds")],
+    [
+        pytest.param(0.4, 80.0, "Waiting in storage", marks=pytest.mark.slow),
+        (0.08, 400.0, "step bounds"),
+    ],
 )
 def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
     read_s: float, step_ms: float, bound: str, tmp_path: Path
