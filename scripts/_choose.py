@@ -89,7 +89,7 @@ def changes() -> int:
 
 
 def last_turns() -> list[str]:
-    """Return the turn of this change and of those before it, until each turn was there: number, date, commit."""
+    """Return the turn of this change and of the four before it, with date and commit."""
     begun = (git("log", f"-{TURNS}", "--format=%cs %h", "--", ".ci/base") or "").splitlines()
     return [f"{(changes() - k) % TURNS + 1} on {when}" for k, when in enumerate(begun)]
 

@@ -77,7 +77,7 @@ VARIANTS = (
             (*QUICK, "tests/promises"),
             {"FASTLOAD_TEST_COPY_DATASET": "False"},
         ),
-        Step("the same lines in two files", (), command=[sys.executable, *HOOKS, "pylint"]),
+        Step("duplicate code", (), command=[sys.executable, *HOOKS, "pylint"]),
     ],
     [
         Step(

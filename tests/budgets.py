@@ -20,16 +20,16 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_857,
-    "loaded beside the way": 2_651,
+    "loaded beside the way": 2_654,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_491,
+    "fastload/isolation": 1_497,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
     "fastload/bench": 868,
-    "fastload/check": 641,
-    "fastload/cli": 2_201,
+    "fastload/check": 643,
+    "fastload/cli": 2_203,
     "fastload/compat": 441,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_696,
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_472,
     # parts of their own, and parts to come
-    "process workers": 1_696,
+    "process workers": 1_697,
     "verdicts and allow list": 1_439,
 }
 

@@ -66,7 +66,8 @@ def warm_server() -> socket.socket:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             # OpenBLAS starts threads when numpy is imported, and a fork would lose them.
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+            | {"PYTHONUNBUFFERED": ""},  # a program that wants it says so
         )
     server.returncode = 0  # it is never waited for, and no finalizer is to warn of that
     return orders

@@ -314,7 +314,7 @@ def test_a_stream_is_compared_as_a_whole() -> None:
     assert right.ok
     assert "bit for bit" in str(right)
     assert "bit for bit" not in str(check(Parted(in_order, strided), samples=20, workers=4)), "cut"
-    assert "several times" in words(check(Parted(shuffled_anew, strided), workers=4))
+    assert "4 workers repeat samples" in words(check(Parted(shuffled_anew, strided), workers=4))
     assert "leave out samples of a serial loop: 2 of 30" in words(
         check(Parted(in_order, dropping), workers=4)
     )

@@ -38,7 +38,6 @@ COPIES = PACKAGE / "isolation" / "copies.py"
 PROCESS = PACKAGE / "processes" / "child.py"
 PROCESSES = {PACKAGE / "processes" / name for name in ("child.py", "parent.py", "pausing.py")}
 """May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
-FAKES = PACKAGE / "testing.py"
 PARAMETERS = {
     PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")
 }
@@ -215,9 +214,9 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert not faults, "what needs more is a plug-in"
 
 
-THREADS_HERE = {WORKERS, POOL, FAKES, PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
+THREADS_HERE = {WORKERS, POOL, PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
 LOCKS_HERE = {
-    *{WINDOW, PACKAGE / "engine" / "waiting.py", FAKES, COPIES},
+    *{WINDOW, PACKAGE / "engine" / "waiting.py", COPIES},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},
     *{path for path in MODULES if room_of(path) == "random"},
 }
@@ -229,7 +228,7 @@ def test_threads_and_locks_are_made_in_their_files_only_and_the_core_never_sleep
         banned: set[str] = set()
         banned |= THREADS if path not in THREADS_HERE else set()
         banned |= LOCKS if path not in LOCKS_HERE else set()
-        banned |= SLEEP if path in CORE and path != FAKES else set()
+        banned |= SLEEP if path in CORE else set()
         faults += [f"{by_name(path)} has {name}" for name in used(path.read_text(), banned)]
     assert not faults
 

@@ -15,6 +15,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib.util
+import io
 import json
 import os
 import selectors
@@ -164,7 +165,9 @@ def become(order, given):
     sys.path[:0] = [order["path"], *added]
     sys.argv[:] = order["argv"]
     if os.environ.get("PYTHONUNBUFFERED") or order["unbuffered"]:
-        sys.stdout.reconfigure(write_through=True)
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(
+            io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True
+        )
     for action in order["warnings"]:
         warnings.simplefilter(action)
     numpy.random.seed()

@@ -4,7 +4,6 @@
     run.py         executes runs one after another: page cache, ranks, load of other processes
     loop.py        one rank of a run, in a new process: N steps over one loader
     figures.py     the figures of a run, as pure values, and those of several ranks together
-    roofline.py    the highest rate that a configuration could reach
     report.py      outcomes to rows, rows to a table, all of it to JSON
     plot.py        rows to charts (matplotlib)
     page.py        that JSON, and the charts, as report.html

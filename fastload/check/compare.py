@@ -76,7 +76,7 @@ def check(
     - draws from global random states, and samples that seed these;
     - a buffer that samples share;
     - rows that differ between `fill_rows` and `__getitem__`;
-    - an iterable dataset that is its own iterator, or whose workers yield samples several times or never;
+    - an iterable dataset that is its own iterator, or whose workers repeat or leave out samples;
     - time under the GIL.
 
     It cannot find a race that did not happen in these readings.
@@ -338,7 +338,7 @@ def _check_iterable(
             "Check how it uses get_worker_info().",
         )
     if not raised:
-        _find_parts(expected, threaded, workers, findings)
+        _check_division(expected, threaded, workers, findings)
     again, _ = read(serially, None, 0, seed, limit=samples)
     alike = len(again) == len(expected) and all(map(same, again, expected))
     if not alike and not drawn:
@@ -346,20 +346,22 @@ def _check_iterable(
             "two serial readings of the stream differ",
             "A state of it cannot be resumed: let its order depend on fixed seeds and set_epoch() alone.",
         )
-    compared = alike and len(expected) < samples and not _others(threaded, expected)
+    compared = alike and len(expected) < samples and not _missing(threaded, expected)
     return _Seen(expected, serial, findings, compared=compared)
 
 
-def _find_parts(expected: list[Any], threaded: list[Any], workers: int, findings: Findings) -> None:
-    """Look for samples that come from several workers, or from none."""
+def _check_division(
+    expected: list[Any], threaded: list[Any], workers: int, findings: Findings
+) -> None:
+    """Find samples that workers repeat or leave out."""
     more = _repeated(threaded) - _repeated(expected)
     if workers > 1 and more > 0:
         findings.fault(
-            f"{workers} workers yield samples several times: {more} of {len(threaded)}",
+            f"{workers} workers repeat samples: {more} of {len(threaded)}",
             "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers. If the order "
             "is shuffled, shuffle alike in all workers.",
         )
-    elif not _others(threaded, expected) and (lost := _others(expected, threaded)):
+    elif not _missing(threaded, expected) and (lost := _missing(expected, threaded)):
         findings.fault(
             f"{workers} workers leave out samples of a serial loop: {lost} of {len(expected)}",
             "Divide the samples so that each belongs to one worker, also if their number does not divide evenly.",
@@ -367,12 +369,13 @@ def _find_parts(expected: list[Any], threaded: list[Any], workers: int, findings
 
 
 def _repeated(samples: list[Any]) -> int:
+    """Return how many samples equal an earlier one."""
     return sum(any(same(x, y) for y in samples[:k]) for k, x in enumerate(samples))
 
 
-def _others(samples: list[Any], these: list[Any]) -> int:
-    """Return how many samples are not among `these`."""
-    return sum(not any(same(x, y) for y in these) for x in samples)
+def _missing(samples: list[Any], among: list[Any]) -> int:
+    """Return how many samples are not in `among`."""
+    return sum(not any(same(x, y) for y in among) for x in samples)
 
 
 def _is_own_iterator(dataset: Any) -> bool:

@@ -59,8 +59,8 @@ class Report:
     isolation: Summary = field(default_factory=Summary)
     """What each worker copies, and what all workers share."""
     compared: bool = True
-    """True if samples of workers can be compared with serial ones. They cannot if they depend on global draws, or if
-    they are some of a stream that goes on."""
+    """True if samples of workers were compared with serial ones. They cannot be if they depend on global draws, if two
+    readings differ, or if a stream has more samples than were read."""
 
     @property
     def ok(self) -> bool:
@@ -77,7 +77,7 @@ class Report:
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
             else f"{self.kind.capitalize()} read this dataset without a fault. Its samples cannot be compared with a "
-            "serial loop's: they draw from global random state, differ in each reading, or are some of a stream."
+            "serial loop's: they draw from global random state, two readings differ, or the stream has more of them."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples

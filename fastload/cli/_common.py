@@ -59,6 +59,8 @@ class EndsInOneLine(click.Command):
         except BrokenPipeError:  # The reader of our output stopped reading. Click ends quietly.
             raise
         except (FastloadError, OSError) as error:
+            if isinstance(error.__cause__, BrokenPipeError):  # the flush at exit would fail again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise click.ClickException(in_one_line(error)) from error
 
 

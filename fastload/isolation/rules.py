@@ -100,14 +100,18 @@ SURVIVING = {
 HANGING = {"decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"}
 """Classes whose open instances wait in a fork for threads that it does not have."""
 
-_REFUSED_CLASSES = {
-    *(*SURVIVING, *HANGING, "sqlite3.Connection", "sqlite3.Cursor"),
-    *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
-    *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
-    *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
-    "torchcodec.decoders._video_decoder.VideoDecoder",
-}
-"""Those of which the rest may fail in a fork, too. In threads some end the interpreter."""
+_REFUSED_CLASSES = (
+    SURVIVING
+    | HANGING
+    | {
+        *("sqlite3.Connection", "sqlite3.Cursor"),
+        *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
+        *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
+        *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
+        "torchcodec.decoders._video_decoder.VideoDecoder",
+    }
+)
+"""Classes whose open instances can neither be copied nor be used by several threads. SURVIVING are safe in forks."""
 
 
 def names(kind: type) -> list[str]:
@@ -127,9 +131,14 @@ def shared_class(kind: type) -> str | None:
     return None if positioned or _SHARED_CLASSES.isdisjoint(found) else "data"
 
 
-def refused_class(kind: type, among: set[str] = _REFUSED_CLASSES) -> bool:
-    """Return whether a class is one of `among`: open instances can neither be copied nor be used by several threads."""
-    return not among.isdisjoint(names(kind))
+def refused_class(kind: type) -> bool:
+    """Return whether open instances of a class can neither be copied nor be used by several threads."""
+    return is_one_of(kind, _REFUSED_CLASSES)
+
+
+def is_one_of(kind: type, classes: set[str]) -> bool:
+    """Return whether a class or a base of it is named in `classes`."""
+    return not classes.isdisjoint(names(kind))
 
 
 def is_open(handle: Any) -> bool:

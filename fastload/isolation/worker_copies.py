@@ -15,7 +15,7 @@ from fastload.isolation.copies import make_copies
 from fastload.isolation.files import is_stream
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
-from fastload.isolation.rules import HANGING, SURVIVING, own_dict, refused_class
+from fastload.isolation.rules import HANGING, SURVIVING, is_one_of, own_dict
 
 CopyDataset = Literal["state"] | bool
 
@@ -124,9 +124,9 @@ class Isolation:
         Raises `DatasetCopyError` if an open handle would hang in a fork.
         """
         refused, nodes = self.plan.refused, self.plan.nodes.items()
-        if hanging := [named for named in refused if refused_class(type(named.x), HANGING)]:
+        if hanging := [named for named in refused if is_one_of(type(named.x), HANGING)]:
             raise _refusal(hanging, "it hangs in a fork, which does not have its threads")
-        paths = [named.path for named in refused if not refused_class(type(named.x), SURVIVING)]
+        paths = [named.path for named in refused if not is_one_of(type(named.x), SURVIVING)]
         streams = [node.x for i, node in nodes if i not in self.plan.shared and is_stream(node.x)]
         paths += map(self.plan.path, streams)
         if not paths:

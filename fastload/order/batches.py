@@ -150,8 +150,8 @@ class SampledOrder(Order):
             if had.checksum not in (None, found):
                 raise StateError(
                     f"checksum: the state has {had.checksum}, this loader {found}: {self.initial.sampler} gave other "
-                    "indices than when the state was saved. Make the loader with seed=, let the sampler draw from a "
-                    "generator in an attribute of its own, or give it state_dict() and load_state_dict()"
+                    "indices than when the state was saved. Make the loader with seed=, or give the sampler a "
+                    "generator of its own, as an attribute, or state_dict() and load_state_dict()"
                 )
             self.progress = had._replace(checksum=found)
             self._checksum = sampler_state.checksum_of_next(

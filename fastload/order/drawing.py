@@ -15,8 +15,8 @@ from fastload.random.streams import Fixed, Stream, entered
 
 MIXED = (
     "draws: the sampler draws from torch's global generator batch by batch, and so does the training loop. This state "
-    "does not determine the rest of the epoch. Make the loader with seed=, or let the sampler draw from a generator "
-    "in an attribute of its own"
+    "does not determine the rest of the epoch. Make the loader with seed=, or give the sampler a generator of its "
+    "own, as an attribute"
 )
 
 _SAMPLER = 0x7361_6D70_6C65_7200  # separates the sampler's stream from those of samples and batches

@@ -36,7 +36,7 @@ def single_sampler(sampler: Any) -> Any:
 
 
 def generators(sampler: Any) -> list[Any]:
-    """Return the generators of torch, NumPy and `random` in the sampler's attributes, but not the global ones."""
+    """Return the generators of torch, NumPy and `random` in the sampler's attributes, but not their global ones."""
     found = {
         id(x): x
         for s in (sampler, single_sampler(sampler))
@@ -44,6 +44,7 @@ def generators(sampler: Any) -> list[Any]:
         if isinstance(x, np.random.Generator | np.random.RandomState | Random)
         or (isinstance(x, torch.Generator) and not is_default_generator(x))
     }
+    # NumPy's functions are methods of its global RandomState.
     return [g for g in found.values() if g is not getattr(np.random.rand, "__self__", None)]
 
 

@@ -18,8 +18,8 @@ _KILLED_HINT = (
 )
 _SIGNAL_HINT = "Another program sent it, such as a batch system at its time limit"
 _DIED_HINT = (
-    "A sample, unpickling or worker_init_fn crashed in C, or called os._exit(). Read these samples with num_workers=0 "
-    "under `python -X faulthandler`"
+    "A sample, unpickling or worker_init_fn crashed in C, or called os._exit(). Run the loop with num_workers=0 under "
+    "`python -X faulthandler`"
 )
 
 

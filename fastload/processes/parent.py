@@ -121,7 +121,9 @@ class Child:
             try:
                 received = self._wire.receive(max(0.0, min(IDLE_SECONDS, left)))
             except (EOFError, OSError):
-                raise self._died("it started", START_HINT * (expected == jobs.STARTED)) from None
+                raise self._died(
+                    "it started", START_HINT if expected == jobs.STARTED else ""
+                ) from None
             if received is not None:
                 what, found = pickle.loads(received[0])
                 if what == jobs.BROKEN:
@@ -135,10 +137,10 @@ class Child:
                     f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
                     f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
                 )
-            elif cpu_seconds(self.pid) <= cpu_s:  # imports take their time
-                if expected == jobs.STARTED:
+            elif cpu_seconds(self.pid) <= cpu_s and "start" not in self._notices.warned:
+                if expected == jobs.STARTED:  # imports take CPU time
                     raise WorkerDiedError(self._idle("started"))
-                self._notices.warn("start", self._idle("unpickled, or ran worker_init_fn"))
+                self._notices.warn("start", self._waits("unpickled, or ran worker_init_fn"))
                 self._notices.tell(stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
@@ -202,10 +204,12 @@ class Child:
 
     def _idle(self, did: str) -> str:
         return (
-            f"worker {self.job.worker} used no CPU time for {IDLE_SECONDS:g} s as it {did}. To limit it, pass timeout=."
-            ' If a thread held a lock at the fork, pass multiprocessing_context="forkserver". It is here:\n'
-            + self.stack()
+            f"worker {self.job.worker} used no CPU time for {IDLE_SECONDS:g} s as it {did}. If a thread held a lock at "
+            'the fork, pass multiprocessing_context="forkserver".'
         )
+
+    def _waits(self, did: str) -> str:
+        return f"{self._idle(did)} To limit the wait, pass timeout=. The worker is here:\n{self.stack()}"
 
     def stack(self) -> str:
         """Return where the process is, innermost call last."""
@@ -323,7 +327,8 @@ class Child:
                 before, cpu_s = cpu_s, cpu_seconds(self.pid)
                 if cpu_s == before and "idle" not in self._notices.warned:
                     self._notices.warned.add("idle")
-                    _log.warning("fastload: %s", self._idle("read a batch"))  # the loop cannot warn
+                    # Not a warning: the loop may be waiting for this very batch.
+                    _log.warning("fastload: %s", self._waits("read a batch"))
             what, found = pickle.loads(received[0])
             if what != jobs.FAILED_SAMPLE:
                 return found, received[1]

@@ -195,9 +195,7 @@ def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
             unfit = 'the script has no `if __name__ == "__main__":`'
     if not unfit:
         return multiprocessing.get_context("forkserver"), reason
-    said = (
-        f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. They fork"
-    )
+    said = f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. So they are forked"
     return multiprocessing.get_context("fork"), f"{said}, and samples may hang"
 
 

@@ -1,11 +1,11 @@
-"""Hugging Face's streams: the private names of `datasets` that fastload reads. All of them are in this file."""
+"""Hugging Face's streams, the private names of `datasets` that fastload reads, and states lent for one pass."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -73,14 +73,14 @@ class Lent(dict[str, Any]):
 
     def __init__(self, state: dict[str, Any], was: Any) -> None:
         super().__init__(state)
-        self.before, self.was = copy.deepcopy(state), was
+        self.lent, self.former = pickle.dumps(state), was
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
 
 def lend(dataset: Any, state: Any, held: list[dict[str, Any]]) -> None:
-    """Load a copy of `state` into a dataset for one pass: what it and its streams then keep can be taken back."""
+    """Load a copy of `state` for one pass. `take_back` undoes it if the dataset or a stream keeps it."""
     own, was = copy.deepcopy(state), dict(own_dict(dataset))
     load_into(dataset, own, "lanes")
     for attributes in (own_dict(dataset), *held):
@@ -93,6 +93,5 @@ def take_back(dataset: Any, held: list[dict[str, Any]]) -> None:
     """Let the next pass begin at the front. A state that has changed since it was lent is the dataset's own."""
     for attributes in (own_dict(dataset), *held):
         for name, value in attributes.items():
-            with suppress(Exception):  # tensors cannot be compared
-                if type(value) is Lent and value == value.before:
-                    attributes[name] = value.was
+            if type(value) is Lent and pickle.dumps(dict(value)) == value.lent:
+                attributes[name] = value.former

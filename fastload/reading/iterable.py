@@ -27,7 +27,7 @@ from fastload.reading.sources import Reader, Source
 from fastload.settings import Settings
 
 _FIRST = 8
-"""How many samples of a pass tell its order: one that begins alike goes on alike."""
+"""How many samples of a pass are in its checksum. A difference that begins later is not noticed."""
 
 
 class Lanes(Source):
@@ -180,9 +180,9 @@ class Lane:
                 contained(exc)  # re-raises Ctrl-C; any other error was delivered before
         if self._seen != saved["seen"]:
             raise StateError(
-                f"lanes: {type(self.dataset).__name__} gave other samples as it was read again up to the saved place. "
-                "Its order must depend on fixed seeds and set_epoch() alone. Or give it state_dict() and "
-                "load_state_dict(state)"
+                f"lanes: {type(self.dataset).__name__} gave other samples as it was read again up to the saved "
+                "position. Its order and its samples must depend on fixed seeds and set_epoch() alone. Or give it "
+                "state_dict() and load_state_dict(state)"
             )
 
     def drop_state(self, exc: Exception) -> None:
@@ -225,12 +225,16 @@ class Lane:
 
 
 def glimpse(sample: Any) -> str:
-    """Return some of what a sample holds, as a string that is the same in another process. No code of it may raise."""
+    """Return a short description of a sample. It never raises, and is the same in another process."""
     try:
         if isinstance(sample, torch.Tensor | np.ndarray):
             return f"{(*sample.shape,)} {sample.reshape(-1)[:8].tolist()}"
         if isinstance(sample, Mapping):
             sample = [*sample.items()]
+        elif isinstance(
+            sample, set | frozenset
+        ):  # the order of strings is another one in each process
+            return " ".join(sorted(map(glimpse, sample)))
         if isinstance(sample, list | tuple):
             return " ".join(map(glimpse, sample[:8]))
     except Exception as exc:

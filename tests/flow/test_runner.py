@@ -481,7 +481,7 @@ def test_a_reader_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     )
     os.mkfifo(tmp_path / "fifo")
     with Python(
-        ["-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
+        ["-u", "-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
