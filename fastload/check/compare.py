@@ -344,7 +344,8 @@ def _check_iterable(
     if not alike and not drawn:
         findings.note(
             "two serial readings of the stream differ",
-            "A state of it cannot be resumed: let its order depend on fixed seeds and set_epoch() alone.",
+            "Let its order and samples depend on fixed seeds and set_epoch() alone, or give it state_dict() and "
+            "load_state_dict(state). Else a state of it cannot be resumed.",
         )
     compared = alike and len(expected) < samples and not _missing(threaded, expected)
     return _Seen(expected, serial, findings, compared=compared)

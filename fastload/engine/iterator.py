@@ -211,6 +211,7 @@ class LoaderIterator(Iterator[Any]):
                 raise
             if batch is None:
                 self._end()
+                self._notices.tell(stacklevel=3)
         return batch
 
     def _end_with_worker(self, counted: list[Callable[[], None]]) -> None:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sized
 from contextlib import suppress
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ def generators(sampler: Any) -> list[Any]:
         id(x): x
         for s in (sampler, single_sampler(sampler))
         for x in (getattr(s, "generator", None), *getattr(s, "__dict__", {}).values())
-        if isinstance(x, np.random.Generator | np.random.RandomState | Random)
+        if isinstance(x, np.random.Generator | np.random.RandomState)
+        or (isinstance(x, Random) and not isinstance(x, SystemRandom))
         or (isinstance(x, torch.Generator) and not is_default_generator(x))
     }
     # NumPy's functions are methods of its global RandomState.

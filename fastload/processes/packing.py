@@ -11,6 +11,7 @@ import pickle
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -309,12 +310,13 @@ class _Rebuilt(tuple[Any, ...]):
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
-    # It sets what Python's own errors keep in C: `start` of UnicodeDecodeError.
     base: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error = base.__new__(kind, *args)
     with suppress(TypeError):
-        base.__init__(error, *args)
-    error.args = args
+        base.__init__(
+            error, *args
+        )  # it sets what Python's own errors keep in C: `start` of UnicodeDecodeError
+    BaseException.__setattr__(error, "args", args)
     vars(error).update(attributes)
     return error
 
@@ -326,9 +328,10 @@ def unpack_error(packed: PackedError) -> Exception:
     errors: dict[int | None, Any] = {None: None, -1: left_out}
     for k, link in enumerate(links):
         error = _complete(k, links, errors)
-        error.__cause__ = _complete(link.cause, links, errors)
-        error.__context__ = _complete(link.context, links, errors)
-        error.__suppress_context__ = link.suppressed
+        set_field = partial(BaseException.__setattr__, error)  # a frozen dataclass refuses its own
+        set_field("__cause__", _complete(link.cause, links, errors))
+        set_field("__context__", _complete(link.context, links, errors))
+        set_field("__suppress_context__", link.suppressed)
     found: Exception = errors[0]
     return found
 

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,13 @@ def local(kind: type[BaseException], *args: Any) -> BaseException:
     return type("Local", (kind,), {})(*args)  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """It refuses that anything is set."""
+
+    path: str
+
+
 LOCK = threading.Lock()
 
 
@@ -270,6 +278,7 @@ LOCK = threading.Lock()
         (ValueError(LOCK), ValueError, {}, repr(LOCK)),
         (ValueError("torn", LOCK), ValueError, {}, repr(("torn", LOCK))),
         (Inside(lock=LOCK, url="a"), Response, {"url": "a"}, f"Inside: status {LOCK!r} (the class"),
+        (Frozen("a.jpg"), Frozen, {"path": "a.jpg"}, "a.jpg"),
         (local(Response, 5, "torn"), Response, {}, "[Errno 5] torn"),
         (local(KeyError, "torn"), KeyError, {}, "'torn'"),
         (local(BaseException, "torn"), RuntimeError, {}, "Local: torn (the class"),

@@ -8,7 +8,7 @@
 - A `state_dict()` that needs arguments, as LitData's does, is not called. Such a dataset is read again, with a warning.
 - Hugging Face's iterable datasets are read and resumed exactly. One with a shuffle buffer, or whose state cannot be
   loaded, is read again up to the position, with a warning.
-- A stream that gives other samples as it is read again is refused. Random numbers of one that loads its state continue.
+- A stream that gives other samples as it is read again is warned of. Random numbers after a loaded state continue.
 - With a seed, the loader's epoch reaches `set_epoch` of a stream.
 - torch's warning of an exceeded length comes with the same batch.
 
@@ -17,6 +17,7 @@ Each worker thread reads a copy of its own, and no thread is left.
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import sqlite3
@@ -44,6 +45,7 @@ from fastload.errors import (
     StateError,
 )
 from fastload.reading import hub_streams
+from fastload.reading.iterable import checksum
 from tests.contracts.workers import (
     SHARD,
     Drawing,
@@ -536,8 +538,15 @@ class Unseeded(Sharded):
         yield from np.random.default_rng().permutation(values).tolist()
 
 
+class Empty(Sharded):
+    """Has nothing any more."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_that_gives_other_samples_as_it_is_read_again_is_refused(workers: int) -> None:
+def test_a_stream_that_gives_other_samples_as_it_is_read_again_is_warned_of(workers: int) -> None:
     """Rows would come twice, and others never. In its first epoch, one that counts its passes gives the same."""
 
     def state_in(epoch: int, kind: type[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -555,11 +564,38 @@ def test_a_stream_that_gives_other_samples_as_it_is_read_again_is_refused(worker
 
     state, right = state_in(0, CountsPasses)
     assert rest(state, CountsPasses) == right
+    state, _ = state_in(0, Unseeded)
+    with pytest.warns(RuntimeWarning, match="Empty gave other samples"):
+        assert rest(state, Empty) == []
     other = [] if workers else [CountsPasses]  # new workers have new copies in each epoch
     for epoch, kind in ((0, Unseeded), *((1, kind) for kind in (Unseeded, *other))):
         state, _ = state_in(epoch, kind)
-        with pytest.raises(StateError, match=f"{kind.__name__} gave other samples"):
+        with pytest.warns(RuntimeWarning, match=f"{kind.__name__} gave other samples"):
             rest(state, kind)
+
+
+def test_the_checksum_of_a_sample_reads_data_alone() -> None:
+    """Not what a class computes, and no end of a cycle."""
+
+    class Loud(dict[str, Any]):
+        def items(self) -> Any:
+            raise AssertionError("read")
+
+        __repr__ = items  # type: ignore[assignment]
+
+    cycle: list[Any] = [1, 2]
+    cycle += [cycle, cycle]
+    same: list[Any] = [cycle, Loud(), {"a": object()}, torch.ones(2, 2), np.array([object()])]
+    assert [checksum(x, 0) for x in same] == [checksum(x, 0) for x in copy.copy(same)]
+    pairs: list[tuple[Any, Any]] = [
+        (torch.arange(20), torch.arange(20) + (torch.arange(20) == 19)),
+        (np.zeros(9), np.eye(1, 9, 8)[0]),
+        ("a" * 2000 + "b", "a" * 2000 + "c"),
+        ({"x": [1, (2.5, b"c")]}, {"x": [1, (2.5, b"d")]}),
+        (np.float32(1), np.float32(2)),
+        (torch.tensor(1, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)),
+    ]
+    assert all(checksum(x, 0) != checksum(y, 0) for x, y in pairs)
 
 
 class DrawsByAll(Remembers):
