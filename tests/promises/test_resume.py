@@ -309,7 +309,7 @@ class Held(Sampler[int]):
     def __init__(self) -> None:
         self.python, self.new = random.Random(3), np.random.default_rng(3)
         self.old, self.torchs = np.random.RandomState(3), torch.Generator().manual_seed(3)
-        self.systems = random.SystemRandom()  # it has no state
+        vars(self)["systems"] = random.SystemRandom()  # it has no state
 
     def __len__(self) -> int:
         return 26
