@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_859,
-    "loaded beside the way": 2_663,
+    "the way of an index": 3_857,
+    "loaded beside the way": 2_667,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_497,
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_472,
     # parts of their own, and parts to come
-    "process workers": 1_701,
+    "process workers": 1_702,
     "verdicts and allow list": 1_439,
 }
 

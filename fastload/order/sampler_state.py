@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sized
 from contextlib import suppress
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fastload._kit.torch_private import is_default_generator
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 from fastload.order.state import edited, keeps_state, load_into
+from fastload.random import passes
 
 RandomStates = dict[str, Any]
 _END = object()
@@ -41,8 +42,8 @@ def generators(sampler: Any) -> list[Any]:
         id(x): x
         for s in (sampler, single_sampler(sampler))
         for x in (getattr(s, "generator", None), *getattr(s, "__dict__", {}).values())
-        if isinstance(x, np.random.Generator | np.random.RandomState)
-        or (isinstance(x, Random) and not isinstance(x, SystemRandom))
+        if type(x) is Random  # a subclass may have no state, as SystemRandom
+        or isinstance(x, np.random.Generator | np.random.RandomState)
         or (isinstance(x, torch.Generator) and not is_default_generator(x))
     }
     # NumPy's functions are methods of its global RandomState.
@@ -146,11 +147,9 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return _text(generator.get_state())
     if isinstance(generator, Random):
-        state: Any = generator.getstate()
-    elif isinstance(generator, np.random.RandomState):
-        state = generator.get_state(legacy=False)
-    else:
-        state = generator.bit_generator.state
+        return passes.python_state(generator)
+    legacy = isinstance(generator, np.random.RandomState)
+    state = generator.get_state(legacy=False) if legacy else generator.bit_generator.state
     return json.loads(json.dumps(state, default=np.ndarray.tolist))
 
 
@@ -158,8 +157,7 @@ def _set_state(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(_tensor(state))
     elif isinstance(generator, Random):
-        version, numbers, normal = state
-        generator.setstate((version, tuple(numbers), normal))
+        passes.set_python_state(generator, state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:

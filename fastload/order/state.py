@@ -31,7 +31,7 @@ class LaneState(TypedDict):
     """What its `state_dict()` returned, or None if it has none."""
     ended: bool
     seen: int
-    """The checksum of its first samples: if they are read again, it must be the same."""
+    """The checksum of its first samples. If they are read again and it differs, the loop warns."""
     draws: dict[str, Any]
     """See `Stream.pass_state`."""
 

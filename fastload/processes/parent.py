@@ -137,11 +137,12 @@ class Child:
                     f"worker {self.job.worker} was not set up within timeout={self._settings.timeout:g} s. Let "
                     f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
                 )
-            elif cpu_seconds(self.pid) <= cpu_s and "start" not in self._notices.warned:
-                if expected == jobs.STARTED:  # imports take CPU time
+            elif cpu_seconds(self.pid) <= cpu_s:  # imports take CPU time
+                if expected == jobs.STARTED:
                     raise WorkerDiedError(self._idle("started"))
-                self._notices.warn("start", self._waits("unpickled, or ran worker_init_fn"))
-                self._notices.tell(stacklevel=8)
+                if "start" not in self._notices.warned:
+                    self._notices.warn("start", self._waits("unpickled, or ran worker_init_fn"))
+                    self._notices.tell(stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
     def end(self, seconds: float) -> None:

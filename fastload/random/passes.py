@@ -15,8 +15,7 @@ def state(python: Random | None, numpy: State | None) -> dict[str, Any]:
     """Return the states of the generators that have been drawn from."""
     found: dict[str, Any] = {}
     if python is not None:
-        _, words, gauss = python.getstate()
-        found["python"] = {"words": struct.pack(_WORDS, *words).hex(), "gauss": gauss}
+        found["python"] = python_state(python)
     if numpy is not None:
         found["numpy"] = {
             "key": numpy.key,
@@ -29,9 +28,20 @@ def state(python: Random | None, numpy: State | None) -> dict[str, Any]:
 def restore(found: dict[str, Any], python: Random, numpy: State) -> tuple[bool, bool]:
     """Set the generators to what `state` returned. Return which of them were drawn from."""
     if own := found.get("python"):
-        words = struct.unpack(_WORDS, bytes.fromhex(own["words"]))
-        python.setstate((python.VERSION, words, own["gauss"]))
+        set_python_state(python, own)
     if own := found.get("numpy"):
         numpy.key = own["key"]
         numpy.words, numpy.gauss = bytes.fromhex(own["words"]), bytes.fromhex(own["gauss"])
     return "python" in found, "numpy" in found
+
+
+def python_state(generator: Random) -> dict[str, Any]:
+    """Return the state of one of Python's generators as JSON values."""
+    _, words, gauss = generator.getstate()
+    return {"words": struct.pack(_WORDS, *words).hex(), "gauss": gauss}
+
+
+def set_python_state(generator: Random, state: dict[str, Any]) -> None:
+    """Set what `python_state` returned."""
+    words = struct.unpack(_WORDS, bytes.fromhex(state["words"]))
+    generator.setstate((generator.VERSION, words, state["gauss"]))

@@ -303,13 +303,20 @@ TORCHS: dict[str, Callable[[Augmented, int], dict[str, Any]]] = {
 }
 
 
+class Stateless(random.Random):
+    """A source of hardware, say."""
+
+    def getstate(self) -> Any:
+        raise NotImplementedError("it has no state")
+
+
 class Held(Sampler[int]):
     """Draws each index from generators of its own."""
 
     def __init__(self) -> None:
         self.python, self.new = random.Random(3), np.random.default_rng(3)
         self.old, self.torchs = np.random.RandomState(3), torch.Generator().manual_seed(3)
-        vars(self)["systems"] = random.SystemRandom()  # it has no state
+        vars(self).update(systems=random.SystemRandom(), hardware=Stateless())
 
     def __len__(self) -> int:
         return 26
