@@ -32,8 +32,8 @@ NAMES = (
     "store",
     "processes",
 )
-ASKED_FOR = ("peers", "sequences")
-"""Benchmarks that run only if they are named, because they need further packages."""
+ASKED_FOR = ("kinds", "peers", "sequences")
+"""Benchmarks that run only if they are named: they take long, or need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -80,7 +80,8 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except peers and sequences, which compare fastload with other loaders.
+    Without NAME, all benchmarks run except kinds, which takes a quarter of an hour, and peers and
+    sequences, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
     Every case is a new process, and cases take turns. Keep the machine otherwise idle. A missed aim is reported, but

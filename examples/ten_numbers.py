@@ -23,7 +23,7 @@ loader = DataLoader(  # was Data.DataLoader
     dataset=torch_dataset,  # torch TensorDataset format
     batch_size=BATCH_SIZE,  # mini batch size
     shuffle=True,  # random shuffle for training
-    num_workers=2,  # threads for loading data
+    num_workers=2,  # workers for loading data
 )
 
 

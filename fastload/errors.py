@@ -54,13 +54,6 @@ class DatasetCopyError(FastloadError, RuntimeError):
     """A dataset holds an object that workers can neither copy nor share, nor unpickle. The message says where."""
 
 
-class SharedStateError(FastloadError, RuntimeError):
-    """Samples change state that worker threads would share.
-
-    Raised if you asked for threads, or if processes cannot start.
-    """
-
-
 class SharedStateWarning(UserWarning):
     """All workers share an object that may keep state. The message names it and says what to do."""
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload._kit.integers import integer
-from fastload.engine.choice import choose
+from fastload.engine.choice import Chosen, choose, who_reads
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
@@ -89,10 +89,10 @@ class DataLoader(TorchDataLoader[T]):
         begin_early: let persistent threads begin the next epoch early, if its order is known and the dataset holds
             nothing such as a shared tensor. Pass False if your loop changes in another way what samples are.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, without effect.
-        worker_method: "auto": threads if the code that samples can reach is known to be right in them, otherwise
-            processes. "thread", or "process" (torch calls it "multiprocessing"), for example if samples hold the
-            GIL. "torch": torch's own iterator, which always reads data pipes. None: the value of the environment
-            variable FASTLOAD_WORKER_METHOD, or "auto". See docs/workers.md.
+        worker_method: "auto": processes, unless your code is plainly safe in threads and threads, or the loop itself,
+            read faster. "thread", or "process" (torch calls it "multiprocessing"). "torch": torch's own iterator,
+            which always reads data pipes. None: the value of the environment variable FASTLOAD_WORKER_METHOD, or
+            "auto". See docs/workers.md.
     """
 
     def __init__(
@@ -237,6 +237,10 @@ class DataLoader(TorchDataLoader[T]):
             self._choice = chosen.worker_method, chosen.worker_reason
         method, reason = self._choice
         return replace(settings, worker_method=method, worker_reason=reason)
+
+    def chosen(self) -> Chosen:
+        """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none."""
+        return who_reads(self._chosen()) if self._is_ours else Chosen("torch", self.num_workers, "")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy: without workers, iterators and counts."""

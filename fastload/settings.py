@@ -93,7 +93,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
-        if self.worker_method not in METHODS:
+        if self.worker_method not in METHODS and not self.worker_reason:  # "none" is auto's alone
             raise ValueError(
                 f"worker_method, or FASTLOAD_WORKER_METHOD in the environment, must be "
                 f"{', '.join(map(repr, METHODS[:-1]))} or {METHODS[-1]!r}, got {self.worker_method!r}"

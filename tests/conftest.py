@@ -37,6 +37,7 @@ import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fastload
+from fastload.loader import ENVIRONMENT
 from fastload.processes import starting
 from tests.children import warm_server
 
@@ -119,18 +120,23 @@ def _imports_are_no_garbage() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _default_of_copy_dataset() -> Iterator[None]:
-    """Let `copy_dataset` have the default that `FASTLOAD_TEST_COPY_DATASET` names, if it is set."""
-    name = os.environ.get("FASTLOAD_TEST_COPY_DATASET")
-    if not name:
-        yield
-        return
-    default, init = {"False": False, "True": True}[name], fastload.DataLoader.__init__
+def _defaults_of_tests() -> Iterator[None]:
+    """Let threads read by default, and let `copy_dataset` have the default that FASTLOAD_TEST_COPY_DATASET names.
+
+    Most tests are about the engine and its threads. Those of the choice pass `worker_method="auto"`, and programs that
+    tests start have the package's own default.
+    """
+    name = os.environ.get("FASTLOAD_TEST_COPY_DATASET", "")
+    init = fastload.DataLoader.__init__
 
     @functools.wraps(init)
     def with_default(self: fastload.DataLoader[Any], *args: Any, **options: Any) -> None:
-        if options.get("worker_method") != "torch":  # which refuses all but its own default
-            options.setdefault("copy_dataset", default)
+        if ENVIRONMENT not in os.environ:
+            options["worker_method"] = options.get("worker_method") or "thread"
+        if (
+            name and options.get("worker_method") != "torch"
+        ):  # which refuses all but its own default
+            options.setdefault("copy_dataset", {"False": False, "True": True}[name])
         init(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:

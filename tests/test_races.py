@@ -33,7 +33,6 @@ from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
-from fastload.verdicts import effects
 from tests.children import run_python
 from tests.fakes import Numbers, Sequencer
 
@@ -358,17 +357,6 @@ def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None
         at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
         with pytest.raises(LoaderClosedError):
             next(iterators[0])
-
-
-def test_effects_are_found_although_the_code_that_was_the_key_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Ending(dict[Any, Any]):
-        def __contains__(self, key: object) -> bool:
-            return True  # and then the other function of equal code ended
-
-    monkeypatch.setattr(effects, "_known", Ending())
-    assert effects.effects_of(started, None) is not None
 
 
 TWO_LOOKS = """

@@ -86,10 +86,6 @@ def texts() -> dict[str, list[tuple[str, str]]]:
     for path in sorted((ROOT / "fastload").rglob("*.py")):
         folder = path.relative_to(ROOT / "fastload").parts[:-1]
         found.setdefault(folder[0] if folder else "core", []).extend(templates(path))
-    table = ROOT / "fastload" / "verdicts" / "findings.toml"
-    for key, entry in tomllib.loads(table.read_text()).items():
-        said = [entry["what"], entry.get("remedy", "")]
-        found["verdicts"] += [(f"{table.name} [{key}]", text) for text in said]
     return found
 
 

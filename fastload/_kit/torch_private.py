@@ -45,6 +45,11 @@ def _get_worker_info() -> Any:
     return _worker_info if info is None else info  # type: ignore[name-defined]  # noqa: F821
 
 
+def has_function_modes() -> bool:
+    """Return whether modes such as that of `torch.set_default_device` are on in this thread."""
+    return bool(torch._C._len_torch_function_stack())
+
+
 def show_worker_info_in_threads() -> None:
     """Make `get_worker_info()` return the info of the calling thread, also for code that imported it earlier.
 

@@ -27,7 +27,7 @@ from fastload.check.reading import (
 )
 from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
-from fastload.errors import DatasetCopyError, SharedStateError, SharedStateWarning
+from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation import Isolation
 from fastload.random.global_draws import global_states, restore_global_states
 from fastload.verdicts import Finding as Unknown
@@ -95,8 +95,8 @@ def check(
         try:
             isolation = Isolation(dataset, None, None, copy_dataset="state")
             serially = isolation.own().dataset
-            found = verdict(dataset)
-            kind = "threads" if found.kind == "thread" else "processes"
+            found = verdict(dataset, whole=True)
+            kind = "threads" if found.plain else "processes"
             say(SERIALLY)
             if isinstance(dataset, IterableDataset):
                 indices = None
@@ -107,7 +107,7 @@ def check(
                     4 if kind == "threads" else 1
                 )  # processes share nothing that a race could change
                 seen = _check_map(dataset, serially, indices, workers, seed, begin, rounds)
-        except (DatasetCopyError, SharedStateError) as error:
+        except DatasetCopyError as error:
             return _refused(dataset, workers, error)
         count = len(seen.expected)
         failed = _find_failures(indices or range(count), seen.expected, seen.findings)
@@ -138,10 +138,10 @@ def check(
 
 
 def _unknown(finding: Unknown) -> Finding:
-    """Return the finding that threads are not known to be right."""
-    what = "is not right in threads" if finding.proven else "is not known to be right in threads"
-    advice = finding.remedy or "leave it out of samples"
-    return Finding("note", f"this {what}: {finding.what}", f"To read with threads, {advice}.")
+    """Return the finding that code is not plainly safe in threads."""
+    what = "threads would share this" if finding.shared else "this is not plainly safe in threads"
+    advice = f"To make it plainly safe, {finding.remedy}." if finding.remedy else ""
+    return Finding("note", f"{what}: {finding.what}", advice)
 
 
 def _refused(dataset: Any, workers: int, error: Exception) -> Report:

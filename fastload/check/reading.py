@@ -28,6 +28,7 @@ from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
 from fastload.telemetry import delayed_s
 from fastload.telemetry.snapshot import seconds_in
+from fastload.verdicts import verdict
 
 LONGEST_S = 5.0
 """Longest time of the measurement of the GIL. More time would not make the result clearer."""
@@ -98,6 +99,7 @@ def _open(
 ) -> DataLoader[Any]:
     if indices is not None:
         how["sampler"] = [*indices]
+    how.setdefault("worker_method", "thread" if verdict(dataset).plain else "process")
     return DataLoader(
         dataset, batch_size=None, collate_fn=_identity, num_workers=workers, seed=seed, **how
     )
@@ -175,7 +177,9 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
     all_s = late_s = 0.0
     deadline = perf_counter() + LONGEST_S
     for _ in range(MOST_READINGS):
-        with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
+        with _open(
+            dataset, indices, 1, seed, prefetch_batches=samples, worker_method="thread"
+        ) as loader:
             iterator = iter(loader)
             while loader.stats().workers and perf_counter() < deadline:
                 started, delayed = perf_counter(), delayed_s()

@@ -125,6 +125,9 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
     from fastload.check import check as compare
 
     faulthandler.enable()  # the stacks say which call ended the process
+    multiprocessing.set_start_method(
+        None, force=True
+    )  # "spawn", from the parent, is not what a loader would use
     try:
         report = compare(
             _dataset(path),

@@ -94,6 +94,7 @@ class ImageNetDataLoader:
             batch_size,
             sampler=_Endless(len(dataset)),
             num_workers=num_workers,
+            worker_method="thread",
             prefetch_batches=cache_size if num_workers else None,
         )
 

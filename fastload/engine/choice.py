@@ -1,4 +1,4 @@
-"""The kind of workers: threads if they are known to be right, otherwise processes."""
+"""The kind of workers: processes, unless the code is plainly safe in threads and threads, or the loop, read faster."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import gc
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
-from fastload.errors import SharedStateError, SharedStateWarning
-from fastload.processes.starting import mpi_is_used, obstacle
+from fastload.engine.trial import Trial
+from fastload.errors import SharedStateWarning
+from fastload.processes.starting import mpi_is_used
 from fastload.settings import Settings
 from fastload.verdicts import Verdict, verdict
 
@@ -21,91 +25,98 @@ _told: set[tuple[str, str]] = set()
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
+class Chosen(NamedTuple):
+    """Who reads a loader's samples."""
+
+    kind: str
+    """ "thread", "process", "none" for the loop itself, or "torch"."""
+    number: int
+    """The number of workers: 0 for the loop itself."""
+    reason: str
+    """Why "auto" chose it, or ""."""
+
+
+def who_reads(settings: Settings) -> Chosen:
+    """Return who reads under these settings, whose kind of workers is chosen."""
+    method = "process" if settings.in_processes else settings.worker_method
+    if not settings.num_workers or method == "none":
+        return Chosen("none", 0, settings.worker_reason or "num_workers is 0")
+    return Chosen(method, settings.num_workers, settings.worker_reason)
+
+
 def choose(settings: Settings, *, stacklevel: int) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
-    It is decided from the code that samples can reach, so that all ranks and epochs decide alike. If processes cannot
-    start, threads read what is merely unknown, with a warning. If "thread" was asked for, only faults are told.
-
-    Raises `SharedStateError` if threads are known to share what samples change and were asked for, or if threads are
-    known to be wrong and processes cannot start.
+    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if its dataset
+    fills rows, which hardly holds the GIL; by the loop if that costs less than handing a batch over; else by processes.
+    If "thread" was asked for, warn of what threads are known to share and samples change.
     """
-    read = settings.dataset, settings.collate_fn, settings.worker_init_fn
-    # Syntax trees are many objects without cycles. The collector would count them, and look at all objects of torch:
-    # 180 ms, within the first samples.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with _no_collection():
         found = verdict(
-            *read, copy_dataset=settings.copy_dataset, random_modules=settings.random_modules
+            settings.dataset,
+            settings.collate_fn,
+            settings.worker_init_fn,
+            random_modules=settings.random_modules,
+            whole=settings.worker_method == "thread",
         )
-    finally:
-        if collects:
-            gc.enable()
     if settings.worker_method == "thread":
-        _warn_of_faults(settings, found, stacklevel + 1)
-        return settings
-    chosen = _chosen(settings, found, stacklevel + 1)
-    _tell(chosen, found)
-    return chosen
-
-
-def _warn_of_faults(settings: Settings, found: Verdict, stacklevel: int) -> None:
-    """Tell the faults of threads that were asked for. `copy_dataset=False` asks for sharing, too."""
-    for fault in found.findings:
-        if fault.refused:
-            return  # the copies raise
-        remedy = fault.remedy or "leave it out of samples"
-        sentence = (
-            f'{fault.what}. {remedy[0].upper()}{remedy[1:]}, or leave worker_method at "auto"'
-        )
-        if fault.proven and fault.state and settings.copy_dataset is not False:
-            raise SharedStateError(f"threads would read wrong samples: {sentence}")
-        if fault.proven or fault.state:
+        all_shared = settings.copy_dataset is False
+        for fault in (x for x in found.findings if x.shared or (all_shared and x.changes)):
+            remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
             warnings.warn(
-                f"fastload: in threads, samples can be wrong: {sentence}.",
+                f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}",
                 SharedStateWarning,
                 stacklevel=stacklevel + 1,
             )
-            return
+            break
+        return settings
+    method, reason = _kind(settings, found, stacklevel + 1)
+    _tell(method, reason, found)
+    return replace(settings, worker_method=method, worker_reason=reason)
 
 
-def _chosen(settings: Settings, found: Verdict, stacklevel: int) -> Settings:
-    reason = found.reason
-    if found.kind == "thread":
-        return replace(settings, worker_method="thread", worker_reason=reason)
-    quiet = ""
-    if not found.proven:
-        cuda = "the dataset holds CUDA tensors" if found.cuda else ""
-        quiet = "MPI is in use" if mpi_is_used() else cuda
-    why = quiet or obstacle(settings)
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector off in the block. It would count syntax trees, and look at all of torch: 180 ms."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str]:
+    """Return "thread", "process" or "none", and why."""
+    if found.plain:
+        trial = Trial(settings)
+        if trial.is_light or (not trial.fills_rows and trial.costs_little()):
+            return (
+                "none",
+                f"{found.reason}, and the loop reads a batch faster than it is handed over",
+            )
+        if trial.fills_rows:
+            return "thread", f"{found.reason}, and reading hardly holds the GIL"
+        return "process", f"{found.reason}, but reading holds the GIL"
+    why = (
+        "MPI is in use" if mpi_is_used() else "the dataset holds CUDA tensors" if found.cuda else ""
+    )
     if not why:
-        return replace(settings, worker_method="process", worker_reason=reason)
-    if found.proven:
-        remedy = found.findings[0].remedy.capitalize() or "Change that"
-        raise SharedStateError(
-            f"threads would read wrong samples: {reason}. Worker processes would not, but {why}. "
-            f"{remedy}, or pass num_workers=0"
-        )
-    if not quiet:
-        warnings.warn(
-            f"fastload: threads read what is not known to be right in threads: {reason}. Worker processes cannot "
-            f'start: {why}. worker_method="thread" silences this.',
-            SharedStateWarning,
-            stacklevel=stacklevel + 1,
-        )
-    return replace(settings, worker_method="thread", worker_reason=f"{why}, although {reason}")
+        return "process", found.reason
+    warnings.warn(
+        f"fastload: threads read what is not plainly safe in threads: {found.reason}. Worker processes are no choice: "
+        f'{why}. worker_method="thread" silences this.',
+        SharedStateWarning,
+        stacklevel=stacklevel + 1,
+    )
+    return "thread", f"{why}, although {found.reason}"
 
 
-def _tell(chosen: Settings, found: Verdict) -> None:
-    told = chosen.worker_method, chosen.worker_reason
+def _tell(method: str, reason: str, found: Verdict) -> None:
+    told = method, reason
     if told in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
         return
     _told.add(told)
-    remedy = found.findings[0].remedy if found.findings else ""
-    _log.info(
-        "fastload: workers are %s: %s%s",
-        "threads" if told[0] == "thread" else "processes",
-        told[1],
-        f". To read with threads: {remedy}" if remedy and told[0] == "process" else "",
-    )
+    kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[method]
+    _log.info("fastload: workers are %s: %s", kind, reason)

@@ -88,6 +88,9 @@ class LoaderIterator(Iterator[Any]):
         self._reports.begin(settings)
         self._window.recount()
         self.counts.begin(order.epoch, self._window, order.recorders)
+        if self._loop_context is not None:
+            dataset = self._loop_context.dataset
+            self._loop_context.info = self._readers.info_of_loop(order.base_seed, dataset)
 
     def _new_order(self, base_seed: int | None, *, early: bool = False) -> Order:
         # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.

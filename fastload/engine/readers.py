@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
 from fastload.engine import drivers, workers
 from fastload.engine.pinning import can_pin
 from fastload.engine.team import Team
@@ -15,6 +16,7 @@ from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
+from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
@@ -42,17 +44,18 @@ class Readers:
         source = self.fetcher.source
         # The loop copies a light batch faster than a worker could hand it over.
         light = settings.worker_init_fn is None and source.is_light(settings.samples_per_batch)
-        self.workers = 0 if light and not self.pins else settings.num_workers
+        inline = settings.worker_method == "none" or (light and not self.pins)
+        self.workers = 0 if inline else settings.num_workers
         self.in_processes = self.workers > 0 and settings.in_processes
         self._settings = settings
         self._segments = Segments()
         self.pools = self.pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-        draws = not source.copies and (settings.seed is not None or self.workers > 0)
+        draws = not source.copies and settings.keyed
         self._streams = streams_of(settings, draws=draws)
         isolated = (draws or self.workers) and not self.in_processes
         self._isolation = settings.isolation() if isolated else None
-        if self._isolation is not None and self.workers:
+        if self._isolation is not None and settings.num_workers:
             self._isolation.check()
             if settings.persistent_workers:
                 self._isolation.plan.keep_lists()
@@ -82,10 +85,20 @@ class Readers:
         """Return what the loop reads with if there are no workers: the loader's own objects, not copied."""
         settings = self._settings
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
-        if self._isolation is not None:
+        if self._isolation is not None and settings.worker_method == "none":
+            own = self._isolation.own()  # as worker 0 would have
+        elif self._isolation is not None:
             own = self._isolation.originals()
         stream = self._streams.make(own.generators, initialised=False)
         return WorkerContext(0, own, None, stream, self.fetcher, window.changes.wait)
+
+    def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
+        """Return the worker info of a loop that reads `dataset` in the place of workers, or None."""
+        settings = self._settings
+        if not settings.num_workers:
+            return None
+        show_worker_info_in_threads()
+        return make_worker_info(0, settings.num_workers, base_seed, dataset, rng=WorkerRng())
 
     def batch(self, given: Any, **place: Any) -> Batch:
         """Return a new batch of what the sampler gave. A worker process reads the whole batch."""

@@ -6,7 +6,6 @@ import array
 import copyreg
 import enum
 import functools
-import gc
 import io
 import random
 import re
@@ -41,20 +40,6 @@ from fastload.isolation.memory import CTYPES
 from fastload.isolation.rules import per_worker, refused_class, shared_class
 
 
-class ReadOnly(Kind):
-    """A read-only view of a dict."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield from (("", mapping) for mapping in gc.get_referents(x))
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        (mapping,) = gc.get_referents(x)
-        mine = copier.copy(mapping)
-        return x if mine is mapping else types.MappingProxyType(mine)
-
-
 class File(Kind):
     """An open file or tar archive."""
 
@@ -62,10 +47,6 @@ class File(Kind):
     def is_standard(x: Any) -> bool:
         """Return whether `x` is a standard stream of the process."""
         return x in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-
-    def probe(self, x: Any) -> Any:
-        """See `Kind`."""
-        return reopened(x)
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
@@ -98,23 +79,6 @@ class Refused(Kind):
     shared = "closed"
 
 
-class View(Kind):
-    """A memoryview."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield ".obj", x.obj
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        mine = copier.copy(x.obj)
-        if mine is x.obj:
-            return x
-        offset = np.frombuffer(x, np.uint8).ctypes.data - np.frombuffer(x.obj, np.uint8).ctypes.data
-        y = memoryview(mine).cast("B")[offset : offset + x.nbytes].cast(x.format, x.shape)
-        return y.toreadonly() if x.readonly else y
-
-
 class TorchGenerator(Kind):
     """A generator of torch's, which has no other protocol in all versions."""
 
@@ -134,8 +98,6 @@ _EXACT: dict[type, Kind] = {
     torch.Generator: TorchGenerator(),
     **dict.fromkeys((np.ndarray, torch.Tensor, torch.nn.Parameter), Memory()),
     **dict.fromkeys((torch.UntypedStorage, bytearray, array.array), Memory()),
-    types.MappingProxyType: ReadOnly(),
-    memoryview: View(),
 }
 
 _ATOMS = (

@@ -12,7 +12,6 @@ import ctypes
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,6 @@ class Kind:
     def copy(self, x: Any, copier: Copier) -> Any:
         """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
-
-    def probe(self, x: Any) -> Any:
-        """Raise why `x` cannot be copied, whatever its parts are."""
 
 
 ATOM = Kind()
@@ -226,12 +222,9 @@ class Protocolled(Kind):
         """See `Kind`. If the protocol of a Python class raises, copy the instance without it, as a fork would."""
         try:
             if self.copies_itself:
-                before = set(copier.memo)
                 y = x.__deepcopy__(copier.memo)
-                made = [y, *(z for i, z in copier.memo.items() if i not in before)]
                 if y is not x:
                     copier.memo[id(x)] = y
-                    _give_functions([z for z in made if not copier.known(z)], copier)
             else:
                 reduced = _reduced(x)
                 y = x if isinstance(reduced, str) else self._rebuilt(x, reduced, copier)
@@ -244,11 +237,6 @@ class Protocolled(Kind):
         if y is not x:
             finalizers.silence(y)
         return y
-
-    def probe(self, x: Any) -> None:
-        """See `Kind`."""
-        if self.plain is None and not self.copies_itself:
-            _reduced(x)
 
     def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
         make, args, state, items, pairs, setter = reduced
@@ -302,24 +290,6 @@ class OwnGenerator(Instance):
             base.setstate(y, base.getstate(x))
         self.attributes.fill(x, y, copier)
         return y
-
-
-def _give_functions(made: list[Any], copier: Copier) -> None:
-    """Give copies that `copy.deepcopy` made their own functions: it takes functions to be constants."""
-
-    def own(value: Any) -> Any:
-        if type(value) is tuple:
-            mine = tuple(map(own, value))
-            return value if all(a is b for a, b in zip(value, mine, strict=True)) else mine
-        function = type(value) is FunctionType and copier.known(value)
-        return copier.copy(value) if function else value
-
-    for each in made:
-        if type(each) is list and not SCALARS.issuperset(map(type, each)):
-            each[:] = map(own, each)
-        for held in (each if type(each) is dict else {}, own_dict(each)):
-            for name, value in held.items():
-                held[name] = own(value)  # no key is new
 
 
 Reduced = tuple[Any, Any, Any, Any, Any, Any]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,14 +33,15 @@ class _Tally:
     """The number and size of the objects below a container that may be data."""
 
     outer: int | None
-    allowance: float = 1
+    code: bool = False
+    """Whether it holds code, so that it is never data."""
     objects: int = 0
     nbytes: int = 0
 
     def is_full(self, parts: int = 1) -> bool:
         """Return whether what lies below exceeds the container's limits divided by `parts`."""
-        most = self.allowance / parts
-        return self.objects > most * rules.BELOW or self.nbytes > most * rules.BELOW_BYTES
+        full = self.objects * parts > rules.BELOW or self.nbytes * parts > rules.BELOW_BYTES
+        return full and not self.code
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Plan:
         """Return whether a container has more elements than the limit, so that workers share it."""
         if len(x) <= rules.ELEMENTS or self._copy_data:
             return False
-        return len(x) > rules.ELEMENTS * rules.allowance(x)
+        return not rules.holds_code(x)
 
     def _why_shared(self, x: Any, kind: Kind) -> str | None:
         """Return why an object is shared, whatever its parts are, or None."""
@@ -228,15 +228,13 @@ class Plan:
         return not (full and self._make_data(around))
 
     def _make_data(self, around: list[int]) -> bool:
-        """Share the innermost container with most of what was counted. Return False if its allowance grew."""
+        """Share the innermost container with most of what was counted. Return False if it holds code."""
         k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
         node, tally = self.nodes[at], self._tallies[at]
         assert isinstance(node.kind, Container)
-        attributes = self._has_attributes(node.x, node.kind)
-        allowance = math.inf if attributes else rules.allowance(node.x)
-        if allowance > tally.allowance:
+        if self._has_attributes(node.x, node.kind) or rules.holds_code(node.x):
             for outer in around[k:]:  # the outer containers hold its elements too
-                self._tallies[outer].allowance = max(allowance, self._tallies[outer].allowance)
+                self._tallies[outer].code = True
             return False
         self.shared[at] = f"{tally.objects:,} objects or {tally.nbytes / 2**20:.1f} MiB below it"
         for outer in around[k + 1 :]:
@@ -280,16 +278,6 @@ class Plan:
             seen[place] += 1
             found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
         return found
-
-    def obstacles(self) -> Iterator[Named]:
-        """Yield what is no data, and what no worker can get a copy of."""
-        for x in (
-            node.x for i, node in self.nodes.items() if not (i in self.shared or i in self._deep)
-        ):
-            try:
-                self.kind(type(x)).probe(x)
-            except Exception as error:
-                yield self._named(x, error)
 
     def share(self, x: Any, why: str | Exception) -> None:
         """Share an object that cannot be copied, and note why."""

@@ -6,17 +6,13 @@ The rule: every object that code can change is copied for each worker. Data is s
 - containers with more than 1,000 elements;
 - containers with 16 elements or more, and with more than 2,000 objects or 4 MiB below them.
 
-A container that holds datasets, transforms, functions or generators is never data. One that holds instances with
-methods that change them has ten times these limits.
+A container that holds datasets, transforms, functions or generators is never data.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import io
 import itertools
-import math
 import random
 from collections.abc import Iterable
 from functools import partial
@@ -28,7 +24,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from fastload.isolation.users import is_users_module
 from fastload.random import numpy_random, python_random
 
 MEMORY_BYTES = 16 * 2**20
@@ -43,9 +38,6 @@ FEW = 16
 
 BELOW, BELOW_BYTES = 2_000, 4 * 2**20
 """A container is data if more objects, or more bytes of arrays and containers, are below it."""
-
-OF_CHANGING = 10
-"""A factor for these limits, for instances with methods that change them. A worker copies 20,000 of them in 0.2 s."""
 
 PER_WORKER = "fastload_per_worker"
 """The class attribute that makes a class thread-safe: names of the attributes of which each worker gets its own copy.
@@ -91,27 +83,17 @@ _NO_DATA = {
 }
 """Classes that have no position, but are not for several threads either, although they derive from one of data."""
 
-SURVIVING = {
+_REFUSED_CLASSES = {
+    *("sqlite3.Connection", "sqlite3.Cursor"),
+    *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
+    *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
+    *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
+    *("decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"),
     *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),
     *("pyarrow.parquet.core.ParquetFile", "pysam.libcalignmentfile.AlignmentFile"),
+    "torchcodec.decoders._video_decoder.VideoDecoder",
 }
-"""Classes whose open instances can neither be copied nor be used by several threads, but work in a fork."""
-
-HANGING = {"decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"}
-"""Classes whose open instances wait in a fork for threads that it does not have."""
-
-_REFUSED_CLASSES = (
-    SURVIVING
-    | HANGING
-    | {
-        *("sqlite3.Connection", "sqlite3.Cursor"),
-        *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
-        *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
-        *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
-        "torchcodec.decoders._video_decoder.VideoDecoder",
-    }
-)
-"""Classes whose open instances can neither be copied nor be used by several threads. SURVIVING are safe in forks."""
+"""Classes whose open instances can neither be copied nor be used by several threads."""
 
 
 def names(kind: type) -> list[str]:
@@ -193,49 +175,24 @@ def is_code(kind: type) -> bool:
     )
 
 
-def allowance(container: Any) -> float:
-    """Return the factor for the limits of a container, up to which it is not data: infinity if it holds code.
+def holds_code(container: Any) -> bool:
+    """Return whether a container holds code, so that it is never data.
 
     It looks at up to 1,000 elements, evenly spaced if possible. Of each container or instance among them it looks at 16
     parts, and at 16 parts of each of those.
     """
-    level, many, found = [container], ELEMENTS, 1.0
+    level, many = [container], ELEMENTS
     for _ in range(3):
         elements = [e for x in level for e in some(x, many)]
         kinds = set(map(type, elements))
         if any(map(is_code, kinds)):
-            return math.inf
-        if any(map(changes_itself, kinds)):
-            found = OF_CHANGING
+            return True
         nested = {k for k in kinds if k in _NESTED or k.__dictoffset__}
         level = [e if type(e) in _NESTED else own_dict(e) for e in elements if type(e) in nested][
             :ELEMENTS
         ]
         many = FEW
-    return found
-
-
-@functools.lru_cache(1024)
-def changes_itself(kind: type) -> bool:
-    """Return whether a user's class has a method, other than its constructor, that sets attributes or elements.
-
-    An installed library's instances in a long list are records, of which each sample reads its own.
-    """
-    return any(
-        not _STORING.isdisjoint(code.co_code[::2])
-        for k in kind.__mro__[:-1]
-        if k.__flags__ & HEAP and is_users_module(k.__module__)
-        for name, member in vars(k).items()
-        if name not in _BEGINNING
-        and (code := getattr(getattr(member, "fget", member), "__code__", None)) is not None
-    )
-
-
-_STORING = {dis.opmap.get(name) for name in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE")}
-_BEGINNING = {
-    *("__init__", "__new__", "__post_init__", "__attrs_post_init__", "__setattr__"),
-    *("__setstate__", "__copy__", "__deepcopy__"),  # of the copy
-}
+    return False
 
 
 _NESTED = {list, tuple, dict, set, frozenset}

@@ -33,7 +33,7 @@ def is_importable(function: Any) -> bool:
 @functools.lru_cache(4096)
 def is_users_file(path: str) -> bool:
     """Return whether the code file at this path is the user's."""
-    installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    installed = "/site-packages/" in path or "/dist-packages/" in path
     return not (installed or path.startswith(_NOT_USERS))
 
 

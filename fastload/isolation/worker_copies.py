@@ -12,10 +12,9 @@ import torch
 from fastload._kit.torch_private import is_shared
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation.copies import make_copies
-from fastload.isolation.files import is_stream
 from fastload.isolation.memory import IN_SHARED_MEMORY
 from fastload.isolation.plan import Named, Plan
-from fastload.isolation.rules import HANGING, SURVIVING, is_one_of, own_dict
+from fastload.isolation.rules import own_dict
 
 CopyDataset = Literal["state"] | bool
 
@@ -64,7 +63,7 @@ class Isolation:
     def check(self) -> None:
         """Raise `DatasetCopyError` if an object of the graph can neither be copied nor shared."""
         if self.plan.refused:
-            raise _refusal(self.plan.refused, "threads must not share it")
+            raise refusal(self.plan.refused, "threads must not share it")
 
     def originals(self) -> WorkerCopies:
         """Return the objects for a loop without workers: the loader's own, not copied."""
@@ -118,24 +117,6 @@ class Isolation:
             stacklevel=stacklevel + 1,
         )
 
-    def inherited(self) -> str:
-        """Return a sentence that names what forks share, although each has its own position in files, or "".
-
-        Raises `DatasetCopyError` if an open handle would hang in a fork.
-        """
-        refused, nodes = self.plan.refused, self.plan.nodes.items()
-        if hanging := [named for named in refused if is_one_of(type(named.x), HANGING)]:
-            raise _refusal(hanging, "it hangs in a fork, which does not have its threads")
-        paths = [named.path for named in refused if not is_one_of(type(named.x), SURVIVING)]
-        streams = [node.x for i, node in nodes if i not in self.plan.shared and is_stream(node.x)]
-        paths += map(self.plan.path, streams)
-        if not paths:
-            return ""
-        return (
-            f"worker processes share the open {', '.join(paths[:8])}, so samples can be wrong or fail. "
-            "Open handles cannot be copied. Open them in `__getitem__`, not in `__init__`"
-        )
-
 
 def _brings_messages(x: Any) -> bool:
     """Return whether code elsewhere writes to `x`, or calls it before an epoch.
@@ -157,7 +138,8 @@ _MEMBERS = 64
 """The members of a tuple or list that are looked at."""
 
 
-def _refusal(refused: Sequence[Named], why: str) -> DatasetCopyError:
+def refusal(refused: Sequence[Named], why: str) -> DatasetCopyError:
+    """Return the error that names open handles, and says `why` they cannot be used."""
     first = refused[0]
     what = f"{type(first.x).__module__}.{type(first.x).__qualname__}"
     others = (

@@ -36,12 +36,13 @@ from fastload._kit.torch_private import (
 )
 from fastload._kit.user_errors import annotate, contained
 from fastload.isolation import WorkerCopies
-from fastload.isolation.files import take_positions
+from fastload.isolation.in_modules import generators_of_modules
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.observed import Observed
+from fastload.processes.open_files import take_positions
 from fastload.processes.packing import Packed, pack, pack_error, unpack
 from fastload.processes.segments import Segment, TicketMemory
 from fastload.processes.wire import Wire, can_be_read, with_core
@@ -58,8 +59,6 @@ from fastload.reading.worker_context import (
     streams_of,
 )
 from fastload.settings import Settings
-from fastload.verdicts.libraries import vouching_for_nothing
-from fastload.verdicts.reach import Reach
 
 LINGER_SECONDS = 10.0
 """How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
@@ -249,10 +248,7 @@ class _Worker:
         if streams.keyed:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().originals()
-            with vouching_for_nothing():
-                roots = {"dataset": own.dataset, "collate_fn": own.collate_fn}
-                shared = Reach(roots, whole=True).generators
-            own = replace(own, generators=[*own.generators, *shared])
+            own = replace(own, generators=[*own.generators, *generators_of_modules()])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait

@@ -22,6 +22,7 @@ from typing import Any
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
 from fastload.processes.jobs import Job, Sealed
+from fastload.processes.open_files import inherited
 from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.preload import ORIGINAL
@@ -80,8 +81,8 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork":
-                inherited = replace(theirs, copy_dataset="state").isolation().inherited()
-                for kind, said in {"inherited": inherited, "fork": reason}.items():
+                shared = inherited(replace(theirs, copy_dataset="state").isolation().plan)
+                for kind, said in {"inherited": shared, "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
@@ -197,18 +198,6 @@ def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
         return multiprocessing.get_context("forkserver"), reason
     said = f"{reason}, so a fork is not safe. The fork server cannot start workers: {unfit}. So they are forked"
     return multiprocessing.get_context("fork"), f"{said}, and samples may hang"
-
-
-def obstacle(settings: Settings) -> str:
-    """Return why a loader's worker processes cannot start, or "". It may pickle the dataset."""
-    try:
-        context, reason = _chosen(settings)
-    except RuntimeError as exc:
-        return str(exc)
-    method, because = context.get_start_method(), f", because {reason}" if reason else ""
-    # Beside threads that a fork loses, what a fork server cannot start is forked.
-    path = method != "fork" and (mpi_is_used() or not reason) and _unpicklable(settings)
-    return f"{path} cannot be pickled, and workers start by {method}{because}" if path else ""
 
 
 def _unpicklable(settings: Settings) -> str:

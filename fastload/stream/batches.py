@@ -146,10 +146,11 @@ class Batches(Iterator[Batch]):
                 own = isolation.own()
             if i == 0:
                 isolation.warn_of_shared(stacklevel=5)
-                for fault in verdict(*roots).findings[:1]:
-                    if fault.proven or fault.state:
+                for fault in verdict(*roots, whole=True).findings:
+                    if fault.shared:
                         said = f"fastload: in threads, samples can be wrong: {fault.what}"
                         warnings.warn(said, SharedStateWarning, stacklevel=5)
+                        break
             yield own
 
     def _launch(self, name: str, run: Callable[[], None]) -> None:

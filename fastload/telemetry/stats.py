@@ -114,8 +114,10 @@ def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
 
 
 def _no_workers(stats: Snapshot) -> list[tuple[str, str, str]]:
-    why = f"{stats.workers_asked} asked for, but the loop itself gathers batches this light"
-    return [("workers", "0", why)] if stats.workers_asked else []
+    why = stats.worker_reason or "the loop itself gathers batches this light"
+    return (
+        [("workers", "0", f"{stats.workers_asked} asked for: {why}")] if stats.workers_asked else []
+    )
 
 
 def _stage_table(stats: Snapshot) -> list[str]:

@@ -1,10 +1,8 @@
-"""Verdicts: whether threads are known to read a dataset rightly, found by reading code.
+"""Verdicts: whether the code that samples can reach is plainly safe in threads, found by reading it.
 
-- `libraries` is the list of libraries that are not read, since tests show that they are right in threads or forks.
-- `findings` is what a verdict may say.
-- `values`, `reader` and `effects` read the source of a function: the names in it, and the objects that it changes.
-- `objects` looks at objects, functions and names. `reach` searches from a dataset to all that samples can reach.
-- `changes` tells which changes reach what threads share. `judge` puts all together.
+- `plain` has the rule, and reads one function. `source` finds its syntax tree, `names` what its names stand for.
+- `walk` goes from a dataset to all that samples can reach. `judge` puts all together.
+- `libraries` is a table of libraries: which survive a fork, and what a process has one of.
 """
 
 from fastload.verdicts.findings import Finding

@@ -214,7 +214,6 @@ BUFFERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a row of a grid and an array": lambda: (lambda a: (a.reshape(2, 4)[0], a))(np.zeros(8)),
     "a view of another type": lambda: (lambda a: (a, a.view(np.int8)))(np.zeros(8, np.uint8)),
     "an array and a tensor of its memory": array_and_tensor,
-    "a memoryview and its bytearray": lambda: (lambda raw: (memoryview(raw), raw))(bytearray(8)),
     "an array of a bytearray": lambda: (lambda raw: (np.frombuffer(raw, np.uint8), raw))(
         bytearray(8)
     ),

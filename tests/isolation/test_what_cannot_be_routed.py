@@ -124,7 +124,7 @@ def test_processes_that_were_asked_for_are_not_warned_of(whose: str) -> None:
 
 def test_a_module_that_is_turned_off_need_not_be_routed(whose: str) -> None:
     *_, stats, _ = read(whose, worker_method="auto", random_modules=())
-    assert stats.worker_method == ("process" if whose == "torch's" else "thread")
+    assert ("cannot route" in stats.worker_reason) is (whose == "torch's")
 
 
 def test_a_loader_without_workers_reads_in_the_loop(whose: str) -> None:
@@ -211,27 +211,23 @@ class Calls(Draws):
 def test_what_draws_past_the_routing_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
     monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
-    found = {held.__name__: verdict(Calls(held())).kind for held in HELD}
-    assert found == dict.fromkeys(found, "process")
+    assert [held.__name__ for held in HELD if verdict(Calls(held())).plain] == []
     before = random.getstate(), str(np.random.get_state())
-    with fastload.DataLoader(Calls(HELD[0]()), None, num_workers=2, seed=5) as loader:
+    with fastload.DataLoader(
+        Calls(HELD[0]()), None, num_workers=2, seed=5, worker_method="auto"
+    ) as loader:
         samples = [*loader]
     assert os.getpid() not in {pid for _, pid in samples}
     assert len({draw for draw, _ in samples}) == 16
     assert (random.getstate(), str(np.random.get_state())) == before
 
 
-def test_names_in_modules_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
-    with fastload.DataLoader(Calls(lambda: random.random()), None, num_workers=2) as loader:
-        assert {pid for _, pid in loader} == {os.getpid()}
-
-
 def test_a_generator_that_a_zip_holds_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be copied. Threads shared it."""
     monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
     numbers = zip((float(k) for k in range(16)), range(16), strict=True)
-    with fastload.DataLoader(Calls(numbers.__next__), None, num_workers=2) as loader:
+    with fastload.DataLoader(
+        Calls(numbers.__next__), None, num_workers=2, worker_method="auto"
+    ) as loader:
         samples = [*loader]
     assert os.getpid() not in {pid for _, pid in samples}
-    assert loader.stats().worker_reason.endswith("is a running generator, which cannot be copied")

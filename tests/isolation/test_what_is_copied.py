@@ -59,7 +59,6 @@ from torch.utils.data import (
 import fastload
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.isolation import Isolation
-from fastload.verdicts import verdict
 
 WORKERS = 2
 DEADLINE_SECONDS = 30.0
@@ -204,7 +203,6 @@ DATA: dict[str, Callable[[], Any]] = {
     "dict of 1,001": lambda: dict.fromkeys(range(1_001)),
     "list of 1,001 records": lambda: [Record(str(i), i) for i in range(1_001)],
     "list of 10,001 clips": lambda: [Clip(str(i)) for i in range(10_001)],
-    "20 lists of 1,001 clips": lambda: [[Clip("a") for _ in range(1_001)] for _ in range(20)],
     "list of 1,001 named tuples": lambda: [Pair(str(i), [i]) for i in range(1_001)],
     "20 lists of 200 lists": lambda: [[[] for _ in range(200)] for _ in range(20)],
     "dict of 20 dicts of 200 lists": lambda: {i: {j: [j] for j in range(200)} for i in range(20)},
@@ -368,9 +366,6 @@ CODE: dict[str, Callable[[], Any]] = {
     "list of bound methods": lambda: [Thing().name] * LENGTH,
     "list of datasets": lambda: [Subset([1], [0])] * LENGTH,  # type: ignore[arg-type]
     "list of torch.Generator": lambda: [torch.Generator()] * LENGTH,
-    "list of clips": lambda: [Clip("a")] * LENGTH,
-    "dict of pairs with a clip": lambda: dict.fromkeys(range(LENGTH), (0, Clip("a"))),
-    "20 lists of 200 clips": lambda: [[Clip("a")] * 200 for _ in range(20)],
     "list of pairs with a transform": lambda: [("name", Transform())] * LENGTH,
     "20 lists of 200 transforms": lambda: [[Transform()] * 200 for _ in range(20)],
 }
@@ -660,7 +655,6 @@ def test_what_refers_to_an_object_without_holding_it_is_shared_and_named(make: A
     with pytest.warns(SharedStateWarning, match=r"cannot be copied: dataset\.other"):
         found = copies_of(dataset)
     assert all(got.thing is not thing and got.other is dataset.other for got in found)
-    assert "dataset.other" in verdict(dataset).reason
 
 
 # ---- instances ----
@@ -763,13 +757,6 @@ def test_a_long_list_that_is_a_dataset_is_no_data() -> None:
     one, other = copies_of(dataset, sampler=range(WORKERS))
     assert_copied(dataset, one, other)
     assert {one.current, other.current} == {0, 1}
-
-
-def test_a_read_only_proxy_of_a_dict() -> None:
-    table = {"a": 1}
-    for dataset in copies(table=table, proxy=types.MappingProxyType(table))[1:]:
-        dataset.table["b"] = 2
-        assert dict(dataset.proxy) == {"a": 1, "b": 2}
 
 
 def trap(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -880,44 +867,6 @@ class Itself:
         mine = memo[id(self)] = object.__new__(Itself)
         vars(mine).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
         return mine
-
-
-@pytest.mark.parametrize("order", ["function first", "function last"])
-def test_functions_in_objects_that_copy_themselves(order: str) -> None:
-    thing = Thing()
-
-    def call() -> Any:
-        return thing
-
-    def of_itself() -> Any:
-        return asked
-
-    held = {"one": call, "many": [call, 1], "named": {"call": call}, "pair": (thing, [(call,)])}
-    asked = Itself(**held, of_itself=of_itself, importable=importable, shared=Shares(call))
-    attributes = {"call": call, "asked": asked, "thing": thing}
-    if order == "function last":
-        attributes = dict(reversed(attributes.items()))
-    for dataset in copies(**attributes)[1:]:
-        mine = dataset.asked
-        pairs = mine.pair[1][0]
-        for function in (mine.one, mine.many[0], mine.named["call"], *pairs):
-            assert function is dataset.call is not call
-            assert function() is dataset.thing is mine.pair[0] is not thing
-        assert mine.of_itself() is mine
-        assert mine.importable is importable
-        assert mine.shared is asked.shared
-    assert asked.shared.call is call, "what a class shares stays as it is"
-
-
-class Shares(Itself):
-    """Its own method shares it."""
-
-    def __init__(self, call: Any) -> None:
-        super().__init__(call=call)
-
-    def __deepcopy__(self, memo: Any) -> Shares:
-        memo[id(self)] = self
-        return self
 
 
 def test_objects_that_copy_themselves_and_hold_one_another() -> None:
@@ -1317,7 +1266,7 @@ def test_copying_data_too() -> None:
     assert all(torch.equal(one.inner.tensors[0], torch.arange(4)) for one in got)
 
 
-@pytest.mark.filterwarnings("ignore:.*all threads would share")
+@pytest.mark.filterwarnings("ignore:.*samples can be wrong")
 def test_sharing_all() -> None:
     dataset = Holder(generator=(x for x in []))
     got = copies_of(dataset, collate_fn=lambda sample: (sample, dataset), copy_dataset=False)
@@ -1436,10 +1385,3 @@ def test_workers_begin_with_the_caller_s_context() -> None:
 
     over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
     assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
-
-
-def test_a_view_that_nobody_may_write_through_stays_one() -> None:
-    original, first, _ = copies(view=memoryview(bytearray(b"abc")).toreadonly())
-    assert first.view is not original.view
-    assert first.view.readonly
-    assert bytes(first.view) == b"abc"

@@ -29,8 +29,8 @@ import torch
 
 import fastload
 from fastload.errors import DatasetCopyError
-from fastload.isolation import files
-from fastload.processes import starting
+from fastload.processes import open_files, starting
+from fastload.verdicts import libraries
 
 FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
 RECORD = 100_000
@@ -136,12 +136,12 @@ def test_descriptors_keep_numbers_positions_and_flags(tmp_path: Path) -> None:
 
     def look() -> Any:
         return [
-            (files.fcntl.fcntl(number, files.fcntl.F_GETFL), os.get_inheritable(number))
+            (open_files.fcntl.fcntl(number, open_files.fcntl.F_GETFL), os.get_inheritable(number))
             for number in opened.values()
         ]
 
     def moved() -> Any:
-        shared, positions = files.take_positions(), {}
+        shared, positions = open_files.take_positions(), {}
         for name in opened.keys() - {"path"}:
             positions[name] = os.lseek(opened[name], 0, os.SEEK_CUR)
             os.lseek(opened[name], 50, os.SEEK_SET)
@@ -268,7 +268,10 @@ class VideoReader:
 
 
 @pytest.mark.parametrize("method", ["process", "auto"])
-def test_a_handle_that_hangs_in_every_fork_is_an_error(method: Any) -> None:
+def test_a_handle_that_hangs_in_every_fork_is_an_error(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
     loader = fastload.DataLoader(
         Holds({"video": VideoReader()}), num_workers=1, worker_method=method
     )
@@ -296,7 +299,7 @@ def test_a_file_that_a_worker_cannot_open_again_is_named(
     if refused == "records":
         monkeypatch.setattr(os, "open", refusing)
     else:  # the worker inherits it
-        monkeypatch.setattr(files.os, "listdir", without_list)
+        monkeypatch.setattr(open_files.os, "listdir", without_list)
     named = pytest.warns(RuntimeWarning, match=rf"{refused} \(Permission denied\)")
     loader = fastload.DataLoader(Holds(0), num_workers=1, **FORK)
     with open(path, "rb"), loader, named:

@@ -106,13 +106,13 @@ def test_a_killed_training_goes_on_in_the_middle_of_its_epoch(digits: str) -> No
 
 
 def are_ours(reads: list[Read]) -> None:
-    """Check that fastload's threads read all."""
-    assert {read.thread.rpartition("-")[0] for read in reads} == {"fastload-worker"}
+    """Check that worker processes read all, each in its main thread."""
+    assert {read.thread for read in reads} == {"MainThread"}
 
 
 def says_what_bounds(found: Run) -> None:
     """Check that a run ends with a report, and that it names a cause."""
-    assert "workers are        threads" in found.printed
+    assert "workers are      processes" in found.printed
     [finding] = found.findings
     assert found.printed.rstrip().endswith(finding.sentence)
     started = finding.sentence.startswith("The start bounds the run so far")  # on a busy machine

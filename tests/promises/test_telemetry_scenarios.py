@@ -296,7 +296,7 @@ def test_a_slow_sampler_is_the_sampler() -> None:
 def test_a_light_dataset_says_why_it_has_no_workers() -> None:
     stats = run(DataLoader(TensorDataset(torch.arange(4000)), 8, num_workers=8))
     assert (stats.workers, stats.workers_asked) == (0, 8)
-    assert "8 asked for, but the loop itself gathers batches this light" in str(stats)
+    assert "8 asked for: the loop itself gathers batches this light" in str(stats)
 
 
 def test_samples_of_an_iterable_dataset_are_counted_as_they_are_and_have_no_index() -> None:

@@ -49,8 +49,6 @@ class Case:
     init: str = "pass"
     program: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    proven: bool | None = None
-    """The first finding's `proven`, or None if both are right."""
     needs: str = ""
     """A package that may be missing."""
 

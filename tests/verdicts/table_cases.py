@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.verdicts.table_of_process import THREAD_AND_PROCESS
 from tests.verdicts.table_run import Program
 
 BOXES = """
@@ -47,7 +46,6 @@ SHARED_DATA = [
         "boxes = self.rows[i]['boxes']; boxes *= 2; return float(boxes[0, 0])",
         BOXES,
         "self.rows = rows()",
-        culprit="rows",
         repeats="a persistent worker doubles its boxes again in each epoch",
     ),
     Program(
@@ -56,7 +54,6 @@ SHARED_DATA = [
         "tokens = self.tokens[i]; tokens.append(0); return len(tokens)",
         "",
         "self.tokens = [[k] for k in range(2_000)]",
-        culprit="tokens",
         repeats="a persistent worker appends again in each epoch",
     ),
     Program(
@@ -65,7 +62,6 @@ SHARED_DATA = [
         "x = self.big[i]; x /= 2; return float(x[0])",
         "import torch\n",
         "self.big = torch.ones(48, 100_000)",
-        culprit="big",
         repeats="a persistent worker halves its tensor again in each epoch",
     ),
     *(
@@ -85,7 +81,6 @@ SHARED_DATA = [
             def between(dataset, epoch): dataset.use_cache = True
             """,
             f"{code}\nself.use_cache = False",
-            kind="thread",
             repeats="a persistent worker does not see that the cache is to be used",
         )
         for name, code in {
@@ -113,7 +108,6 @@ self.cache = torch.from_numpy(np.memmap(tempfile.TemporaryFile(), np.float32, 'w
         def between(dataset, epoch): random.shuffle(dataset.items)
         """,
         "self.items = list(range(2_000))",
-        kind="thread",
         length=2_000,
         batch=100,
     ),
@@ -131,7 +125,6 @@ NUMBA = [
         def total(x): return x.sum()
         total(np.zeros(8))
         """,
-        kind="thread",
         needs="numba",
     ),
     Program(
@@ -148,7 +141,6 @@ NUMBA = [
                 s += x[k]
             return s
         """,
-        culprit="total|numba|parallel",
         needs="numba",
         env={"NUMBA_THREADING_LAYER": "workqueue"},
         rare=True,
@@ -173,7 +165,6 @@ OF_MODULES = [
                 def look(): return dict(CURRENT)
                 """,
         },
-        culprit="CURRENT",
     ),
     Program(
         9,
@@ -183,14 +174,12 @@ OF_MODULES = [
         return str(torch.zeros(1).dtype)
         """,
         "import torch\n",
-        culprit="set_default_dtype",
     ),
     Program(
         10,
         "self is DEFAULT",
         "return int(DEFAULT.is_default()), DEFAULT.run() > 0",
         PIPE,
-        culprit="DEFAULT|Pipe",
     ),
     Program(10, "ALL.index(self)", "return DEFAULT.index(), DEFAULT.run() > 0", PIPE),
     Program(10, "a dict keyed by self", "return DEFAULT.weight(), DEFAULT.hook() > 0", PIPE),
@@ -210,14 +199,12 @@ MAIN_THREAD = [
         "return CFG.n, CFG.note(i)",
         CONFIG
         + "def look(): return CFG == Config(1), Config(1) == CFG, CFG in [Config(1)], list(CFG.seen)\n",
-        culprit="CFG|Config",
     ),
     Program(
         11,
         "HANDLERS.get(type(CFG))",
         "return CFG.n, CFG.note(i)",
         CONFIG + "def look(): return HANDLERS.get(type(CFG)), type(CFG) is Config\n",
-        culprit="CFG|Config",
     ),
     Program(
         11,
@@ -230,7 +217,6 @@ MAIN_THREAD = [
         return 0
     def look(): return all(type(each) is Config and each == Config(1) for each in KEPT)
     """,
-        culprit="CFG|Config",
     ),
     Program(
         12,
@@ -249,9 +235,8 @@ MAIN_THREAD = [
             torch._dynamo.reset()
             return torch.equal(fast(X), net(X))
         """,
-        kind="thread",
         rare=True,
     ),
 ]
 
-TABLE = [*THREAD_AND_PROCESS, *SHARED_DATA, *NUMBA, *OF_MODULES, *MAIN_THREAD]
+TABLE = [*SHARED_DATA, *NUMBA, *OF_MODULES, *MAIN_THREAD]

@@ -25,7 +25,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,9 +63,6 @@ class Program:
     top: str = ""
     init: str = "pass"
     files: dict[str, str] = field(default_factory=dict)
-    kind: Literal["thread", "process"] = "process"
-    culprit: str = ""
-    """A pattern that the reason contains."""
     needs: str = ""
     """A package that may be missing."""
     length: int = 48

@@ -1,0 +1,257 @@
+"""Promises:
+- The default reads as fast as the best kind of workers, and faster than torch: no work makes it the wrong choice.
+- A training step of many small operations takes no longer beside the default than beside torch's processes.
+
+The matrix of work x workers x step. The step stands for a loop that launches kernels from Python: each operation
+releases the GIL. Run it by name, on a quiet machine: it takes a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from importlib import import_module
+from itertools import chain, repeat
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, TensorDataset
+
+from benchmarks._measure import NotMeasuredError, SlowDataset
+from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._run import Case
+from benchmarks.images import Photos, sample_images, transform
+from fastload import DataLoader
+from fastload.measure.tables import Spread
+
+TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
+REPEATS = 2
+
+KINDS = ("auto", "thread", "process", "none", "torch")
+WARM_S, MEASURED_S, TURNS = 1.0, 1.5, 2
+
+
+class Rows(Dataset[Any]):
+    """Samples of an index, by a function."""
+
+    def __init__(self, length: int = 100_000) -> None:
+        self.length = length
+        self.data = np.random.default_rng(0).random((64, 3, 64, 64), dtype=np.float32)
+        self.words = [
+            "the loader reads a sample in its own stream",
+            "and puts it into the batch",
+        ] * 32
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Millisecond(Rows):
+    """1 ms of pure Python."""
+
+    def __getitem__(self, index: int) -> int:
+        total = 0
+        for k in range(14_000):
+            total += k ^ index
+        return total
+
+
+class Microseconds(Rows):
+    """10 us of pure Python."""
+
+    def __getitem__(self, index: int) -> int:
+        total = 0
+        for k in range(140):
+            total += k ^ index
+        return total
+
+
+class Floats(Rows):
+    """One operation of NumPy on 48 KB of float32."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index % 64] * 2
+
+
+class Tokens(Rows):
+    """A tokenizer in Python with a dict of words."""
+
+    def __getitem__(self, index: int) -> Any:
+        text = self.words[index % 64] * 8
+        ids = [hash(word) % 30_000 for word in text.split(" ")]
+        return torch.tensor((ids + [0] * 128)[:128])
+
+
+class Library(Rows):
+    """A transform of a library that may be missing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        try:
+            library = import_module(name)
+        except ImportError as error:
+            raise NotMeasuredError(f"{name} is not installed") from error
+        if name == "albumentations":
+            crop = library.Compose([library.RandomCrop(48, 48), library.HorizontalFlip()])
+            self.read: Callable[[Any], Any] = lambda x: crop(image=x.transpose(1, 2, 0))["image"]
+        else:
+            zoom = library.transforms.RandZoom(prob=1.0, min_zoom=0.9, max_zoom=1.1)
+            self.read = lambda x: torch.as_tensor(np.asarray(zoom(x)))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.data[index % 64])
+
+
+class Volumes(Dataset[Any]):
+    """Rows of an HDF5 file, opened at the first sample."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            self.h5py = import_module("h5py")
+        except ImportError as error:
+            raise NotMeasuredError("h5py is not installed") from error
+        self.path, self.file = f"{folder}/rows.h5", None
+        with self.h5py.File(self.path, "w") as file:
+            file["x"] = np.random.default_rng(0).random((4096, 4096), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> Any:
+        if self.file is None:
+            self.file = self.h5py.File(self.path)
+        return self.file["x"][index]
+
+
+def plans() -> Any:
+    from fastload.datasets import ImageFileList
+    from fastload.image import RandomResizedCrop
+
+    return ImageFileList(sample_images(512) * 20, transform=RandomResizedCrop(224))
+
+
+WORK: dict[str, tuple[Callable[[], Any], int]] = {
+    "pure Python, 1 ms": (Millisecond, 8),
+    "pure Python, 10 us": (Microseconds, 64),
+    "Pillow + v1": (lambda: Photos(sample_images(512) * 20, transform("crop")), 8),
+    "float32 images": (Floats, 32),
+    "tokens in Python": (Tokens, 32),
+    "waits of 20 ms": (lambda: SlowDataset(4096, seconds=0.020), 8),
+    "tensors": (lambda: TensorDataset(torch.zeros(16_384, 784), torch.zeros(16_384)), 128),
+    "image plans": (plans, 32),
+    "albumentations": (lambda: Library("albumentations"), 32),
+    "MONAI": (lambda: Library("monai"), 32),
+    "HDF5 rows": (lambda: Volumes("/dev/shm"), 32),
+}
+CELLS = [(2, 0), (8, 0), (2, 3_000)]
+
+
+def cases(*, smoke: bool) -> list[Case]:
+    return [
+        Case(
+            _name(work, *cell),
+            {"work": work, "workers": cell[0], "operations": cell[1], "smoke": smoke},
+        )
+        for work in WORK
+        for cell in CELLS[: 1 if smoke else None]
+        if not smoke or work in ("pure Python, 10 us", "waits of 20 ms")
+    ]
+
+
+def measure(*, work: str, workers: int, operations: int, smoke: bool) -> Figures:
+    torch.set_num_threads(1)
+    make, batch_size = WORK[work]
+    dataset = make()
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for turn in range(1 if smoke else TURNS):
+        for kind in KINDS[:: -1 if turn % 2 else 1]:
+            found = _steps(kind, dataset, batch_size, workers, operations, smoke=smoke)
+            rates[kind].append(found[0])
+            steps[kind].append(found[1])
+    medians = {kind: median(values) for kind, values in rates.items()}
+    best = max(medians.values())
+    return {
+        **medians,
+        "of best": medians["auto"] / best,
+        "of torch": medians["auto"] / medians["torch"],
+        "step of torch": median(steps["auto"]) / max(median(steps["torch"]), 1e-9)
+        if operations
+        else math.nan,
+    }
+
+
+def _steps(
+    kind: str, dataset: Any, batch_size: int, workers: int, operations: int, *, smoke: bool
+) -> tuple[float, float]:
+    """Return the steps a second, and the median seconds of a step."""
+    options: dict[str, Any] = {
+        "num_workers": 0 if kind == "none" else workers,
+        "persistent_workers": kind != "none",
+        "shuffle": True,
+    }
+    if kind == "torch":
+        loader: Any = TorchDataLoader(dataset, batch_size, **options)
+    else:
+        loader = DataLoader(
+            dataset, batch_size, worker_method="auto" if kind == "none" else kind, **options
+        )
+    x, times, began, counted = torch.zeros(8), [], math.inf, 0
+    with nullcontext() if kind == "torch" else closing(loader):
+        warm = perf_counter() + (0.1 if smoke else WARM_S)
+        batches = chain.from_iterable(repeat(loader))
+        for _ in batches:
+            now = perf_counter()
+            if began is math.inf and now >= warm:
+                began, counted, times = now, 0, []
+            if now - began >= (0.1 if smoke else MEASURED_S):
+                break
+            for _ in range(operations):
+                x.add_(1.0)
+            counted += 1
+            times.append(perf_counter() - now)
+        taken = perf_counter() - began
+        del batches
+    time.sleep(0.05)  # torch's workers end
+    return counted / taken, median(times)
+
+
+def rows(results: Results) -> list[Row]:
+    found = []
+    shares: dict[str, list[float]] = {"of best": [], "of torch": []}
+    for case, repeats in results.items():
+        found.append(row(results, case, "auto", unit="steps/s", against="torch", reference="torch"))
+        found.append(row(results, case, "of best", unit="", name=f"{case}: of the best kind"))
+        if "3000" in case:
+            aim = Aim("<=", 1.05, of="figure")
+            found.append(
+                row(results, case, "step of torch", unit="", name=f"{case}: step", aim=aim)
+            )
+        for key, values in shares.items():
+            values += [figures[key] for figures in repeats if figures is not None]
+    for key, least in (("of best", 0.95), ("of torch", 1.1)):
+        if shares[key]:
+            mean = math.exp(sum(map(math.log, shares[key])) / len(shares[key]))
+            figure, aim = Spread.of([mean]), Aim(">=", least, of="figure")
+            found.append(
+                Row(
+                    name=f"default, {key}: geometric mean",
+                    unit="",
+                    figure=figure,
+                    reference=None,
+                    ratio=None,
+                    aim=aim,
+                    met=aim.met(figure, None),
+                )
+            )
+    return found
+
+
+def _name(work: str, workers: int, operations: int) -> str:
+    return f"{work}; {workers} workers; {operations} operations"

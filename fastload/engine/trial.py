@@ -1,0 +1,78 @@
+"""A trial of plainly safe code: whether its dataset fills rows, and what a batch costs the loop. It leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from fastload.engine.readers import Readers
+from fastload.order.sampler import RankSampler
+from fastload.order.sampler_state import single_sampler
+from fastload.random.keys import StreamKeys
+from fastload.random.streams import entered
+from fastload.reading.filling import Rows
+from fastload.reading.notices import Notices
+from fastload.reading.worker_context import finish, neutral_modes, read_run
+from fastload.settings import Settings
+from fastload.telemetry import Recorder, delayed_s
+
+HAND_OVER_SECONDS = 0.5e-3
+"""What it costs the loop's process to take a batch from a worker process: 0.2 to 0.4 ms of CPU time, and a wake-up."""
+
+_OF_POSITIONS = (RandomSampler, SequentialSampler, RankSampler)
+"""Samplers whose indices are positions in the dataset, so that the trial knows some."""
+
+
+class Trial:
+    """Readers without workers, for plainly safe code.
+
+    `fills_rows` says whether the dataset fills rows, which hardly holds the GIL. `is_light` says whether making a batch
+    only copies some memory.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = replace(
+            settings, worker_method="none", pin_memory=False, on_error="raise", retries=0
+        )
+        self._readers = Readers(self._settings, Notices(set()), stacklevel=1)
+        source = self._readers.fetcher.source
+        self.fills_rows = isinstance(source, Rows)
+        self.is_light = source.is_light(settings.samples_per_batch) and not settings.pin_memory
+
+    def costs_little(self) -> bool:
+        """Return whether the loop reads a batch in less time than it takes to hand it over.
+
+        It reads the first sample twice, and the first batch three times if samples may be quick enough.
+        """
+        settings, dataset = self._settings, self._settings.dataset
+        known = type(single_sampler(settings.sampler)) in _OF_POSITIONS
+        n = settings.samples_per_batch or 1
+        if not (settings.batched and known and isinstance(dataset, Sized) and len(dataset) >= n):
+            return False
+        context = self._readers.of_loop(self._readers.window())
+        context.info = self._readers.info_of_loop(0, context.dataset)
+
+        def seconds(samples: int) -> float:
+            batch = self._readers.batch(
+                list(range(samples)),
+                keys=StreamKeys(0, 0),
+                recorders=[Recorder()],
+                epoch=0,
+                ordinal=0,
+                position=0,
+            )
+            started, delayed = perf_counter(), delayed_s()
+            with neutral_modes(), entered(context.stream):
+                read_run(batch, 0, batch.units, context)
+                finish(batch, context)
+            taken = perf_counter() - started - (delayed_s() - delayed)  # not the wait for a core
+            return taken if batch.error is None else inf
+
+        # The first call may import, and learns how samples lie in a batch.
+        if seconds(1) > 40 * HAND_OVER_SECONDS or seconds(1) > 10 * HAND_OVER_SECONDS:
+            return False
+        return min(seconds(n) for _ in range(3)) < HAND_OVER_SECONDS

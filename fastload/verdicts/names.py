@@ -1,0 +1,59 @@
+"""What a name in a function stands for, found without running any code."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from contextlib import suppress
+from importlib.util import resolve_name
+from types import FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from fastload.isolation.rules import own_dict
+
+Path = tuple[str, ...]
+"""("global", name), ("free", name) of a closure, ("import", module) or ("self",), and names of attributes after it."""
+
+MISSING = object()
+"""What a name stands for that only running code would tell."""
+
+
+def named(function: FunctionType, path: Path) -> Any:
+    """Return what a path of a function leads to, or MISSING."""
+    head, *names = path or ("",)
+    value: Any = MISSING
+    if head == "global":
+        value = function.__globals__.get(names[0], getattr(builtins, names[0], MISSING))
+    elif head == "free":
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+        with suppress(KeyError, ValueError):  # not bound yet
+            value = cells[names[0]].cell_contents
+    elif head == "import":
+        with suppress(ImportError):
+            name = resolve_name(names[0], function.__globals__.get("__package__"))
+            value = sys.modules.get(name, MISSING)
+    for name in names[1:]:
+        if value is MISSING:
+            break
+        value = attribute(value, name)
+    return value
+
+
+def attribute(x: Any, name: str) -> Any:
+    """Return an attribute as it is held, or MISSING."""
+    if type(x) is ModuleType:
+        return vars(x).get(name, sys.modules.get(f"{x.__name__}.{name}", MISSING))
+    if isinstance(x, type):
+        kinds = *x.__mro__, *type.mro(type(x))[:-2]  # its metaclass has methods of it, too
+        return next((vars(k)[name] for k in kinds if name in vars(k)), MISSING)
+    own = own_dict(x)
+    held = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
+    for each in (own, *(own.get(kind, {}) for kind in held)):
+        if name in each:
+            return each[name]
+    member = next((vars(k)[name] for k in type(x).__mro__ if name in vars(k)), MISSING)
+    if type(member) is MemberDescriptorType:
+        return getattr(x, name, MISSING)
+    return member

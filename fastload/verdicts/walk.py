@@ -1,0 +1,368 @@
+"""What samples can reach: the objects of a dataset, the functions that these have, and what those name."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import functools
+import io
+import random
+import re
+import types
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Generic, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from fastload.isolation import rules
+from fastload.isolation.attributes import filled, slots_of
+from fastload.isolation.rules import own_dict
+from fastload.isolation.users import is_importable, is_users_module
+from fastload.random import numpy_random, python_random
+from fastload.verdicts.findings import Finding
+from fastload.verdicts.libraries import is_vouched, unsafe_names
+from fastload.verdicts.names import MISSING, Path, attribute, named
+from fastload.verdicts.plain import METHODS, OBJECTS, Reading, is_safe_function
+
+OBJECTS_AT_MOST, CODE_AT_MOST = 10_000, 10_000
+"""The walk looks at no more objects, and reads no more bytes of bytecode: some 300 lines, which take 15 to 40 ms."""
+
+_LEAVES = {
+    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType),
+    *(np.dtype, torch.dtype, torch.device, torch.Size, torch.memory_format, object),
+}
+_CONSTANTS: Any = (enum.Enum, PurePath, re.Pattern, np.generic, np.dtype)
+_CONTAINERS: Any = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
+_ARRAYS = {np.ndarray, np.memmap, torch.Tensor, torch.nn.Parameter}
+_BASES = {object, Dataset, torch.utils.data.IterableDataset, Generic, Protocol, abc.ABC}
+_BASES |= {torch.nn.Module, enum.Enum}
+_METACLASSES = {type, abc.ABCMeta, enum.EnumMeta, type(Protocol)}
+_OF_MODULE = ("_parameters", "_buffers", "_modules")
+
+_NOT_CALLED = {
+    *("__init_subclass__", "__set_name__", "__annotate_func__", "__class_getitem__"),
+    *("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__"),
+    *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__copy__"),
+}
+"""Methods that run at import, for a copy, or by statements that are not plainly safe."""
+_MAKING = {"__init__", "__new__", "__post_init__"}
+_METHODS = {FunctionType, classmethod, staticmethod, property}
+
+
+class Walk:
+    """A walk over all that samples can reach.
+
+    Args:
+        roots: the dataset and functions, by name.
+        whole: go on after the first finding, up to the limits.
+    """
+
+    def __init__(self, roots: dict[str, Any], *, whole: bool) -> None:
+        self.findings: list[Finding] = []
+        self.cuda = False
+        self._whole = whole
+        self._code = 0
+        # They stay alive, so that their ids stay valid.
+        self._seen: dict[tuple[int, bool], Any] = {}
+        self._read: set[tuple[int, bool]] = set()
+        self._names = {"__getitem__", "__getitems__", "__len__", "__call__", "forward", "fill_rows"}
+        self._methods: dict[str, list[tuple[FunctionType, type, bool]]] = {}  # not read yet
+        self._instances: dict[type, list[Any]] = {}
+        self._calls: list[tuple[type, Path, str]] = []
+        self._unsafe = unsafe_names()
+        self._todo: deque[tuple[Any, str, bool, bool]] = deque()
+        self._todo += [(x, name, False, False) for name, x in roots.items()]
+        while self._todo and not self._ends():
+            self._visit(*self._todo.popleft())
+        for owner, path, where in self._calls:
+            if not self._ends() and not self._is_known_call(owner, path):
+                self._find(f"{where} calls `{'.'.join(path)}`, which is not known")
+
+    def _ends(self) -> bool:
+        over = self._code > CODE_AT_MOST or len(self._seen) > OBJECTS_AT_MOST
+        if over and not self.findings:
+            self._find("the dataset reaches more code and objects than fastload looks at")
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return over or (self._decided and not in_use)  # on, to find CUDA tensors
+
+    @property
+    def _decided(self) -> bool:
+        return bool(self.findings) and not self._whole
+
+    def _find(self, what: str, remedy: str = "", **kind: bool) -> None:
+        self.findings.append(Finding(what, remedy, **kind))
+
+    # ---- objects ----
+
+    def _visit(self, x: Any, path: str, held: bool, trusted: bool) -> None:
+        """Look at an object.
+
+        Args:
+            held: a module, a class or a function's default holds it, so that no worker has its own.
+            trusted: an object of a listed library holds it. Only the user's objects in it are looked at.
+        """
+        kind = type(x)
+        if kind in _LEAVES or issubclass(kind, _CONSTANTS) or (id(x), held) in self._seen:
+            return
+        self._seen[id(x), held] = x
+        if name := self._unsafe.get(id(x)):
+            self._find(
+                f"{path} is `{name}`, which a process has one of",
+                "leave it out of samples",
+                shared=True,
+            )
+        elif kind is FunctionType:
+            if not trusted or is_users_module(x.__module__):
+                self._function(x, None, None, path, held)
+        elif kind is MethodType:
+            self._todo.append((x.__self__, path, held, trusted))
+            self._function(x.__func__, type(x.__self__), "self", path, held)
+        elif kind is functools.partial:
+            self._todo += [
+                (part, path, held, trusted) for part in (x.func, *x.args, *x.keywords.values())
+            ]
+        elif kind is types.BuiltinFunctionType and _is_global(x.__self__):
+            self._past_routing(path)
+        elif issubclass(kind, type):
+            self._class(x, path, made=True)
+        elif issubclass(kind, rules.GENERATORS):
+            self._generator(x, path, held)
+        elif kind in _CONTAINERS:
+            if held and kind not in (tuple, frozenset):
+                self._find(f"samples use `{path}`, a {kind.__name__} that a module or class holds")
+            self._parts(x, path, held, trusted)
+        elif kind in _ARRAYS:
+            self._array(x, path, held)
+        elif is_vouched(kind.__module__, kind):
+            self._todo += [(part, way, held, trusted) for way, part in _attributes(x, path)]
+        elif _is_listed(kind):
+            if own_dict(x).get("inplace", False) is not False:
+                self._find(f"{path} works in place")
+            self._todo += [(part, way, held, True) for way, part in _attributes(x, path)]
+        elif is_users_module(kind.__module__) and not _is_in_c(kind):
+            self._instance(x, path, held)
+        elif not trusted and not is_safe_function(x):
+            self._other(x, path, held)
+
+    def _other(self, x: Any, path: str, held: bool) -> None:
+        kind = type(x)
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        if kind in (types.BuiltinFunctionType, type(np.add), ModuleType):
+            self._find(f"samples use `{path}`, which is not on the list")
+            return
+        state = issubclass(kind, io.IOBase) or hasattr(kind, "__next__")
+        self._find(
+            f"samples use `{path}`, a {name}, which is not on the list",
+            shared=held and state,
+            changes=state,
+        )
+
+    def _past_routing(self, path: str) -> None:
+        self._find(f"{path} draws from a global generator that threads would share", shared=True)
+
+    def _generator(self, x: Any, path: str, held: bool) -> None:
+        if rules.is_global_generator(x):
+            if type(x) is np.random.Generator:  # the others are routed
+                self._past_routing(path)
+        elif held:
+            remedy = "make it an attribute of the dataset, of which each worker gets its own copy"
+            self._find(
+                f"`{path}` is a random generator that all threads would share", remedy, shared=True
+            )
+
+    def _array(self, x: Any, path: str, held: bool) -> None:
+        if issubclass(type(x), torch.Tensor):
+            self.cuda |= x.is_cuda
+        elif x.dtype.hasobject:
+            self._find(f"{path} is an array of objects")
+        if held:
+            self._find(f"samples use `{path}`, an array that a module or class holds")
+
+    def _parts(self, x: Any, path: str, held: bool, trusted: bool) -> None:
+        items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
+        if not _LEAVES.issuperset(map(type, items)):
+            self._todo += [(each, f"{path}[...]", held, trusted) for each in items]
+
+    def _instance(self, x: Any, path: str, held: bool) -> None:
+        kind = type(x)
+        if held:
+            self._find(f"samples use `{path}`, a {kind.__qualname__} that a module or class holds")
+        self._instances.setdefault(kind, []).append(x)
+        self._class(kind, f"{kind.__module__}.{kind.__qualname__}", made=False)
+        self._todo += [(part, way, held, False) for way, part in _attributes(x, path)]
+
+    # ---- classes ----
+
+    def _class(self, cls: type, path: str, *, made: bool) -> None:
+        """Look at a class whose instances samples use, or make."""
+        if is_vouched(cls.__module__, cls) or (not made and _is_listed(cls)):
+            return
+        if not is_users_module(cls.__module__):
+            if not is_safe_function(cls):
+                self._find(f"samples use the class `{path}`, which is not on the list")
+            return
+        if (id(cls), made) in self._read or rules.PER_WORKER in vars(cls):
+            return
+        self._read.add((id(cls), made))
+        theirs = [k for k in cls.__mro__ if not is_users_module(k.__module__)]
+        known = all(k in _BASES or _is_listed(k) or issubclass(k, BaseException) for k in theirs)
+        if type(cls) not in _METACLASSES or not known or _is_in_c(cls):
+            self._find(f"the class `{path}` has a base or metaclass that is not on the list")
+        overridden = {name for k in theirs for name in vars(k)}
+        for owner in (k for k in cls.__mro__ if k not in theirs):
+            for name, member in list(vars(owner).items()):
+                self._member(owner, name, member, made, called=name in overridden)
+
+    def _member(self, cls: type, name: str, member: Any, made: bool, *, called: bool) -> None:
+        special = name.startswith("__") and name.endswith("__")
+        path = f"{cls.__module__}.{cls.__qualname__}.{name}"
+        if name in _NOT_CALLED or (name in _MAKING and not made):
+            return
+        if name in ("__getattribute__", "__del__", "__new__", "__getattr__"):
+            self._find(f"`{path}` is not read")
+        elif type(member) in _METHODS:
+            for function in _functions_of(member):
+                if function.__code__.co_filename == "<string>" and hasattr(
+                    cls, "__dataclass_fields__"
+                ):
+                    continue  # of `dataclasses`
+                found = (function, cls, type(member) is not staticmethod)
+                if special or called or {name, f"super.{name}"} & self._names:
+                    self._method(*found)
+                else:
+                    self._methods.setdefault(name, []).append(found)
+        elif not special and not name.startswith("_abc_"):
+            self._todo.append((member, path, True, False))
+
+    def _method(self, function: FunctionType, cls: type, has_first: bool) -> None:
+        self._function(function, cls, "self" if has_first else None, function.__qualname__, True)
+
+    # ---- functions ----
+
+    def _function(
+        self, function: FunctionType, owner: type | None, first: str | None, path: str, held: bool
+    ) -> None:
+        module = function.__globals__.get("__name__")
+        if is_vouched(module, function) or (id(function), False) in self._read or self._decided:
+            return
+        if not is_users_module(module):
+            if not is_safe_function(function) and not _is_ours(module):
+                self._find(f"samples use `{path}`, which is not on the list")
+            return
+        self._read.add((id(function), False))
+        self._code += len(function.__code__.co_code)
+        if self._ends():
+            return
+        names = function.__code__.co_varnames
+        making = function.__name__ in _MAKING
+        reading = Reading(function, names[0] if first and names else None, made=making)
+        self.findings += reading.findings
+        for name in reading.names - self._names:
+            for found in self._methods.pop(name.removeprefix("super."), []):
+                self._method(*found)
+        self._names |= reading.names
+        where = f"`{function.__module__}.{function.__qualname__}`"
+        self._calls += [(owner or object, way, where) for way in reading.calls]
+        shared = held or is_importable(function)
+        for way in reading.uses:
+            self._use(function, way, where, shared)
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        self._todo += [(x, f"a default of {where}", shared, False) for x in defaults]
+        self._todo += [(x, f"{where}.{name}", shared, False) for name, x in vars(function).items()]
+
+    def _use(self, function: FunctionType, path: Path, where: str, shared: bool) -> None:
+        """Look at the first object on a path that is neither a module nor a class, or at its end."""
+        value, above = named(function, path[:2]), None
+        k = 2
+        while k < len(path) and issubclass(type(value), ModuleType | type):
+            above, value = value, attribute(value, path[k])
+            k += 1
+        name = ".".join(path[1:k])
+        if value is MISSING:
+            self._find(f"{where} names `{name}`, which is not known before it runs")
+        elif above is random or above is np.random:
+            if not is_safe_function(value):  # by the name of the module: these are routed
+                self._find(f"{where} uses `{name}`, which is not on the list")
+        elif type(value) is types.BuiltinFunctionType and _is_global(value.__self__):
+            self._past_routing(f"{where}: `{name}`")
+        elif type(value) is ModuleType:
+            self._find(f"{where} passes on the module `{name}`")
+        else:
+            self._todo.append((value, name, path[0] != "free" or shared, False))
+
+    def _is_known_call(self, owner: type, path: Path) -> bool:
+        """Return whether what a method calls on its instance was looked at: a method of the user, or an attribute."""
+        kinds = [k for k in self._instances if issubclass(k, owner)] or [owner]
+        for kind in kinds:
+            found = self._instances.get(kind, []) or [kind]
+            for step in path[1:-1]:
+                found = [attribute(x, step) for x in found]
+            if not all(_is_method_or_part(x, path[-1]) for x in found):
+                return path[-1] in METHODS
+        return True
+
+
+def _is_method_or_part(x: Any, name: str) -> bool:
+    if x is MISSING or type(x) in _LEAVES or type(x) in _CONTAINERS or type(x) in _ARRAYS:
+        return False
+    value = attribute(x, name)
+    if type(value) in (classmethod, staticmethod):
+        value = value.__func__
+    if type(value) is FunctionType and not isinstance(x, type) and name not in own_dict(x):
+        return is_users_module(value.__globals__.get("__name__")) or _is_listed(type(x))
+    return value is not MISSING and (
+        type(value) is FunctionType
+        or any(name in own for own in (own_dict(x), *_held_by_module(x)))
+    )
+
+
+def _held_by_module(x: Any) -> Iterator[dict[str, Any]]:
+    return (own_dict(x).get(kind, {}) for kind in _OF_MODULE)
+
+
+def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an instance; of a class that declares itself thread-safe, those of each worker."""
+    declared = vars(type(x)).get(rules.PER_WORKER)
+    for name, value in list(own_dict(x).items()):
+        if declared is None or name in declared:
+            yield f"{path}.{name}", value
+    if declared is None:
+        for name, _, value in filled(slots_of(type(x)), x):
+            yield f"{path}.{name}", value
+
+
+def _functions_of(member: Any) -> Iterator[FunctionType]:
+    if type(member) is property:
+        yield from (f for f in (member.fget,) if type(f) is FunctionType)
+    else:
+        function = getattr(member, "__func__", member)
+        if type(function) is FunctionType:
+            yield function
+
+
+def _is_listed(kind: type) -> bool:
+    """Return whether samples may use instances of a library's class."""
+    name = f"{kind.__module__}.{kind.__qualname__}."
+    return not is_users_module(kind.__module__) and any(
+        name.startswith(f"{each}.") for each in OBJECTS
+    )
+
+
+def _is_ours(module: Any) -> bool:
+    return str(module).partition(".")[0] == "fastload"
+
+
+def _is_in_c(kind: type) -> bool:
+    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
+    own = vars(kind).values()
+    in_c = types.MethodDescriptorType, types.WrapperDescriptorType
+    return any(type(v) in in_c and v.__objclass__ is kind for v in own)
+
+
+def _is_global(x: Any) -> bool:
+    return any(x is each for each in (python_random.GLOBAL, *numpy_random.GLOBAL))

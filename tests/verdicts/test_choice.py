@@ -1,0 +1,257 @@
+"""Promises:
+- `worker_method="auto"` reads by processes what is not plainly safe, as torch does: right without any proof.
+- Plainly safe code is read by the loop if that costs less than handing over, as worker 0 would read it: in the same
+  random streams, with worker info. It is read by threads if the dataset fills rows. Else by processes.
+- `chosen()`, `repr`, `stats()` and the log name the kind and the reason.
+- Threads that were asked for are warned of what they are known to share. So are those that read because MPI is in use
+  or the dataset holds CUDA tensors.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+import fastload
+from fastload.engine import choice, trial
+from fastload.errors import SharedStateWarning
+from fastload.settings import Settings
+from fastload.verdicts import libraries
+
+SEEN: list[int] = []
+
+
+class Rows(Dataset[Any]):
+    def __init__(self) -> None:
+        self.rows = np.arange(400, dtype=np.float32).reshape(100, 4)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index] + 1
+
+
+class Drawn(Rows):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        if info is None:  # no `assert`, which pytest rewrites
+            raise ValueError("no worker info")
+        return self.rows[index], torch.rand(1), random.random(), np.random.rand(), info.seed
+
+
+class Slow(Rows):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.01)
+        return self.rows[index]
+
+
+class Shares(Rows):
+    def __getitem__(self, index: int) -> Any:
+        SEEN.append(index)
+        return self.rows[index] + len(SEEN) * 0
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "_vouched", set())
+    monkeypatch.setattr(choice, "_told", set())
+    monkeypatch.setattr(trial, "HAND_OVER_SECONDS", 0.02)  # so that a busy core decides nothing
+
+
+def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.DataLoader[Any]:
+    options = {"num_workers": 2, "worker_method": "auto", **options}
+    return fastload.DataLoader(dataset, batch_size, **options)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "kind", "reason"),
+    [
+        (Rows(), {}, "none", "faster than it is handed over"),
+        (Slow(), {}, "process", "holds the GIL"),
+        (Shares(), {}, "process", "SEEN`, which all threads share"),
+        (Stream(), {}, "process", "iterable"),
+        (Rows(), {"collate_fn": list}, "process", "collate_fn"),
+        (Rows(), {"worker_init_fn": print}, "process", "worker_init_fn"),
+        (Rows(), {"batch_size": None}, "process", "collate_fn"),
+        (Rows(), {"sampler": ["a"]}, "process", "holds the GIL"),
+        (Rows(), {"num_workers": 0}, "none", "num_workers is 0"),
+        (TensorDataset(torch.zeros(8, 4)), {}, "none", "faster than it is handed over"),
+        (TensorDataset(torch.zeros(8, 1 << 20)), {}, "thread", "hardly holds the GIL"),
+        (Rows(), {"worker_method": "process"}, "process", ""),
+        (Rows(), {"worker_method": "torch"}, "torch", ""),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Dataset) else str(x)[:20],
+)
+def test_the_kind(dataset: Any, options: dict[str, Any], kind: str, reason: str) -> None:
+    chosen = auto(dataset, **options).chosen()
+    assert chosen.kind == kind, chosen
+    assert chosen.number == (0 if kind == "none" else 2)
+    assert reason in chosen.reason
+
+
+def values(loader: fastload.DataLoader[Any]) -> list[Any]:
+    with loader:
+        return [[x.tolist() for x in batch] for _ in range(3) for batch in loader]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loop_reads_as_workers_would(persistent: bool) -> None:
+    def read(method: str, seed: int | None) -> list[Any]:
+        torch.manual_seed(3)
+        options = {"worker_method": method, "persistent_workers": persistent, "seed": seed}
+        return values(auto(Drawn(), 20, num_workers=1, shuffle=True, timeout=9, **options))
+
+    for seed in (5, None):
+        loop = read("auto", seed)
+        assert loop == read("process", seed)
+        assert loop == read("thread", seed)
+    assert auto(Drawn(), 20, num_workers=1, timeout=9).chosen().kind == "none"
+
+
+def test_the_loop_leaves_the_random_states_alone() -> None:
+    torch.manual_seed(0)
+    loader = auto(Drawn(), 20, seed=1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert loader.chosen().kind == "none"
+    values(loader)
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_an_error_is_raised_by_the_loop_and_not_by_the_trial() -> None:
+    dataset = Rows()
+    dataset.rows = dataset.rows[:0]
+    assert [*auto(dataset)] == []
+    dataset = Rows()
+    del dataset.rows
+    loader = auto(dataset, sampler=[0])
+    with pytest.raises(AttributeError, match="rows"), loader:
+        next(iter(loader))
+
+
+def test_it_tells(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fastload"), auto(Shares()) as loader:
+        assert sum(len(batch) for batch in loader) == 100
+        assert SEEN == []
+        assert "(process)" in repr(loader)
+        assert loader.stats().worker_method == "process"
+        assert "Shares.__getitem__" in loader.stats().worker_reason
+        assert "SEEN" in str(loader.stats())
+        [*auto(Shares())]
+    assert [record.getMessage()[:34] for record in caplog.records] == [
+        "fastload: workers are processes: `"
+    ]
+    with auto(Rows()) as loader:
+        assert len([*loader]) == 25
+        assert "faster than it is handed over" in str(loader.stats())
+
+
+def test_threads_that_were_asked_for_are_warned() -> None:
+    loader = auto(Shares(), worker_method="thread")
+    with (
+        pytest.warns(SharedStateWarning, match=r"SEEN`, which all threads share\. Keep it"),
+        loader,
+    ):
+        assert len([*loader]) == 25
+    SEEN.clear()
+
+
+def test_threads_read_if_mpi_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Is_initialized=lambda: True))
+    with pytest.warns(SharedStateWarning, match="MPI is in use"):
+        chosen = auto(Shares()).chosen()
+    assert chosen.kind == "thread"
+    assert "although" in chosen.reason
+
+
+def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastload.threads_ok(Shares)
+    assert auto(Shares()).chosen().kind == "none"
+    SEEN.clear()
+    monkeypatch.setattr(libraries, "_vouched", set())
+    fastload.threads_ok("tests")
+    assert auto(Shares()).chosen().kind == "none"
+    SEEN.clear()
+    for wrong in ("a.b", 3):
+        with pytest.raises(ValueError, match="names of top-level packages"):
+            fastload.threads_ok(wrong)  # type: ignore[arg-type]
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "process")
+    assert fastload.DataLoader(Rows(), num_workers=2).chosen().kind == "process"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_collection_falls_into_the_reading(enabled: bool) -> None:
+    seen: list[bool] = []
+
+    def reading(*args: Any, **options: Any) -> Any:
+        seen.append(gc.isenabled())
+        raise KeyError
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with mock.patch.object(choice, "verdict", reading), pytest.raises(KeyError):
+            choice.choose(Settings.of(auto(Shares())), stacklevel=1)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+    assert seen == [False]
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+class OfModule(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return GENERATOR.random(2)
+
+
+def test_generators_of_modules_are_keyed_in_processes() -> None:
+    state = GENERATOR.bit_generator.state
+    read = [values(auto(OfModule(), 10, num_workers=n, seed=1)) for n in (1, 2)]
+    assert read[0] == read[1]
+    assert len({tuple(row) for batch in read[0] for row in batch}) == 300
+    assert GENERATOR.bit_generator.state == state
+
+
+def test_a_lambda_and_a_class_of_main_are_read(tmp_path: Path) -> None:
+    from tests.children import run_python
+
+    (tmp_path / "main.py").write_text(MAIN)
+    done = run_python("main.py", cwd=tmp_path, timeout=100.0)
+    assert done.stdout == "[0, 2, 4, 6] process\n", done.stderr
+
+
+MAIN = """
+import fastload
+COUNT = []
+class Own:
+    transform = staticmethod(lambda x: 2 * x)
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        COUNT.append(index)
+        return (lambda x: self.transform(x))(index)
+loader = fastload.DataLoader(Own(), num_workers=2)
+print([int(x) for x in loader], loader.chosen().kind)
+"""
