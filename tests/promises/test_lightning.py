@@ -272,7 +272,7 @@ def test_batches_inside_the_trainer_come_from_our_threads(tmp_path: Path, persis
 
 def test_seed_everything_with_workers_leaves_the_main_thread_alone(tmp_path: Path) -> None:
     """Lightning then gives every loader a `worker_init_fn` that seeds the global generators."""
-    with pytest.MonkeyPatch.context() as patch:  # or each later Trainer's loaders would have that function
+    with pytest.MonkeyPatch.context() as patch:  # or later Trainers do so too
         for name in ("PL_SEED_WORKERS", "PL_GLOBAL_SEED"):
             patch.setenv(name, "")
         pl.seed_everything(5, workers=True, verbose=False)
