@@ -102,6 +102,9 @@ VARIANTS = (
 WHEEL = Step("wheel and sdist", (), command=["bash", "scripts/build-check"])
 
 
+COVERAGE = Step("coverage of the tests that are not slow", (*QUICK, "--cov"))
+
+
 def slow(files: Sequence[str]) -> Step:
     # Tests of a file share what they draw, and compare their results.
     return Step("slow tests", ("-n", "auto", "--dist", "loadfile", "-m", "slow", *files))
@@ -118,7 +121,13 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
     if mode == "--all":
         variants = [step for steps in VARIANTS for step in steps]
         full = "--hypothesis-profile=full"
-        return [WHEEL, Step("tests", (*QUICK, full)), slow(["tests", full]), *variants], []
+        return [
+            WHEEL,
+            Step("tests", (*QUICK, full)),
+            slow(["tests", full]),
+            COVERAGE,
+            *variants,
+        ], []
     base = _choose.base_commit()
     choice = _choose.choose(_choose.changed_files(base) if base else None)
     print(f"Since {base or 'an unknown commit'}: {choice.why}", flush=True)
