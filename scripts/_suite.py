@@ -104,7 +104,7 @@ WHEEL = Step("wheel and sdist", (), command=["bash", "scripts/build-check"])
 
 _COVERED = '"$0" -m pytest -n auto -m "not slow" --cov || (($? == 1))'
 COVERAGE = Step("coverage", (), command=["bash", "-c", _COVERED, sys.executable])
-"""Measures the tests that are not slow. Those that fail are no news: coverage disturbs processes that samples fork."""
+"""Measures the tests that are not slow. Those that fail are no news: under coverage, some forks end with an error."""
 
 
 def slow(files: Sequence[str]) -> Step:
