@@ -29,7 +29,7 @@ FLAKY = ROOT / "tests" / "flaky.txt"
 NOT_HERE = 75  # what `scripts/test --python` ends with if that Python is missing
 LAST_LINES = 15  # names of failed tests that fit into the last 20 lines
 
-HOOKS = ("-m", "pre_commit", "run", "--all-files", "--hook-stage", "pre-push")
+HOOKS = ("-m", "pre_commit", "run", "--all-files", "--hook-stage")
 FAST = [
     *(
         f"tests/test_{name}.py"
@@ -77,7 +77,7 @@ VARIANTS = (
             (*QUICK, "tests/promises"),
             {"FASTLOAD_TEST_COPY_DATASET": "False"},
         ),
-        Step("duplicate code", (), command=[sys.executable, *HOOKS, "pylint"]),
+        Step("duplicate code", (), command=[sys.executable, *HOOKS, "pre-push", "pylint"]),
     ],
     [
         Step(
@@ -102,6 +102,11 @@ VARIANTS = (
 WHEEL = Step("wheel and sdist", (), command=["bash", "scripts/build-check"])
 
 
+_COVERED = '"$0" -m pytest -n auto -m "not slow" --cov || (($? == 1))'
+COVERAGE = Step("coverage", (), command=["bash", "-c", _COVERED, sys.executable])
+"""Measures the tests that are not slow. Those that fail are no news: under coverage, some forks end with an error."""
+
+
 def slow(files: Sequence[str]) -> Step:
     # Tests of a file share what they draw, and compare their results.
     return Step("slow tests", ("-n", "auto", "--dist", "loadfile", "-m", "slow", *files))
@@ -112,11 +117,19 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
     if mode == "":
         return [Step("tests", QUICK)], ["slow tests and variants (--all)"]
     if mode == "--fast":
-        return [Step("the core's own tests", (*QUICK, *FAST))], ["nearly all tests"]
+        return [Step("the core's own tests", (*QUICK, *FAST))], [
+            "the checks of a push, and nearly all tests"
+        ]
     if mode == "--all":
         variants = [step for steps in VARIANTS for step in steps]
         full = "--hypothesis-profile=full"
-        return [WHEEL, Step("tests", (*QUICK, full)), slow(["tests", full]), *variants], []
+        return [
+            WHEEL,
+            Step("tests", (*QUICK, full)),
+            slow(["tests", full]),
+            COVERAGE,
+            *variants,
+        ], []
     base = _choose.base_commit()
     choice = _choose.choose(_choose.changed_files(base) if base else None)
     print(f"Since {base or 'an unknown commit'}: {choice.why}", flush=True)
@@ -163,13 +176,13 @@ class Suite:
     def note(self, name: str, begun: float, said: str) -> None:
         self.lines.append(f"{time.monotonic() - begun:6.0f} s  {name}: {said}")
 
-    def check(self) -> None:
+    def check(self, stage: str = "pre-push") -> None:
         """Run the hooks of .pre-commit-config.yaml, except the laws, which are tests too, and pylint, which is slow."""
         begun = time.monotonic()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "SKIP": "laws,pylint"}
         bad = subprocess.run(
-            [sys.executable, *HOOKS], cwd=ROOT, env=environment, check=False
+            [sys.executable, *HOOKS, stage], cwd=ROOT, env=environment, check=False
         ).returncode
         if bad:
             self.failed.append("checks")
@@ -258,7 +271,7 @@ def last_failed(cache: Path) -> list[str]:
 def main(mode: str = "") -> int:
     begun = time.monotonic()
     suite = Suite()
-    suite.check()
+    suite.check("pre-commit" if mode == "--fast" else "pre-push")
     steps, left_out = plan(mode)
     for step in steps:
         suite.run(step)

@@ -160,7 +160,9 @@ def test_everything_has_the_slow_tests_and_each_variant() -> None:
     full = "--hypothesis-profile=full"
     assert steps[1] == _suite.Step("tests", ("-n", "auto", "-m", "not slow", full))
     assert "slow" in steps[2].arguments
-    assert steps[3:] == [step for variant in _suite.VARIANTS for step in variant]
+    assert steps[3:] == [_suite.COVERAGE] + [
+        step for variant in _suite.VARIANTS for step in variant
+    ]
     settings = {name for step in steps for name in step.environment}
     assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS"}
 
@@ -401,7 +403,7 @@ def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkou
         asked = checkout.run("scripts/demo", *given, "--base-dir", "/somewhere")[2]
         assert [line for line in asked if " images " in line] == []
         assert asked[-1].startswith(
-            "-m fastload bench --workers 1,2 --nsteps 10 --loaders serial,thread,plan,torch"
+            "-m fastload bench --workers 2 --nsteps 10 --loaders serial,thread,plan,torch"
         )
         assert asked[-1].endswith(" ".join([*given, "--base-dir /somewhere"]))
     asked = checkout.run("scripts/demo", "--full", "-s", "9")[2]

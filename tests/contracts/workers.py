@@ -520,10 +520,12 @@ class LikeTorch:
     def persistent(self) -> bool:
         return bool(self.options.get("persistent_workers"))
 
-    def some(self, cases: Iterable[Any], turn: int = 0) -> list[Any]:
+    def some(self, cases: Iterable[Any], turn: int = 0, step: int = 3) -> list[Any]:
         """Return all cases, or every third if each starts processes. Another turn has others."""
         cases = list(cases)
-        return cases[turn % min(3, len(cases)) :: 3] if "worker_method" in self.options else cases
+        if "worker_method" not in self.options:
+            return cases
+        return cases[turn % min(step, len(cases)) :: step]
 
     @pytest.fixture
     def notes(self, tmp_path: Path) -> Notes:
@@ -1022,7 +1024,7 @@ class Workers(LikeTorch):
                     for batch in loader:
                         batches[-1].append(plain(batch))
                         states.append((loader.state_dict(), epoch, len(batches[-1])))
-            for place in self.some(range(len(states)), [*STATES].index(shape)):
+            for place in self.some(range(len(states)), [*STATES].index(shape) + here, 5):
                 state, epoch, done = states[place]
                 rest = batches[epoch][done:]
                 if shape == "any order" and here and self.workers:
@@ -1292,6 +1294,10 @@ class InPairs(Workers):
     """A kind that has each test in every run, but of its cases a part. The other cases are slow."""
 
 
+class Late(Workers):
+    """A kind that differs from another in its number of workers only. All its cases are slow."""
+
+
 IN_THE_LOOP = {
     "test_the_batches_and_the_draws_are_those_of_torch",
     "test_a_sampler_that_raises_midway",
@@ -1322,6 +1328,8 @@ def waits(item: Any) -> bool:
     """Return whether a case is left to the slow tests."""
     if not (item.cls and issubclass(item.cls, Workers)):
         return False
+    if issubclass(item.cls, Late):
+        return True
     in_the_loop = "worker_method" in item.cls.options and item.originalname in IN_THE_LOOP
     if not in_the_loop and not issubclass(item.cls, InPairs):
         return False

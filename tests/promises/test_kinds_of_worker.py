@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from tests.contracts.workers import InPairs, LikeTorch, Workers
+import pytest
+
+from tests.contracts.workers import InPairs, Late, LikeTorch, Workers
 
 
 class TestNoWorkers(Workers): ...
@@ -28,7 +30,7 @@ class TestEightThreads(InPairs, num_workers=8): ...
 class TestPersistentThreads(InPairs, num_workers=2, persistent_workers=True): ...
 
 
-class TestOneProcess(InPairs, num_workers=1, worker_method="process"): ...
+class TestOneProcess(Late, num_workers=1, worker_method="process"): ...
 
 
 class TestPersistentProcesses(
@@ -36,6 +38,7 @@ class TestPersistentProcesses(
 ): ...
 
 
+@pytest.mark.slow
 class TestTorchsProcesses(
     LikeTorch, num_workers=2, worker_method="torch", multiprocessing_context="fork"
 ): ...
