@@ -55,10 +55,9 @@ def verdict(
         whole: whether to go on after the first finding.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-    walk = Walk(roots, whole=whole)
     found = [*_not_routed(random_modules), *_of_arguments(dataset, collate_fn, worker_init_fn)]
-    found += walk.findings
-    return Verdict(tuple(dict.fromkeys(found)), walk.cuda)
+    walk = Walk(roots, found, whole=whole)
+    return Verdict(tuple(dict.fromkeys(walk.findings)), walk.cuda)
 
 
 def _of_arguments(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Iterator[Finding]:

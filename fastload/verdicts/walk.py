@@ -29,7 +29,7 @@ from fastload.verdicts.libraries import is_vouched, unsafe_names
 from fastload.verdicts.names import MISSING, Path, attribute, named
 from fastload.verdicts.plain import METHODS, OBJECTS, Reading, is_safe_function
 
-OBJECTS_AT_MOST, CODE_AT_MOST = 10_000, 10_000
+OBJECTS_AT_MOST, CODE_AT_MOST = 2_000, 10_000
 """The walk looks at no more objects, and reads no more bytes of bytecode: some 300 lines, which take 15 to 40 ms."""
 
 _LEAVES = {
@@ -59,11 +59,12 @@ class Walk:
 
     Args:
         roots: the dataset and functions, by name.
+        found: the findings so far.
         whole: go on after the first finding, up to the limits.
     """
 
-    def __init__(self, roots: dict[str, Any], *, whole: bool) -> None:
-        self.findings: list[Finding] = []
+    def __init__(self, roots: dict[str, Any], found: list[Finding], *, whole: bool) -> None:
+        self.findings = found
         self.cuda = False
         self._whole = whole
         self._code = 0
@@ -186,7 +187,8 @@ class Walk:
     def _parts(self, x: Any, path: str, held: bool, trusted: bool) -> None:
         items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
         if not _LEAVES.issuperset(map(type, items)):
-            self._todo += [(each, f"{path}[...]", held, trusted) for each in items]
+            some = items[: OBJECTS_AT_MOST + 1]  # the walk ends there
+            self._todo += [(each, f"{path}[...]", held, trusted) for each in some]
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
@@ -213,12 +215,17 @@ class Walk:
         known = all(k in _BASES or _is_listed(k) or issubclass(k, BaseException) for k in theirs)
         if type(cls) not in _METACLASSES or not known or _is_in_c(cls):
             self._find(f"the class `{path}` has a base or metaclass that is not on the list")
-        overridden = {name for k in theirs for name in vars(k)}
+        called = {name for k in theirs for name in vars(k)}
+        nearer: set[str] = set()
         for owner in (k for k in cls.__mro__ if k not in theirs):
             for name, member in list(vars(owner).items()):
-                self._member(owner, name, member, made, called=name in overridden)
+                way = f"super.{name}" if name in nearer else name
+                self._member(owner, way, member, made, called=name in called)
+            nearer |= vars(owner).keys()
 
-    def _member(self, cls: type, name: str, member: Any, made: bool, *, called: bool) -> None:
+    def _member(self, cls: type, way: str, member: Any, made: bool, *, called: bool) -> None:
+        """Look at an attribute of a class, by its name, or as "super.NAME" if a nearer class overrides it."""
+        name = way.removeprefix("super.")
         special = name.startswith("__") and name.endswith("__")
         path = f"{cls.__module__}.{cls.__qualname__}.{name}"
         if name in _NOT_CALLED or (name in _MAKING and not made):
@@ -232,10 +239,10 @@ class Walk:
                 ):
                     continue  # of `dataclasses`
                 found = (function, cls, type(member) is not staticmethod)
-                if special or called or {name, f"super.{name}"} & self._names:
+                if way in self._names or (way == name and (special or called)):
                     self._method(*found)
                 else:
-                    self._methods.setdefault(name, []).append(found)
+                    self._methods.setdefault(way, []).append(found)
         elif not special and not name.startswith("_abc_"):
             self._todo.append((member, path, True, False))
 
@@ -263,7 +270,7 @@ class Walk:
         reading = Reading(function, names[0] if first and names else None, made=making)
         self.findings += reading.findings
         for name in reading.names - self._names:
-            for found in self._methods.pop(name.removeprefix("super."), []):
+            for found in self._methods.pop(name, []):
                 self._method(*found)
         self._names |= reading.names
         where = f"`{function.__module__}.{function.__qualname__}`"
