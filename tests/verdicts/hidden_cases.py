@@ -54,7 +54,7 @@ BY_FUNCTION = [
     Case("getattr", r"chdir|getattr", "getattr(os, 'chdir')('/'); return i", "import os\n"),
     Case(
         "getattr by a variable",
-        "getattr",
+        r"line 10\) calls getattr",
         "return getattr(json, self.name)('1')",
         "import json\n",
         "self.name = 'loads'",
