@@ -20,7 +20,7 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_857,
-    "loaded beside the way": 2_667,
+    "loaded beside the way": 2_659,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_497,
