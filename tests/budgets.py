@@ -20,7 +20,7 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_873,
-    "loaded beside the way": 2_670,
+    "loaded beside the way": 2_662,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_379,
@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_668,
     # parts of their own, and parts to come
     "process workers": 1_759,
-    "verdicts and allow list": 932,
+    "verdicts and allow list": 936,
 }
 
 LISTED = {

@@ -92,3 +92,13 @@ def test_a_run_ends_with_its_batch() -> None:
         lengths.append(claim.stop - claim.start)
         window.deliver(claim.ticket, lengths[-1], lengths[-1] * 15.5e-6)  # 16 of them
     assert lengths == [1, 6, *[16, 16, 8], *([7, 16, 16, 8] * 5)]
+
+
+def test_occupancy_is_the_share_of_tickets_in_flight_that_a_take_finds_ready() -> None:
+    window: Window[Ticket] = Window(2)
+    window.recount()
+    for units in (0, 1):  # the first failed before it could be read, so it is ready
+        window.issue(Ticket(units))
+    assert window.take(0) is not None
+    counts = window.counts()
+    assert (counts.consumer_wait_s, counts.occupancy) == (0.0, 0.5)

@@ -90,7 +90,7 @@ class Window(Generic[T]):
         self.closed = False
         """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
-        self.idle = WaitClock(self._lock)  # workers that wait for work
+        self.idle = WaitClock()  # workers that wait for work
         self._consumer_wait_s = 0.0
         self._occupancy_sum = 0.0
         self._takes = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
@@ -44,14 +43,10 @@ _BUCKETS = 36 * _PER_OCTAVE  # 2**36 x 100 ns: nearly two hours
 class WaitClock:
     """Adds up the seconds that any number of threads wait, including those that still wait.
 
-    A thread counts as waiting between `start` and `stop`, or in a block `with clock:`.
-
-    Args:
-        lock: the owner's lock. The owner holds it in each call; the block takes it by itself.
+    A thread counts as waiting between `start` and `stop`. The owner holds its own lock in each call.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
+    def __init__(self) -> None:
         self._waiting = 0
         self._since = perf_counter()
         self._seconds = 0.0
@@ -60,14 +55,6 @@ class WaitClock:
         now = perf_counter()
         self._seconds += self._waiting * (now - self._since)
         self._since = now
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.start()
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self.stop()
 
     def start(self) -> None:
         """Count one more waiting thread."""

@@ -37,6 +37,7 @@ import pyarrow.dataset
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed.packing import pack
+from fastload.datasets.packed.shard_file import Sink
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
 from tests.children import run_python
@@ -136,7 +137,10 @@ def test_without_decoding_the_payload_is_bytes_or_pixels(packed: Path) -> None:
     assert lengths[3][0] == len(payload)
 
 
-def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_path: Path) -> None:
+def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastload.datasets.packed.writer.BATCH_RECORDS", 3)
     columns = {"caption": pa.string(), "boxes": pa.list_(pa.float32()), "score": pa.float64()}
     payloads = [b"", b"\0", *(os.urandom(k) for k in range(50))]
     with PackedWriter(tmp_path / "s", mode="encoded", columns=columns, shard_bytes=300) as writer:
@@ -448,6 +452,12 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
             writer.add(bytes(12), label=0, height=2, width=2, age=3)
         writer.add(bytes(12), label=0, height=2, width=2)
     assert len(PackedDataset(tmp_path / "s")) == 1
+
+
+def test_a_shard_s_file_is_closed_once(tmp_path: Path) -> None:
+    sink = Sink(str(tmp_path / "s"))
+    for _ in range(2):
+        sink.close()
 
 
 # ---- other tools ----

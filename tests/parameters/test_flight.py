@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -240,12 +240,13 @@ def test_an_error_of_a_server_shows_no_traceback_and_no_path(tmp_path: Path) -> 
         for call in calls:
             with pytest.raises(flight.FlightServerError, match=r"^((?!\.py|Traceback)[\s\S])*$"):
                 call()
-        stub = FlightStub(lambda: front.address("localhost"))
         folder.rmdir()
         folder.write_text("a file is in the place of the folder")
-        with pytest.raises(ParametersError, match="(FileExists|NotADirectory)Error: [^/]*$"):
+        with (
+            closing(FlightStub(lambda: front.address("localhost"))) as stub,
+            pytest.raises(ParametersError, match="(FileExists|NotADirectory)Error: [^/]*$"),
+        ):
             stub.start("checkpoint", {"version": -1})()
-        stub.close()
 
 
 def test_what_is_no_call_of_clients_is_refused() -> None:

@@ -343,9 +343,9 @@ def test_a_server_ends_though_the_newest_checkpoint_has_a_larger_version(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     one = Server(folder=tmp_path)
     two = Server(folder=tmp_path)
-    one.version = 9
     one.save(9)
     assert end(two, FolderStore(tmp_path / "store")) == 9
+    assert Server(folder=tmp_path).checkpoint(-1) == {"version": 9}
 
 
 def test_a_push_that_was_never_made_holds_up_nothing() -> None:

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from fastload.processes.segments import Segments, TicketMemory, rounded
 from tests.fakes import Numbers
 from tests.processes.holding import memfds, outcomes, processes
 from tests.promises.equal import check_same
@@ -47,6 +48,31 @@ class Wide(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         return {"x": torch.full((self.width,), float(index)), "y": index}
+
+
+# ---- segments ----
+
+
+def test_a_segment_holds_what_is_acquired_and_is_lent_again_while_it_is_large_enough() -> None:
+    assert all(n <= rounded(n) < n + n // 16 + 2**16 for n in (1, 2**16, 17 * 2**20))
+    memory, sizes = TicketMemory(0, channels_last=False), [60_000, 6_000, *[5_000] * 13]
+    assert [len(memory.acquire(n)) for n in sizes] == sizes
+    assert len(memory.used) == 3
+    segments = Segments()
+    segments.limit = 1
+    segments.needs(9)
+    lent = segments.lend()
+    assert lent is not None
+    segments.give_back(lent)
+    assert segments.lend() is lent
+    segments.give_back(lent)
+    segments.needs(2**20)
+    larger = segments.lend()
+    assert larger is not None
+    assert larger.nbytes > 2**20
+    kept = segments.loan(larger), segments.loan(lent)
+    assert (larger.descriptor >= 0, lent.descriptor) == (True, -1), "one descriptor is kept"
+    assert [len(each) for each in kept] == [larger.nbytes, lent.nbytes]
 
 
 # ---- what the loop keeps ----

@@ -51,6 +51,7 @@ from torch.utils.data import (
 import fastload
 from fastload._kit.torch_private import overload
 from fastload.random import torch_random
+from fastload.random.keys import StreamKeys
 
 WORKERS = [0, 1, 2, 8]
 SEED = 7
@@ -1274,3 +1275,10 @@ def test_what_torch_says_of_seeds_in_a_sample_has_torchs_types_and_ranges(
         assert len({initial for initial, _, _ in samples}) == 64
     (theirs,) = DataLoader(Calls(1, answers), num_workers=1, **options)
     check(theirs[1], True)
+
+
+def test_the_keys_of_a_run_are_those_of_its_samples() -> None:
+    keys = StreamKeys(7, 2, rank=1, world_size=3)
+    for indices in [5, 2, 9], ["a", (1, 2), 9]:
+        alone = [keys.sample(4 + k, index) for k, index in enumerate(indices)]
+        assert keys.samples(4, indices).tolist() == alone
