@@ -27,7 +27,7 @@ BUDGETS = {
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
-    "fastload/bench": 868,
+    "fastload/bench": 869,
     "fastload/check": 648,
     "fastload/cli": 2_206,
     "fastload/compat": 442,
@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_668,
     # parts of their own, and parts to come
     "process workers": 1_759,
-    "verdicts and allow list": 936,
+    "verdicts and allow list": 938,
 }
 
 LISTED = {

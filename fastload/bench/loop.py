@@ -51,10 +51,11 @@ def image_plan(name: TransformName) -> Plan:
 
 def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
     """Return the loader of a run. Two runs over one workload differ in nothing else but a plan."""
-    kind = TorchDataLoader if run.loader == "torch" else fastload.DataLoader
-    return kind(
-        dataset, run.workload.batch_size, sampler=order, num_workers=run.workers, drop_last=True
-    )
+    size = run.workload.batch_size
+    options: dict[str, Any] = {"sampler": order, "num_workers": run.workers, "drop_last": True}
+    if run.loader == "torch":
+        return TorchDataLoader(dataset, size, **options)
+    return fastload.DataLoader(dataset, size, worker_method="thread", **options)
 
 
 def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:

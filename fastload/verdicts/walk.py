@@ -139,6 +139,8 @@ class Walk:
             self._parts(x, path, held, trusted)
         elif kind in _ARRAYS:
             self._array(x, path, held)
+        elif rules.refused_class(kind):
+            self._find(f"{path} is an open {kind.__qualname__}", changes=True)
         elif is_vouched(kind.__module__, kind):
             self._todo += [(part, way, held, trusted) for way, part in _attributes(x, path)]
         elif _is_listed(kind):

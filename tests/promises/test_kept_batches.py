@@ -393,10 +393,10 @@ def resident_batches():
     return (pages * os.sysconf("SC_PAGE_SIZE") - before) / (4 * row.nbytes)
 
 row, before = torch.zeros(2_200_000), 0
-for _ in fastload.DataLoader([row[:9]] * 80, 4, num_workers=WORKERS):
+for _ in fastload.DataLoader([row[:9]] * 80, 4, num_workers=WORKERS, worker_method="thread"):
     pass  # the code of an epoch is in memory from now on
 before = resident_batches() * 4 * row.nbytes
-with fastload.DataLoader([row] * 80, 4, num_workers=WORKERS) as loader:
+with fastload.DataLoader([row] * 80, 4, num_workers=WORKERS, worker_method="thread") as loader:
     iterator = iter(loader)
     kept = list(islice(iterator, 14))
     print(resident_batches())

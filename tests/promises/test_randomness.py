@@ -728,7 +728,7 @@ def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
     return draw_in_turn
 
 
-@pytest.mark.filterwarnings("ignore:.*holds the function `random.random`")
+@pytest.mark.filterwarnings("ignore:.*draws from a global generator")
 @pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
@@ -745,6 +745,7 @@ def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | No
     assert "seeds that state twice" in said[0]
 
 
+@pytest.mark.filterwarnings("ignore:.*draws from a global generator")
 def test_a_method_of_python_s_generator_that_no_module_holds_is_noticed() -> None:
     said = warned(Calls(64, SOURCES["python"][0]), num_workers=2, seed=SEED)
     assert len(said) == 1, said
