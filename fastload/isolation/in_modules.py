@@ -14,7 +14,10 @@ from fastload.isolation.users import is_users_module
 def generators_of_modules() -> list[tuple[str, Any]]:
     """Return the generators in the user's modules and their classes, each with the first path, in order of paths."""
     found: dict[int, tuple[str, Any]] = {}
-    for name, module in sorted(sys.modules.items()):
+    users = {top: is_users_module(top) for top in {name.partition(".")[0] for name in sys.modules}}
+    theirs = sorted(name for name in sys.modules if users[name.partition(".")[0]])
+    for name in theirs:
+        module = sys.modules.get(name)
         if type(module) is ModuleType and is_users_module(name):
             for path, x in _held(name, module):
                 if isinstance(x, GENERATORS) and not is_global_generator(x):
