@@ -105,22 +105,6 @@ def test_text_keeps_its_encoding_and_its_newline_mode_at_any_place(
         close(file, control, new)
 
 
-@pytest.mark.parametrize("newline", [None, ""])
-@pytest.mark.parametrize("data", [b"", b"\r\n", b"a\r\nb\r\n"])
-def test_the_newline_mode_of_a_file_that_was_read_to_its_end(
-    path: Path, newline: str | None, data: bytes
-) -> None:
-    """There the empty rest of the text looks like `newline=""`."""
-    path.write_bytes(data)
-    wanted = data.decode().replace("\r\n", "\r\n" if newline == "" else "\n")
-    for reads in range(4):
-        with text(path, newline=newline) as file:
-            assert "".join(file.read(100) for _ in range(reads)) in ("", wanted)
-            with reopened(file) as new:
-                new.seek(0)
-                assert new.read() == wanted
-
-
 def test_a_deleted_and_a_renamed_file_are_opened_once_more(path: Path) -> None:
     with open(path, "rb") as file:
         file.seek(1_000)

@@ -1,7 +1,8 @@
 """Promises:
 - Memory that worker processes would share, workers share too, under an array, a tensor, a subclass of one, or an
   object of ctypes. A cache that samples fill there is full in the next epoch.
-- Memory of this process alone is copied for each worker. Views of it stay views of one copy.
+- Memory of this process alone is copied for each worker. See also `tests/isolation/test_random_graphs.py` for
+  views of it, which stay views of one copy.
 - Large memory below a class that copies itself exists once, if the class copies by `copy.deepcopy` or is an array or a
   tensor. With `copy_dataset=True` each worker has its own.
 """
@@ -14,7 +15,6 @@ import gc
 import mmap
 import multiprocessing
 import multiprocessing.shared_memory
-import sqlite3
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -96,9 +96,7 @@ def with_a_name(tensor: Any) -> Any:
 
 SHARED: dict[str, Callable[[Path, ExitStack], Any]] = {
     "array over an mp.Array": locked,
-    "tensor over an mp.Array": lambda *where: torch.from_numpy(locked(*where)),
     "RawArray": raw,
-    "array over a RawArray": lambda *where: np.ctypeslib.as_array(raw(*where)),
     "tensor over a RawArray": lambda *where: torch.frombuffer(raw(*where), dtype=torch.float32),
     "tensor over SharedMemory": segment,
     "memmap": mapped,
@@ -181,7 +179,6 @@ def private_file(folder: Path) -> Path:
 
 PRIVATE: dict[str, Callable[[Path], Any]] = {
     "array of ctypes, whose class multiprocessing made": lambda _: (ctypes.c_float * N)(),
-    "array over ctypes": lambda _: np.ctypeslib.as_array((ctypes.c_float * N)()),
     "tensor over ctypes": lambda _: torch.frombuffer((ctypes.c_float * N)(), dtype=torch.float32),
     "array over a private map": private_map,
     "tensor over a private map": lambda folder: torch.from_numpy(private_map(folder)),
@@ -205,67 +202,6 @@ def test_memory_of_this_process_alone_is_copied(kind: str, tmp_path: Path) -> No
     assert (mine[0], x[0]) == (7, 0)
 
 
-def test_pinned_memory_is_copied_although_the_driver_maps_it_as_shared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Simulated: memory that is shared, and says that it is pinned."""
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
-    tensor = torch.zeros(N).share_memory_()  # type: ignore[no-untyped-call]
-    mine = own(tensor=tensor, array=tensor.numpy())
-    mine.tensor[0] = 7
-    assert (mine.array[0], tensor[0]) == (7, 0)
-
-
-def over_ctypes() -> tuple[Any, Any]:
-    memory = (ctypes.c_float * N)()
-    return memory, np.ctypeslib.as_array(memory)
-
-
-def over_a_storage() -> tuple[Any, Any]:
-    tensor = torch.zeros(N, dtype=torch.uint8)
-    return tensor.untyped_storage(), tensor[2:]
-
-
-def elements_of_ctypes() -> tuple[Any, Any]:
-    points = (Point * 2)()
-    return points[0], points[0]
-
-
-class Point(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_int), ("y", ctypes.c_int))
-
-    def __getitem__(self, _: int) -> Any:
-        return self.x
-
-    def __setitem__(self, _: int, value: int) -> None:
-        self.x = value
-
-
-VIEWS: dict[str, tuple[Callable[[], tuple[Any, Any]], int, int]] = {
-    "an array and the object of ctypes under it": (over_ctypes, 3, 3),
-    "a tensor and its storage": (over_a_storage, 3, 1),
-    "an element of an array of ctypes": (elements_of_ctypes, 0, 0),
-}
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", VIEWS)
-def test_views_of_one_memory_stay_views_of_one_copy(kind: str, reverse: bool) -> None:
-    make, at, seen_at = VIEWS[kind]
-    written, read = make()
-    both = {"written": written, "read": read}
-    mine = own(**dict(sorted(both.items(), reverse=reverse)))
-    mine.written[at] = 7
-    assert (mine.read[seen_at], written[at]) == (7, 0)
-
-
-def test_an_object_of_ctypes_with_pointers_is_shared_and_named() -> None:
-    text = (ctypes.c_char_p * 1)(b"text")
-    isolation = Isolation(Holder(text=text), None, None, copy_dataset="state")
-    assert isolation.own().dataset.text is text
-    assert "pointers" in str(isolation.plan.uncopyable[0])
-
-
 # ---- classes that copy themselves ----
 
 
@@ -283,17 +219,6 @@ class Store:
         return mine
 
 
-class Table(dict[str, Any]):
-    """A dictionary that copies itself."""
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return Table((key, copy.deepcopy(value, memo)) for key, value in self.items())
-
-
-class OwnBytes(bytearray):
-    """Bytes of the user's, which are copied by the protocol of their base."""
-
-
 def array(size: int) -> Any:
     return np.zeros(size, np.uint8)
 
@@ -306,12 +231,6 @@ def with_a_gradient(size: int) -> Any:
     x = torch.zeros(size // 4, requires_grad=True)
     x.grad = torch.zeros(1).expand(size // 4)
     return x
-
-
-def typed_storage(size: int) -> Any:
-    return torch.storage.TypedStorage(
-        wrap_storage=tensor(size).untyped_storage(), dtype=torch.uint8, _internal=True
-    )
 
 
 def sparse(size: int) -> Any:
@@ -327,10 +246,6 @@ def compressed(size: int) -> Any:
     return torch.sparse_csr_tensor(rows, ids, values, (1, 1), check_invariants=False)
 
 
-def quantized(size: int) -> Any:
-    return torch.quantize_per_tensor(torch.zeros(size), 1.0, 0, torch.quint8)
-
-
 def itself(x: Any) -> Any:
     return x
 
@@ -339,11 +254,6 @@ THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "array below a class": (lambda size: Store(x=array(size)), lambda x: x.values["x"]),
     "tensor below a class": (lambda size: Store(x=tensor(size)), lambda x: x.values["x"]),
     "view below a class": (lambda size: Store(x=tensor(size)[:5]), lambda x: x.values["x"]),
-    "tensor below two": (
-        lambda size: Store(inner=Store(x=[tensor(size)])),
-        lambda x: x.values["inner"].values["x"][0],
-    ),
-    "tensor in a dictionary": (lambda size: Table(x=tensor(size)), lambda x: x["x"]),
     "arrays in a container": (
         lambda size: Store(x=[array(size // 16) for _ in range(16)]),
         lambda x: x.values["x"][7],
@@ -354,12 +264,9 @@ THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "tensor of the user's": (lambda size: tensor(size).as_subclass(OwnTensor), itself),
     "tensor with an attribute": (lambda size: with_a_name(tensor(size)), itself),
     "tensor with a gradient": (with_a_gradient, itself),
-    "bytes of the user's": (OwnBytes, lambda x: np.frombuffer(x, np.uint8)),
     "storage": (lambda size: tensor(size).untyped_storage(), itself),
-    "typed storage": (typed_storage, lambda x: x._untyped_storage),
     "sparse tensor": (sparse, lambda x: x._values()),
     "compressed tensor": (compressed, lambda x: x.values()),
-    "quantized tensor": (quantized, itself),
 }
 
 
@@ -370,7 +277,7 @@ def address(x: Any) -> int:
 @pytest.mark.parametrize("kind", THEMSELVES)
 def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
     make, find = THEMSELVES[kind]
-    warnings.simplefilter("ignore")  # of quantized and compressed ones; pytest restores the filters
+    warnings.simplefilter("ignore")  # of compressed ones; pytest restores the filters
     large, small = make(LARGE), make(1024)
     mine, all_mine = own(large=large, small=small), own(True, large=large)
     assert type(mine.large) is type(large)
@@ -402,24 +309,6 @@ def test_a_list_of_what_copies_itself_is_data_by_what_is_below_it() -> None:
         records = [make() for _ in range(16)]
         is_shared = own(records=records).records is records
         assert is_shared, kind
-
-
-class Reopening:
-    """Knows how to copy a connection, which has no copy for others."""
-
-    def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:")
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return Reopening()
-
-
-def test_an_open_handle_of_a_class_that_copies_itself_is_not_refused() -> None:
-    reading = Reopening()
-    mine = own(reading=reading).reading
-    assert mine.connection is not reading.connection
-    mine.connection.close()
-    reading.connection.close()
 
 
 # ---- weights ----

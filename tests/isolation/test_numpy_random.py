@@ -11,8 +11,6 @@ import contextlib
 import importlib.util
 import itertools
 import os
-import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -36,9 +34,9 @@ from numpy.random import shuffle as early_shuffle
 from fastload.random import numpy_memory, numpy_random
 from fastload.random.numpy_random import State
 from tests.fakes import hasty
+from tests.isolation.forks import in_child
 
 ROOT = Path(__file__).parents[2]
-WORKERS = 8
 HELD = np.random.mtrand._rand
 ORIGINAL = np.random.get_bit_generator()
 
@@ -90,10 +88,6 @@ def draws() -> list[Any]:
         *(np.random.choice(list("abcdef")), np.random.permutation(9).tolist()),
         *(np.random.gamma(2.0), np.random.normal(size=200).tolist(), shuffled),
     ]
-    if "scipy.stats" in sys.modules:
-        found.append(sys.modules["scipy.stats"].norm.rvs(size=3).tolist())
-    if "sklearn.utils" in sys.modules:
-        found.append(sys.modules["sklearn.utils"].check_random_state(None).normal())
     if np.random.get_state()[3] == 0:
         found.append(early_randn())
     return [*found, np.random.get_state()[3]]
@@ -152,39 +146,6 @@ def test_states_have_the_cached_normal_of_the_thread(legacy: bool) -> None:
     with installed():
         in_thread(of_the_thread)
         assert same(np.random.get_state(legacy), main)
-
-
-def test_eight_threads_disturb_neither_one_another_nor_the_main_state() -> None:
-    pytest.importorskip("scipy.stats")
-    pytest.importorskip("sklearn.utils")
-    np.random.seed(9)
-    np.random.randn()
-    main = np.random.get_state()
-    seeds = (np.random.seed, early_seed, HELD.seed)
-    gets = (np.random.get_state, early_get_state, lambda: HELD.get_state(legacy=False))
-    sets = (np.random.set_state, early_set_state, HELD.set_state)
-
-    def wrong(worker: int) -> int:
-        state, count = State(), 0
-
-        def same_after(again: Callable[[], object]) -> bool:
-            first = draws()
-            again()
-            return draws() == first
-
-        with entered(state):
-            for i in range(12):
-                seeds[i % 3](i)
-                count += not same_after(lambda: seeds[(i + 1) % 3](i))  # noqa: B023
-                saved = gets[i % 3]()
-                count += not same_after(lambda: sets[i % 3](saved))  # noqa: B023
-                state.seed(i)
-                count += not same_after(lambda: state.seed(i))  # noqa: B023
-        return count
-
-    with hasty(), installed(), ThreadPoolExecutor(WORKERS) as pool:
-        assert sum(pool.map(wrong, range(WORKERS))) == 0
-        assert same(np.random.get_state(), main)
 
 
 def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
@@ -269,51 +230,6 @@ def test_the_bit_generator_acts_on_the_state_of_the_thread() -> None:
         assert same(np.random.get_state(), main)
 
 
-def test_a_bit_generator_that_the_user_sets_is_left_alone() -> None:
-    theirs, right = np.random.MT19937(3), np.random.RandomState(np.random.MT19937(3)).rand(2)
-    with installed():
-        np.random.set_bit_generator(theirs)
-        assert in_thread(np.random.rand) == right[0]
-    try:
-        assert np.random.rand() == right[1]
-        assert "set_bit_generator" in str(numpy_random.unusable())
-    finally:
-        np.random.set_bit_generator(ORIGINAL)
-
-
-CLEAN = """
-import pickle, sys
-import numpy as np
-random_state, bit_generator, rand, get_state, unbound = pickle.load(sys.stdin.buffer)
-assert not any("fastload" in name for name in sys.modules)
-assert unbound is np.random.RandomState.get_state
-assert type(bit_generator) is np.random.MT19937
-print(*map(float, (random_state.randn(), rand(), get_state()[2], bit_generator.random_raw())))
-"""
-
-
-def test_pickles_load_without_fastload() -> None:
-    """They are of one state, as they were."""
-    right = np.random.RandomState(2)
-    right.randn()
-
-    def pickled() -> bytes:
-        np.random.seed(2)
-        np.random.randn()
-        functions = np.random.rand, np.random.get_state, np.random.RandomState.get_state
-        return pickle.dumps([HELD, np.random.get_bit_generator(), *functions])
-
-    with installed():
-        dump = in_thread(pickled)
-    run = [sys.executable, "-c", CLEAN]
-    result = subprocess.run(run, input=dump, capture_output=True, cwd="/", check=False)
-    assert result.returncode == 0, result.stderr.decode()
-    objects = [right, right._bit_generator, right.rand, right.get_state]
-    state, bits, rand, get_state = pickle.loads(pickle.dumps(objects))  # NumPy 1 divides them
-    drawn = state.randn(), rand(), get_state()[2], bits.random_raw()
-    assert result.stdout.decode().split() == [str(float(x)) for x in drawn]
-
-
 def test_install_and_remove_while_another_thread_draws() -> None:
     numbers, started, ended = 5_000, threading.Event(), threading.Event()
 
@@ -345,35 +261,20 @@ _before_fork: list[Callable[[], None]] = []
 os.register_at_fork(before=lambda: [call() for call in _before_fork])
 
 
-def forked(draw: Callable[[], float]) -> float:
-    """Return what `draw` returns in a forked child, which is killed if it hangs."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(30)
-        os.write(writer, repr(draw()).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as file:
-        found = file.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return float(found)
-
-
 def test_a_forked_child_draws_what_it_would_without_us() -> None:
     np.random.seed(4)
     np.random.randn()
-    right = forked(np.random.randn)
+    right = in_child(np.random.randn)
     with installed():
         state = State()
         state.seed(1)
         with entered(state):
             np.random.randn()
             saved = np.random.get_state()
-            own = forked(np.random.randn)
+            own = in_child(np.random.randn)
             assert same(np.random.get_state(), saved)
             assert np.random.randn() == own
-        assert forked(np.random.randn) == right
+        assert in_child(np.random.randn) == right
     assert np.random.randn() == right
 
 
@@ -396,7 +297,7 @@ def test_a_child_forked_during_a_draw_of_another_thread_draws() -> None:
         assert Waiting.inside.wait(60)
         _before_fork.append(Waiting.fork.set)
         try:
-            assert forked(np.random.rand) == right
+            assert in_child(np.random.rand) == right
         finally:
             _before_fork.clear()
         job.result(60)

@@ -73,6 +73,20 @@ class Reduced:
         return type(self), self.pair
 
 
+class Loud(np.random.Generator):
+    """Draws what only this class draws: a copy of another class would draw other numbers."""
+
+    def random(self, *args: Any, **options: Any) -> Any:
+        return super().random(*args, **options) + 10
+
+
+class OldLoud(np.random.RandomState):
+    """Is another such class."""
+
+    def random(self, *args: Any) -> Any:
+        return super().random(*args) + 30
+
+
 def two() -> list[Any]:
     """Return two generators of new seeds: those that are seeded alike draw alike."""
     return [np.random.RandomState(next(SEEDS)), random.Random(next(SEEDS))]
@@ -102,6 +116,10 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], list[Any]]]] = {
     ),
     "a closure": (lambda: (lambda found: lambda: found)(two()), lambda f: f()),
     "bound methods": (lambda: [g.random for g in two()], lambda ms: [m.__self__ for m in ms]),
+    "classes of the user's": (
+        lambda: [Loud(np.random.PCG64(next(SEEDS))), OldLoud(next(SEEDS))],
+        list,
+    ),
     "a class": (lambda: type("Own", (), {"R": two()[0], "S": two()[1]})(), lambda x: [x.R, x.S]),
 }
 
@@ -119,25 +137,6 @@ def test_each_place_draws_its_own_numbers_for_any_number_of_workers() -> None:
     assert len({number for sample in expected for number in sample}) == 48 * 2 * len(HELD)
     for workers in (1, 4):
         assert drawn(holds, workers) == expected
-
-
-class Loud(np.random.Generator):
-    def random(self, *args: Any, **options: Any) -> Any:
-        return super().random(*args, **options) + 10
-
-
-class OldLoud(np.random.RandomState):
-    def random(self, *args: Any) -> Any:
-        return super().random(*args) + 30
-
-
-def test_generators_of_classes_of_the_user_s_keep_their_class() -> None:
-    def held() -> Holds:
-        return Holds([Loud(np.random.PCG64(1)), OldLoud(4)], list)
-
-    expected = drawn(held, 0)
-    assert all((int(a), int(b)) == (10, 30) for a, b in expected)
-    assert drawn(held, 4) == expected
 
 
 class Seeded(Dataset[Any]):

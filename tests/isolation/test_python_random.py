@@ -1,5 +1,6 @@
 """Promises:
 - Python's `random` draws from the sample's own stream in a worker, by every name. Seeding twice repeats a draw.
+  See also `tests/isolation/test_random_is_the_sample_s.py`.
 - CPython's own tests of `random` pass while a loader runs.
 - In all other threads, and once no loader needs it, Python's `random` is what it always was.
 """
@@ -9,17 +10,14 @@ from __future__ import annotations
 import _random
 import math
 import os
-import pickle
 import random
-import signal
-import subprocess
 import sys
 import threading
 import unittest
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from random import Random, gauss, getstate, randint, seed, setstate, shuffle
+from random import Random, gauss, randint, shuffle
 from random import getrandbits as early_getrandbits
 from random import random as early_random
 from types import ModuleType, SimpleNamespace
@@ -29,17 +27,11 @@ import pytest
 
 from fastload.random import python_random
 from tests.fakes import hasty
+from tests.isolation.forks import in_child
 
 T = TypeVar("T")
 
 # The same functions by other names. Lambdas, because `install` replaces names in modules, not in lists.
-NAMES: dict[str, tuple[Callable[[int], None], Callable[[], object]]] = {
-    "module": (lambda s: random.seed(s), lambda: random.random()),
-    "early, C": (lambda s: seed(s), lambda: (early_random(), early_getrandbits(40))),
-    "early, Python": (lambda s: seed(s), lambda: (randint(0, 10**9), gauss(0, 1))),
-    "_inst": (lambda s: random._inst.seed(s), lambda: random._inst.random()),
-    "shuffle": (lambda s: seed(s), lambda: _shuffled()),
-}
 
 
 def _shuffled() -> list[int]:
@@ -115,67 +107,6 @@ def test_names_in_modules_follow_and_are_put_back(monkeypatch: pytest.MonkeyPatc
             assert module.bits is real[1]
 
 
-LOADER = """
-import pickle, sys
-inst, *functions = pickle.load(sys.stdin.buffer)
-drawn = inst.random(), [f(*args) for f, args in functions]
-assert "fastload" not in sys.modules
-assert type(inst).__module__ == "random"
-sys.stdout.buffer.write(pickle.dumps(drawn))
-"""
-
-
-@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
-@pytest.mark.usefixtures("installed")
-def test_pickles_load_without_fastload(protocol: int) -> None:
-    functions = (random.random, ()), (random.randint, (0, 99)), (early_getrandbits, (9,))
-
-    def pickled() -> bytes:
-        return pickle.dumps([random._inst, *functions], protocol)
-
-    command = [sys.executable, "-I", "-c", LOADER]
-    for planted, made in (
-        (random.getstate(), pickled()),
-        (Random(0).getstate(), _entered(pickled)),
-    ):
-        done = subprocess.run(command, input=made, capture_output=True, check=True)
-        expected = Random()
-        expected.setstate(planted)
-        number = expected.random()
-        bits = [expected.random(), expected.randint(0, 99), expected.getrandbits(9)]
-        assert pickle.loads(done.stdout) == (number, bits)
-
-
-@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_no_draw_is_wrong_under_stress(count: int, installed: None) -> None:
-    """Eight threads seed twice and compare what they draw, by all names in turn."""
-    threads, names = 8, list(NAMES.values())
-    start = threading.Barrier(threads)
-
-    def wrong(rank: int) -> int:
-        own, found = Random(), 0
-        python_random.enter(lambda: own)
-        start.wait()
-        for i in range(count // threads):
-            plant, draw = names[i % len(names)]
-            plant(i * threads + rank)
-            first = draw()
-            state = getstate()
-            second = draw()
-            setstate(state)
-            repeated = draw()
-            plant(i * threads + rank)
-            found += first != draw() or second != repeated
-        return found
-
-    random.seed(3)
-    random.gauss(0, 1)
-    state = random.getstate()
-    with hasty(), ThreadPoolExecutor(threads) as pool:
-        assert sum(pool.map(wrong, range(threads))) == 0
-    assert random.getstate() == state
-
-
 def test_install_and_remove_while_others_draw() -> None:
     """Two threads install and remove. A third, not entered, draws what it would draw alone; a fourth draws its own."""
     before, state, own = _attributes(), random.getstate(), Random(1)
@@ -215,25 +146,6 @@ def test_install_and_remove_while_others_draw() -> None:
     assert _changed(before) == []
 
 
-def _in_child(function: Callable[[], T]) -> T:
-    """Return `function()` as computed by a child of `os.fork`."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, pickle.dumps(function()))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    try:
-        with open(reader, "rb") as pipe:
-            result: T = pickle.load(pipe)
-            return result
-    finally:
-        os.kill(child, signal.SIGKILL)  # it may hang
-        os.waitpid(child, 0)
-
-
 @pytest.mark.usefixtures("installed")
 def test_a_forked_child_seeds_its_global_generator_and_leaves_the_worker_s() -> None:
     """The child of a worker is no worker. What `own` needs may be locked in it for ever."""
@@ -251,12 +163,12 @@ def test_a_forked_child_seeds_its_global_generator_and_leaves_the_worker_s() -> 
 
     def worker() -> tuple[Any, float]:
         python_random.enter(own)
-        return _in_child(child), random.random()
+        return in_child(child), random.random()
 
     state = random.getstate()
     of_worker, then = _in_thread(worker)
     assert then == Random(5).random(), "the parent's worker goes on"
-    for child_state, drawn, asked_there in (of_worker, _in_child(child)):
+    for child_state, drawn, asked_there in (of_worker, in_child(child)):
         assert child_state not in (state, Random(5).getstate())
         assert drawn == Random(1).random()
         assert set(asked_there) <= {os.getpid()}
@@ -283,7 +195,7 @@ def test_a_fork_waits_for_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(python_random.install)
         assert inside.wait(30)
-        assert _in_child(install_and_draw) == Random(2).random()
+        assert in_child(install_and_draw) == Random(2).random()
         future.result()
     python_random.remove()
 

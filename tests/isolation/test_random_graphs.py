@@ -8,6 +8,7 @@ sample of that worker sees, and which of its objects are one and the same.
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, get_worker_info
 
@@ -41,12 +42,31 @@ class Plain:
 
 
 class Slotted:
-    """Has the same in slots."""
+    """Has the same in slots: one of a private name, and one without a value."""
 
-    __slots__ = ("first", "second", "value")
+    __slots__ = ("__value", "__weakref__", "first", "second", "unset")
 
-    __init__ = Plain.__init__
-    store = Plain.store
+    def __init__(self, value: int, first: Any, second: Any) -> None:
+        self.store(value)
+        self.first, self.second = first, second
+
+    @property
+    def value(self) -> int:
+        return self.__value
+
+    def store(self, value: int) -> None:
+        self.__value = value
+
+
+class SlotsAndDict(Slotted):
+    """Has an attribute too: its value."""
+
+    def store(self, value: int) -> None:
+        self.attribute = value
+
+    @property
+    def value(self) -> int:
+        return self.attribute
 
 
 class Called(Plain):
@@ -63,12 +83,21 @@ class Closing(Plain):
         self.value = -1
 
 
+class Copies(Plain):
+    """Copies itself, and what it holds knows it: as the nodes of OmegaConf, and of torch's graphs."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        mine = memo[id(self)] = object.__new__(Copies)
+        vars(mine).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
+        return mine
+
+
 class Hashed(Plain):
     """Equals what has the same name; an empty copy has none."""
 
     def __init__(self, value: int, first: Any, second: Any) -> None:
-        self.name = "hashed"
         super().__init__(value, first, second)
+        self.name = "hashed"
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -82,10 +111,33 @@ class Pair(NamedTuple):
     second: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    first: Any
+    second: Any
+
+
 class Rows(list[Any]):
-    """A list with an attribute."""
+    """A list with an attribute, and with methods that would not fill a copy as it was."""
 
     first: Any = None
+
+    def append(self, row: Any) -> None:
+        super().extend([row, row])
+
+    extend = __iadd__ = append  # type: ignore[assignment]
+
+
+class Config(dict[str, Any]):
+    """A dict whose keys are attributes, too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Partial(functools.partial[Any]):
+    """A partial of the user's."""
 
 
 def closure_over(value: int, first: Any, second: Any) -> Callable[..., Any]:
@@ -104,7 +156,7 @@ def function_with(value: int, given: Any, more: Any) -> Callable[..., Any]:
     def call(first: Any = given, *, second: Any = more) -> tuple[Any, Any]:
         return first, second
 
-    call.value = value  # type: ignore[attr-defined]
+    call.value, call.held = value, more  # type: ignore[attr-defined]
     return call
 
 
@@ -185,8 +237,8 @@ def read_only(a: np.ndarray) -> np.ndarray:
 
 
 KINDS: dict[str, Callable[[Builder, int, Node], Any]] = {
-    **{c.__name__: instance_of(c) for c in (Plain, Slotted, Called)},
-    **{c.__name__: instance_of(c) for c in (Closing, Hashed)},
+    **{c.__name__: instance_of(c) for c in (Plain, Slotted, SlotsAndDict)},
+    **{c.__name__: instance_of(c) for c in (Called, Closing, Copies, Hashed)},
     "class attribute": lambda b, value, node: b.with_class_attribute(value, b.one(node.first), 0),
     "list": lambda b, value, node: [value, b.one(node.first), b.one(node.second)],
     "rows": lambda b, value, node: Rows([value, b.one(node.first)]),
@@ -196,12 +248,15 @@ KINDS: dict[str, Callable[[Builder, int, Node], Any]] = {
     "set": lambda b, value, node: {value, b.instance(node.first)},
     "frozenset": lambda b, value, node: frozenset([value, b.instance(node.first)]),
     "tuple": lambda b, value, node: (b.one(node.first), value, b.one(node.second)),
+    "attribute dict": lambda b, value, node: Config(value=value, first=b.one(node.first)),
+    "frozen": lambda b, value, node: Frozen(b.one(node.first), b.one(node.second)),
     "named tuple": lambda b, value, node: Pair(b.one(node.first), b.one(node.second)),
     "closure": lambda b, value, node: closure_over(value, b.one(node.first), b.one(node.second)),
     "function": lambda b, value, node: function_with(value, b.one(node.first), b.one(node.second)),
     "partial": lambda b, value, node: functools.partial(
         give, b.one(node.first), key=b.one(node.second)
     ),
+    "own partial": lambda b, value, node: Partial(give, b.one(node.first)),
     "bound method": lambda b, value, node: b.instance(node.first).store,
     "bound append": lambda b, value, node: b.of((list,), node.first, lambda: [0]).append,
     "cached": lambda b, value, node: functools.lru_cache(maxsize=4)(b.instance(node.first).store),
@@ -280,6 +335,8 @@ def parts_of(x: Any) -> Any:
     if isinstance(x, INSTANCES):
         also = [x.transform] if hasattr(type(x), "transform") else []
         return [x.first, x.second, *also]
+    if isinstance(x, Frozen):
+        return [x.first, x.second]
     if isinstance(x, Rows):
         return [*x, x.first]
     if isinstance(x, dict):
@@ -291,7 +348,7 @@ def parts_of(x: Any) -> Any:
     if hasattr(x, "__self__"):
         return [x.__self__]
     if callable(x):
-        return x()
+        return [*x(), *vars(x).values()]
     if isinstance(x, (list, tuple, set, frozenset, collections.deque)):
         return [] if is_data(x) else x
     return []
@@ -412,6 +469,22 @@ def tuples_of(lists: st.SearchStrategy[list[Any]]) -> st.SearchStrategy[tuple[An
     return lists.map(tuple)
 
 
+def every_kind(order: int = 1) -> Description:
+    """Return a graph with each kind twice: made of an instance that refers to it, which is hashed by its name or not.
+
+    So it can be made only after that instance, while the instance is not complete without it. In order -1, who walks
+    the graph comes to it first.
+    """
+    nodes: list[Node] = []
+    for holder in ("Plain", "Hashed"):
+        for kind in sorted(KINDS):
+            nodes.append(Node(holder, 1, 0, len(nodes) + 2))  # the one after it
+            nodes.append(Node(kind, 2, -1, -1))  # the one before it
+    places = range(1, len(nodes) + 1)
+    steps = [[("write", at, 10 + s) for at in places if at % 3 == s % 3] for s in range(SAMPLES)]
+    return Description(tuple(nodes), tuple(places[::order]), tuple(map(tuple, steps)))
+
+
 DESCRIPTIONS = st.builds(
     Description,
     nodes=tuples_of(st.lists(NODES, min_size=1, max_size=14)),
@@ -446,13 +519,16 @@ def assert_as_in_processes(
             assert seen == graph.seen_after(index), (worker, index)
 
 
-@given(DESCRIPTIONS, st.sampled_from([1, 2, 3]), st.booleans())
+@example(every_kind(), 2, False, "state")
+@example(every_kind(-1), 2, False, "state")
+@example(every_kind(), 2, False, True)  # `copy.deepcopy` copies no function, nor what it holds
+@given(DESCRIPTIONS, st.sampled_from([1, 2, 3]), st.booleans(), st.sampled_from(["state", True]))
 def test_threads_see_what_processes_would(
-    description: Description, workers: int, persistent: bool
+    description: Description, workers: int, persistent: bool, copy_dataset: Any
 ) -> None:
     dataset = Graph(description)
     dataset.meeting = threading.Barrier(workers)
-    epochs = read(dataset, workers, persistent_workers=persistent)
+    epochs = read(dataset, workers, persistent_workers=persistent, copy_dataset=copy_dataset)
     assert [len({worker for worker, *_ in one}) for one in epochs] == [workers] * EPOCHS
     assert_as_in_processes(description, epochs, persistent=persistent)
     changed = "the main process's objects changed"

@@ -2,7 +2,6 @@
 - torch's random functions draw from a generator of the calling thread in a worker, and from the global generator in
   all other threads.
 - Compiled code, forked children and the end of the process are as without fastload.
-- A torch whose random functions cannot be routed gives a warning.
 
 That each function draws what torch draws is shown in tests/promises/test_randomness.py.
 """
@@ -20,10 +19,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-import fastload
-from fastload.errors import SharedStateWarning
 from fastload.random import torch_random
 from tests.children import run_python
+from tests.isolation.forks import in_child
 
 
 def generator(seed: int = 1) -> torch.Generator:
@@ -180,61 +178,25 @@ def test_a_process_may_end_while_workers_draw(how: str, times: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_of_a_thread_that_has_entered_draws_on() -> None:
-    def draw_in_a_child() -> bytes:
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            os.write(write, repr(torch.rand(1).item()).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        with os.fdopen(read, "rb") as there:
-            os.close(write)
-            return there.read()
-
-    assert eval(entered(draw_in_a_child)) == numbers(lambda: torch.rand(1))[0]
+    drawn = entered(lambda: in_child(lambda: torch.rand(1).tolist()))
+    assert drawn == numbers(lambda: torch.rand(1))
 
 
 # ---- where it cannot be ----
 
 
-@pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kernels: Any) -> Any:
-        raise RuntimeError("no such key")
-
-    monkeypatch.setattr(torch_random, "register_kernels", refuse)
-    monkeypatch.setattr(torch_random, "_show", None)
-    monkeypatch.setattr(torch_random, "_failure", None)
-
-
-@pytest.mark.usefixtures("without_kernels")
-def test_a_torch_that_cannot_be_routed_is_warned_of() -> None:
-    class Draws(torch.utils.data.Dataset[torch.Tensor]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.rand(1)
-
-    with (
-        pytest.warns(SharedStateWarning, match="torch's global random generator.*no such key"),
-        pytest.warns(UserWarning, match="global random state .*no such key"),
-        fastload.DataLoader(Draws(), 4, num_workers=2, seed=1) as loader,
-    ):
-        assert len(list(loader)) == 2
-    assert "no such key" in (torch_random.unusable() or "")
-
-
+@pytest.mark.parametrize("failing", ["_works", "register_kernels"])
 def test_if_the_test_at_the_start_raises_no_thread_is_routed(
-    monkeypatch: pytest.MonkeyPatch,
+    failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> bool:
+    def fail(*_: Any) -> Any:
         raise RuntimeError("another schema")
 
     shown: list[bool] = []
-    for name, value in (("_show", None), ("_failure", None), ("_works", fail)):
+    for name, value in (("_show", None), ("_failure", None)):
         monkeypatch.setattr(torch_random, name, value)
     monkeypatch.setattr(torch_random, "register_kernels", lambda _: shown.append)
+    monkeypatch.setattr(torch_random, failing, fail)
     torch_random.install()
     torch_random.enter(generator)
     assert "another schema" in (torch_random.unusable() or "")
