@@ -214,7 +214,7 @@ class _Worker:
         show_worker_info_in_threads()
         torch.set_num_threads(1)
         _seed(job)
-        settings = sealed.open()
+        settings, self._of_modules = sealed.open(), sealed.generators
         _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
         if job.asks:
             settings = replace(settings, on_error=self._ask)
@@ -248,7 +248,9 @@ class _Worker:
         if streams.keyed:
             # Whatever the loader copies for threads: this finds the generators, and copies nothing.
             own = replace(settings, copy_dataset="state").isolation().originals()
-            own = replace(own, generators=[*own.generators, *generators_of_modules()])
+            found = self._of_modules if settings.worker_init_fn is None else None
+            shared = generators_of_modules() if found is None else found
+            own = replace(own, generators=[*own.generators, *shared])
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait

@@ -39,6 +39,8 @@ class Sealed:
 
     def __init__(self, settings: Settings) -> None:
         self._settings: Settings | None = settings
+        self.generators: list[tuple[str, Any]] | None = None
+        """Those of modules, if a fork is to inherit them: looking at modules would copy their memory."""
         self._pickle = b""
         self._pickler: ForkingPickler | None = None
 
@@ -51,7 +53,7 @@ class Sealed:
         return file.getvalue()
 
     def __setstate__(self, state: bytes) -> None:
-        self._settings, self._pickle = None, state
+        self._settings, self.generators, self._pickle = None, None, state
 
     def open(self) -> Settings:
         """Return the settings."""

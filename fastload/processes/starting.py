@@ -21,6 +21,7 @@ from typing import Any
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
+from fastload.isolation.in_modules import generators_of_modules
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import inherited
 from fastload.processes.parent import Child
@@ -81,6 +82,7 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork":
+                sealed.generators = generators_of_modules()
                 shared = inherited(replace(theirs, copy_dataset="state").isolation().plan)
                 for kind, said in {"inherited": shared, "fork": reason}.items():
                     if said:
