@@ -20,10 +20,10 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_873,
-    "loaded beside the way": 2_662,
+    "loaded beside the way": 2_660,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_379,
+    "fastload/isolation": 1_382,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
@@ -45,9 +45,9 @@ BUDGETS = {
     "fastload/store": 3_196,
     "fastload/stream": 1_059,
     "fastload/train": 1_206,
-    "benchmarks": 2_668,
+    "benchmarks": 2_670,
     # parts of their own, and parts to come
-    "process workers": 1_759,
+    "process workers": 1_764,
     "verdicts and allow list": 938,
 }
 

@@ -17,8 +17,3 @@ else:
 def signature(function: Callable[..., Any]) -> inspect.Signature:
     """Do as `inspect.signature`, but compute no annotation."""
     return inspect.signature(function, **{f"annotation_{k}": v for k, v in _FORMAT.items()})
-
-
-def annotation_of_result(function: Any) -> Any:
-    """Return the annotation of a function's result, as text if it is computed lazily. Return "Any" without one."""
-    return inspect.get_annotations(function, **_FORMAT).get("return", "Any")

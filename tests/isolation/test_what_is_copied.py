@@ -489,7 +489,7 @@ class Reduced:
     def __init__(self, child: Any, by: str = "me") -> None:
         self.child, self.by = child, by
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, *_: Any) -> Any:
         return type(self), (self.child, "__reduce_ex__")
 
 

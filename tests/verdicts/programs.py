@@ -42,8 +42,6 @@ class Case:
     """
 
     name: str
-    culprit: str = ""
-    """A pattern that the reason contains."""
     body: str = "return i"
     top: str = ""
     init: str = "pass"

@@ -222,14 +222,14 @@ def test_no_collection_falls_into_the_reading(enabled: bool) -> None:
 GENERATOR = np.random.default_rng(0)
 
 
-class OfModule(Rows):
+class HeldByModule(Rows):
     def __getitem__(self, index: int) -> Any:
         return GENERATOR.random(2)
 
 
 def test_generators_of_modules_are_keyed_in_processes() -> None:
     state = GENERATOR.bit_generator.state
-    read = [values(auto(OfModule(), 10, num_workers=n, seed=1)) for n in (1, 2)]
+    read = [values(auto(HeldByModule(), 10, num_workers=n, seed=1)) for n in (1, 2)]
     assert read[0] == read[1]
     assert len({tuple(row) for batch in read[0] for row in batch}) == 300
     assert GENERATOR.bit_generator.state == state
