@@ -86,7 +86,8 @@ def test_the_batches_are_the_recorded_ones(
     name: str, workers: int, method: str, tmp_path: Path
 ) -> None:
     dataset = {"order": Order, "draws": Draws, "images": lambda: images(tmp_path)}[name]()
+    options: dict[str, Any] = {"worker_method": method, "copy_dataset": "state"}
     loader = fastload.DataLoader(
-        dataset, batch_size=7, shuffle=True, seed=5, num_workers=workers, worker_method=method
+        dataset, batch_size=7, shuffle=True, seed=5, num_workers=workers, **options
     )
     assert digest(batch for _ in range(2) for batch in loader) == RECORDED[name]
