@@ -71,7 +71,7 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
             break
         return settings
     method, reason = _kind(settings, found, stacklevel + 1)
-    _tell(method, reason, found)
+    _tell(method, reason)
     return replace(settings, worker_method=method, worker_reason=reason)
 
 
@@ -92,10 +92,8 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str
     if found.plain:
         trial = Trial(settings)
         if trial.is_light or (not trial.fills_rows and trial.costs_little()):
-            return (
-                "none",
-                f"{found.reason}, and the loop reads a batch faster than it is handed over",
-            )
+            why = "and the loop reads a batch faster than it is handed over"
+            return "none", f"{found.reason}, {why}"
         if trial.fills_rows:
             return "thread", f"{found.reason}, and reading hardly holds the GIL"
         return "process", f"{found.reason}, but reading holds the GIL"
@@ -113,7 +111,7 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str
     return "thread", f"{why}, although {found.reason}"
 
 
-def _tell(method: str, reason: str, found: Verdict) -> None:
+def _tell(method: str, reason: str) -> None:
     told = method, reason
     if told in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from dataclasses import replace
+from itertools import takewhile
 from math import inf
 from time import perf_counter
 
@@ -46,7 +47,8 @@ class Trial:
     def costs_little(self) -> bool:
         """Return whether the loop reads a batch in less time than it takes to hand it over.
 
-        It reads the first sample twice, and the first batch three times if samples may be quick enough.
+        It reads the first sample up to five times, and the first batch up to three times if that may be quick enough.
+        A worker of torch's would read a whole batch before the loop gets one.
         """
         settings, dataset = self._settings, self._settings.dataset
         known = type(single_sampler(settings.sampler)) in _OF_POSITIONS
@@ -72,7 +74,14 @@ class Trial:
             taken = perf_counter() - started - (delayed_s() - delayed)  # not the wait for a core
             return taken if batch.error is None else inf
 
-        # The first call may import, and learns how samples lie in a batch.
-        if seconds(1) > 40 * HAND_OVER_SECONDS or seconds(1) > 10 * HAND_OVER_SECONDS:
+        # The first call may import, and learns how samples lie in a batch. The first four are also looked at.
+        if seconds(1) > 40 * HAND_OVER_SECONDS:
             return False
-        return min(seconds(n) for _ in range(3)) < HAND_OVER_SECONDS
+        return _one_is_below(HAND_OVER_SECONDS, (seconds(1) for _ in range(4))) and _one_is_below(
+            HAND_OVER_SECONDS, (seconds(n) for _ in range(3))
+        )
+
+
+def _one_is_below(limit: float, times: Iterator[float]) -> bool:
+    """Return whether one of the times is below a limit. Take no more of them after one of ten times the limit."""
+    return any(t < limit for t in takewhile(lambda t: t < 10 * limit, times))

@@ -14,13 +14,14 @@ from fastload.isolation.users import is_users_module
 def generators_of_modules() -> list[tuple[str, Any]]:
     """Return the generators in the user's modules and their classes, each with the first path, in order of paths."""
     found: dict[int, tuple[str, Any]] = {}
-    users = {top: is_users_module(top) for top in {name.partition(".")[0] for name in sys.modules}}
-    theirs = sorted(name for name in sys.modules if users[name.partition(".")[0]])
-    for name in theirs:
-        module = sys.modules.get(name)
+    loaded = sorted(sys.modules.copy())  # other threads may import
+    users = {top: is_users_module(top) for top in {name.partition(".")[0] for name in loaded}}
+    for name in loaded:
+        module = sys.modules.get(name) if users[name.partition(".")[0]] else None
         if type(module) is ModuleType and is_users_module(name):
             for path, x in _held(name, module):
-                if isinstance(x, GENERATORS) and not is_global_generator(x):
+                # Not `isinstance`, which asks a proxy of the user's for its class.
+                if issubclass(type(x), GENERATORS) and not is_global_generator(x):
                     found.setdefault(id(x), (path, x))
     return list(found.values())
 
@@ -28,6 +29,6 @@ def generators_of_modules() -> list[tuple[str, Any]]:
 def _held(name: str, module: ModuleType) -> Iterator[tuple[str, Any]]:
     for key, value in sorted(vars(module).items()):
         yield f"{name}.{key}", value
-        if isinstance(value, type) and value.__module__ == name:
+        if issubclass(type(value), type) and vars(value).get("__module__") == name:
             for attribute, held in sorted(vars(value).items()):
                 yield f"{name}.{value.__qualname__}.{attribute}", held

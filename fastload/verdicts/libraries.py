@@ -14,13 +14,11 @@ class Library:
     """What is known of a library.
 
     Args:
-        tested: the lowest version that tests run in threads and in forks; "" if none do.
         fork: whether a forked child may use it: "yes", or "child" if it opens what it uses itself.
         pool: how the names begin of threads that it starts once it is used. Then a fork is not safe.
         unsafe: dotted names of modules, functions and classes that set, or tell, what the process has one of.
     """
 
-    tested: str = ""
     fork: Literal["yes", "child"] = "yes"
     pool: str = ""
     unsafe: str = ""

@@ -18,7 +18,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from pathlib import Path as File
 from types import FunctionType, ModuleType
 from typing import Any
@@ -65,7 +65,7 @@ def listed(table: str, x: Any) -> bool:
     return any(x is each for each in _listed(table, len(sys.modules)).get(id(x), ()))
 
 
-@cache
+@lru_cache(8)
 def _listed(table: str, modules: int) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
     for module, names in _LISTS[table].items():

@@ -27,6 +27,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 import fastload
 from fastload.engine import choice, trial
 from fastload.errors import SharedStateWarning
+from fastload.isolation.in_modules import generators_of_modules
 from fastload.settings import Settings
 from fastload.verdicts import libraries
 
@@ -233,6 +234,19 @@ def test_generators_of_modules_are_keyed_in_processes() -> None:
     assert read[0] == read[1]
     assert len({tuple(row) for batch in read[0] for row in batch}) == 300
     assert GENERATOR.bit_generator.state == state
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError("a proxy of the user's would import, or connect")
+
+
+def test_the_search_for_generators_asks_no_proxy_for_its_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "PROXY", Proxy())
+    assert any(x is GENERATOR for _, x in generators_of_modules())
 
 
 def test_a_lambda_and_a_class_of_main_are_read(tmp_path: Path) -> None:
