@@ -41,6 +41,9 @@ _BOUND = {name for kind in _OTHERS for name in dir(kind) if callable(getattr(kin
 _BOUND -= {"count", "index", "data", "size", "values"}  # as of pandas and of users
 """Names of methods of containers, arrays and tensors. A bound method that is not called is called by other code."""
 
+WRITING = frozenset({"out", "dst", "inplace", "where", "file"})
+"""Keywords by which a function writes to an argument."""
+
 _WITH_OUT = {name: int(n) for n, names in _LISTS["with_out"].items() for name in names.split()}
 """How many arguments of a method of NumPy's come before one that it writes to."""
 
@@ -80,6 +83,12 @@ def is_safe_function(x: Any) -> bool:
     if isinstance(x, type) and issubclass(x, BaseException | np.generic):
         return True
     return listed("functions", x) or getattr(x, "__module__", None) in _PURE_MODULES
+
+
+def is_numpys(x: Any) -> bool:
+    """Return whether a function is NumPy's. Many write to an argument that follows those they read."""
+    of = getattr(x, "__module__", None) or ""
+    return callable(x) and not isinstance(x, type) and (isinstance(x, np.ufunc) or "numpy" in of)
 
 
 class Reading:
@@ -128,7 +137,9 @@ class Reading:
         if (line := getattr(node, "lineno", None)) is not None:
             self._line = self._function.__code__.co_firstlineno - 2 + line
         if isinstance(node, ast.Name | ast.Attribute):
-            self._use(self._path(node))
+            self._use(path := self._path(node))
+            if is_numpys(named(self._function, path or ())):
+                self._refuse("passes on a function of NumPy, which may write to a later argument")
         elif isinstance(node, ast.Call):
             self._call(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.For):
@@ -223,7 +234,7 @@ class Reading:
 
     def _call(self, node: ast.Call) -> None:
         words = {word.arg for word in node.keywords}
-        if wrong := words & {"out", "dst", "inplace", "where"}:
+        if wrong := words & WRITING:
             self._refuse(f"passes `{wrong.pop()}=`")
         if None in words or any(isinstance(each, ast.Starred) for each in node.args):
             self._refuse("passes arguments by `*` or `**`")
@@ -273,8 +284,7 @@ class Reading:
     def _of_numpy(self, called: Any, node: ast.Call) -> None:
         """Refuse a call of NumPy whose later arguments may be arrays to write to."""
         most = called.nin if isinstance(called, np.ufunc) else 2
-        numpys = (getattr(called, "__module__", None) or "numpy").startswith("numpy")
-        if numpys and len(node.args) > most and not isinstance(called, type):
+        if is_numpys(called) and len(node.args) > most:
             self._refuse(f"passes more than {most} arguments by position to NumPy")
 
     # ---- changes ----
@@ -324,12 +334,8 @@ def _stored(target: ast.AST) -> Iterator[ast.Name]:
 def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
     """Return what each local name is bound to: an expression, the path of an import, or None for anything else."""
     code = function.__code__
-    count = (
-        code.co_argcount
-        + code.co_kwonlyargcount
-        + bool(code.co_flags & 4)
-        + bool(code.co_flags & 8)
-    )
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
     found: dict[str, list[Any]] = {name: [None] for name in code.co_varnames[:count]}
     values: dict[int, Any] = {}  # of what is assigned to a name alone
     todo: list[ast.AST] = [tree] if isinstance(tree, ast.expr) else list(tree.body)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import re
 import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, Protocol
@@ -27,7 +28,7 @@ from fastload.random import numpy_random, python_random
 from fastload.verdicts.findings import Finding
 from fastload.verdicts.libraries import is_vouched, unsafe_names
 from fastload.verdicts.names import MISSING, Path, attribute, named
-from fastload.verdicts.plain import METHODS, OBJECTS, Reading, is_safe_function
+from fastload.verdicts.plain import METHODS, OBJECTS, WRITING, Reading, is_numpys, is_safe_function
 
 OBJECTS_AT_MOST, CODE_AT_MOST = 2_000, 10_000
 """The walk looks at no more objects, and reads no more bytes of bytecode: some 300 lines, which take 15 to 40 ms."""
@@ -76,8 +77,8 @@ class Walk:
         self._instances: dict[type, list[Any]] = {}
         self._calls: list[tuple[type, Path, str]] = []
         self._unsafe = unsafe_names()
-        self._todo: deque[tuple[Any, str, bool, bool]] = deque()
-        self._todo += [(x, name, False, False) for name, x in roots.items()]
+        self._todo: deque[tuple[Any, str, bool]] = deque()
+        self._todo += [(x, name, False) for name, x in roots.items()]
         while self._todo and not self._ends():
             self._visit(*self._todo.popleft())
         for owner, path, where in self._calls:
@@ -100,12 +101,11 @@ class Walk:
 
     # ---- objects ----
 
-    def _visit(self, x: Any, path: str, held: bool, trusted: bool) -> None:
+    def _visit(self, x: Any, path: str, held: bool) -> None:
         """Look at an object.
 
         Args:
             held: a module, a class or a function's default holds it, so that no worker has its own.
-            trusted: an object of a listed library holds it. Only the user's objects in it are looked at.
         """
         kind = type(x)
         if kind in _LEAVES or issubclass(kind, _CONSTANTS) or (id(x), held) in self._seen:
@@ -118,15 +118,14 @@ class Walk:
                 shared=True,
             )
         elif kind is FunctionType:
-            if not trusted or is_users_module(x.__module__):
-                self._function(x, None, None, path, held)
+            self._function(x, None, None, path, held)
         elif kind is MethodType:
-            self._todo.append((x.__self__, path, held, trusted))
+            self._todo.append((x.__self__, path, held))
             self._function(x.__func__, type(x.__self__), "self", path, held)
         elif kind is functools.partial:
-            self._todo += [
-                (part, path, held, trusted) for part in (x.func, *x.args, *x.keywords.values())
-            ]
+            if wrong := x.keywords.keys() & WRITING:
+                self._find(f"{path} passes `{wrong.pop()}=`")
+            self._todo += [(part, path, held) for part in (x.func, *x.args, *x.keywords.values())]
         elif kind is types.BuiltinFunctionType and _is_global(x.__self__):
             self._past_routing(path)
         elif issubclass(kind, type):
@@ -136,31 +135,28 @@ class Walk:
         elif kind in _CONTAINERS:
             if held and kind not in (tuple, frozenset):
                 self._find(f"samples use `{path}`, a {kind.__name__} that a module or class holds")
-            self._parts(x, path, held, trusted)
+            self._parts(x, path, held)
         elif kind in _ARRAYS:
             self._array(x, path, held)
         elif rules.refused_class(kind):
             self._find(f"{path} is an open {kind.__qualname__}", changes=True)
-        elif is_vouched(kind.__module__, kind):
-            self._todo += [(part, way, held, trusted) for way, part in _attributes(x, path)]
-        elif _is_listed(kind):
-            if own_dict(x).get("inplace", False) is not False:
+        elif (vouched := is_vouched(kind.__module__, kind)) or _is_listed(kind):
+            if not vouched and own_dict(x).get("inplace", False) is not False:
                 self._find(f"{path} works in place")
-            self._todo += [(part, way, held, True) for way, part in _attributes(x, path)]
+            self._todo += [(part, way, held) for way, part in _attributes(x, path)]
         elif is_users_module(kind.__module__) and not _is_in_c(kind):
             self._instance(x, path, held)
-        elif not trusted and not is_safe_function(x):
+        elif not is_safe_function(x) or is_numpys(x):
             self._other(x, path, held)
 
     def _other(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
-        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        what = f"a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
         if kind in (types.BuiltinFunctionType, type(np.add), ModuleType):
-            self._find(f"samples use `{path}`, which is not on the list")
-            return
+            what = f"`{x.__name__}`"
         state = issubclass(kind, io.IOBase) or hasattr(kind, "__next__")
         self._find(
-            f"samples use `{path}`, a {name}, which is not on the list",
+            f"samples use `{path}`, {what}, which is not on the list",
             shared=held and state,
             changes=state,
         )
@@ -181,16 +177,19 @@ class Walk:
     def _array(self, x: Any, path: str, held: bool) -> None:
         if issubclass(type(x), torch.Tensor):
             self.cuda |= x.is_cuda
+            if x.requires_grad:  # a batch of it would be part of the loop's graph
+                self._find(f"{path} is a tensor that requires gradients")
         elif x.dtype.hasobject:
             self._find(f"{path} is an array of objects")
         if held:
             self._find(f"samples use `{path}`, an array that a module or class holds")
 
-    def _parts(self, x: Any, path: str, held: bool, trusted: bool) -> None:
+    def _parts(self, x: Any, path: str, held: bool) -> None:
         items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
         if not _LEAVES.issuperset(map(type, items)):
-            some = items[: OBJECTS_AT_MOST + 1]  # the walk ends there
-            self._todo += [(each, f"{path}[...]", held, trusted) for each in some]
+            some = (each for each in items if type(each) not in _LEAVES)
+            found = islice(some, OBJECTS_AT_MOST + 1)  # the walk ends there
+            self._todo += [(each, f"{path}[...]", held) for each in found]
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
@@ -198,7 +197,7 @@ class Walk:
             self._find(f"samples use `{path}`, a {kind.__qualname__} that a module or class holds")
         self._instances.setdefault(kind, []).append(x)
         self._class(kind, f"{kind.__module__}.{kind.__qualname__}", made=False)
-        self._todo += [(part, way, held, False) for way, part in _attributes(x, path)]
+        self._todo += [(part, way, held) for way, part in _attributes(x, path)]
 
     # ---- classes ----
 
@@ -246,7 +245,7 @@ class Walk:
                 else:
                     self._methods.setdefault(way, []).append(found)
         elif not special and not name.startswith("_abc_"):
-            self._todo.append((member, path, True, False))
+            self._todo.append((member, path, True))
 
     def _method(self, function: FunctionType, cls: type, has_first: bool) -> None:
         self._function(function, cls, "self" if has_first else None, function.__qualname__, True)
@@ -260,7 +259,7 @@ class Walk:
         if is_vouched(module, function) or (id(function), False) in self._read or self._decided:
             return
         if not is_users_module(module):
-            if not is_safe_function(function) and not _is_ours(module):
+            if not (is_safe_function(function) or _is_ours(module) or _is_listed(function)):
                 self._find(f"samples use `{path}`, which is not on the list")
             return
         self._read.add((id(function), False))
@@ -281,8 +280,8 @@ class Walk:
         for way in reading.uses:
             self._use(function, way, where, shared)
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        self._todo += [(x, f"a default of {where}", shared, False) for x in defaults]
-        self._todo += [(x, f"{where}.{name}", shared, False) for name, x in vars(function).items()]
+        self._todo += [(x, f"a default of {where}", shared) for x in defaults]
+        self._todo += [(x, f"{where}.{name}", shared) for name, x in vars(function).items()]
 
     def _use(self, function: FunctionType, path: Path, where: str, shared: bool) -> None:
         """Look at the first object on a path that is neither a module nor a class, or at its end."""
@@ -301,8 +300,8 @@ class Walk:
             self._past_routing(f"{where}: `{name}`")
         elif type(value) is ModuleType:
             self._find(f"{where} passes on the module `{name}`")
-        else:
-            self._todo.append((value, name, path[0] != "free" or shared, False))
+        elif not is_numpys(value) or not is_safe_function(value):
+            self._todo.append((value, name, path[0] != "free" or shared))
 
     def _is_known_call(self, owner: type, path: Path) -> bool:
         """Return whether what a method calls on its instance was looked at: a method of the user, or an attribute."""
@@ -346,16 +345,13 @@ def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _functions_of(member: Any) -> Iterator[FunctionType]:
-    if type(member) is property:
-        yield from (f for f in (member.fget,) if type(f) is FunctionType)
-    else:
-        function = getattr(member, "__func__", member)
-        if type(function) is FunctionType:
-            yield function
+    of = member.fget if type(member) is property else getattr(member, "__func__", member)
+    if type(of) is FunctionType:
+        yield of
 
 
-def _is_listed(kind: type) -> bool:
-    """Return whether samples may use instances of a library's class."""
+def _is_listed(kind: type | FunctionType) -> bool:
+    """Return whether samples may use instances of a library's class, or a function that a listed object holds."""
     name = f"{kind.__module__}.{kind.__qualname__}."
     return not is_users_module(kind.__module__) and any(
         name.startswith(f"{each}.") for each in OBJECTS

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torchvision.transforms import Compose
 
 import fastload
 from fastload.engine import choice, trial
@@ -136,6 +137,22 @@ def test_the_loop_leaves_the_random_states_alone() -> None:
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+class Negated(Rows):
+    def __init__(self) -> None:
+        self.rows: Any = torch.ones(8, 2**20)  # too large to be copied
+        self.transform = Compose([torch.neg_])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.rows[index])[:4]
+
+
+def test_what_a_listed_transform_changes_in_place_is_changed_in_processes_only() -> None:
+    loader = fastload.DataLoader(Negated(), batch_size=4, num_workers=2, worker_method="auto")
+    for _ in range(2):
+        assert all((batch == -1).all() for batch in loader)
+    assert loader.chosen().kind == "process"
 
 
 def test_an_error_is_raised_by_the_loop_and_not_by_the_trial() -> None:

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
+from torchvision.transforms import Compose, Lambda
+from torchvision.transforms.functional import normalize
 LISTS, TABLE, SIZE, NAMES = [[0] * 8] * 8, {}, 4, ("a", "b")
 ARRAY, RNG, DRAW = np.zeros((8, 4)), np.random.default_rng(0), random.random
 class Box:
@@ -117,6 +119,9 @@ NOT_PLAIN = {
     "change.* assigns": "return max([self.rows], key=change)",
     r"`self\.missing`": "return self.missing(i)",
     "calls another method by": "return super().other(i)",
+    "passes on a function of NumPy": "return [*map(np.sin, [self.rows[i]], [self.rows[0]])]",
+    "passes `file=`": "print(i, file=self.items['a']); return i",
+    "arguments by position to `random`": "return self.rng.random(4, float, self.rows[0])",
     "functools.reduce`": "return functools.reduce(twice, [[1], [2]])",
     "os.chdir": "os.chdir('.'); return i",
     "passes on the module": "return twice(np)",
@@ -132,6 +137,14 @@ OBJECTS = {
     "Linear|Sequential": "self.held = nn.Sequential(nn.BatchNorm1d(2))",
     "works in place": "from torchvision.transforms import Normalize; self.held = Normalize([0], [1], inplace=True)",
     "lru_cache": "self.held = functools.lru_cache(len)",
+    "`neg_`": "self.held = Compose([torch.neg_])",
+    "normalize|inplace": "self.held = Lambda(functools.partial(normalize, mean=[0], std=[1], inplace=True))",
+    "LeakyReLU": "self.held = Compose([nn.LeakyReLU(inplace=True)])",
+    "vectorize": "self.held = Lambda(np.vectorize(keep))",
+    "lru_cache_wrapper": "self.held = Lambda(functools.lru_cache(keep))",
+    "`add`": "self.held = functools.partial(np.add, 1, 2)",
+    r"held\[...\]`, a map": "self.held = [None] * 20_000 + [map(keep, LISTS)]",
+    "requires gradients": "self.held = torch.zeros(2, requires_grad=True)",
     "local": "import threading; self.held = threading.local()",
     "base or metaclass": "self.held = type('Rows', (list,), {'__module__': __name__})()",
     "more code and objects": "self.held = [Box(k) for k in range(20_000)]",
