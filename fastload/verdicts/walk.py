@@ -259,7 +259,7 @@ class Walk:
         if is_vouched(module, function) or (id(function), False) in self._read or self._decided:
             return
         if not is_users_module(module):
-            if not (is_safe_function(function) or _is_ours(module) or _is_listed(function)):
+            if not is_safe_function(function) and not _is_ours(module):
                 self._find(f"samples use `{path}`, which is not on the list")
             return
         self._read.add((id(function), False))
@@ -350,8 +350,8 @@ def _functions_of(member: Any) -> Iterator[FunctionType]:
         yield of
 
 
-def _is_listed(kind: type | FunctionType) -> bool:
-    """Return whether samples may use instances of a library's class, or a function that a listed object holds."""
+def _is_listed(kind: type) -> bool:
+    """Return whether samples may use instances of a library's class."""
     name = f"{kind.__module__}.{kind.__qualname__}."
     return not is_users_module(kind.__module__) and any(
         name.startswith(f"{each}.") for each in OBJECTS
