@@ -26,7 +26,6 @@ from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError
 from fastload.isolation import Isolation
-from fastload.isolation.kinds import _reduced
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
@@ -35,6 +34,7 @@ from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from tests.children import run_python
 from tests.fakes import Numbers, Sequencer
+from tests.isolation.forks import in_child
 
 JOIN_S = 30.0
 
@@ -171,11 +171,11 @@ def test_a_name_is_found_although_another_thread_called_the_function_meanwhile()
         del module.of_random
 
 
-# ---- one limit, one list of filters ----
+# ---- one limit ----
 
 
-class Gate:
-    """A copy of it is made when the test lets it."""
+class Gate(Exception):
+    """A copy of it is made when the test lets it: it has data in C, which its own protocol copies."""
 
     def __init__(self, pass_gate: Callable[[], None]) -> None:
         self.pass_gate = pass_gate
@@ -185,58 +185,53 @@ class Gate:
         return self
 
 
-def test_copies_in_one_thread_keep_the_recursion_limit_of_copies_in_another() -> None:
-    """The first one used to restore the limit while the second was deep in its copies."""
-    was, before, sequencer, copies = sys.getrecursionlimit(), 1000, Sequencer(), list[Any]()
-    sys.setrecursionlimit(before)  # other tests may have raised it
+def limit_after_copies_in_two_threads() -> tuple[bool, int]:
+    """Return whether the deep list was copied, and the recursion limit after it."""
+    sequencer, copies = Sequencer(), list[Any]()
+    sys.setrecursionlimit(1000)
     deep: list[Any] = []
-    for _ in range(2 * before):
+    for _ in range(2000):
         deep = [deep]
 
-    def first_gate() -> None:
-        with sequencer(0):
-            pass
-        with sequencer(2):
-            pass
+    def gate(*steps: int) -> Gate:
+        def pass_gate() -> None:
+            for step in steps:
+                with sequencer(step):
+                    pass
 
-    def second_gate() -> None:
-        with sequencer(1):
-            pass
-        with sequencer(4):
-            pass
+        return Gate(pass_gate)
 
     def first() -> None:
-        Isolation([Gate(first_gate)], None, None, copy_dataset="state").own()
+        Isolation([gate(0, 2)], None, None, copy_dataset="state").own()
         with sequencer(3):
             pass
 
     def second() -> None:
-        dataset = [Gate(second_gate), deep]
+        dataset = [gate(1, 4), deep]
         copies.append(Isolation(dataset, None, None, copy_dataset="state").own().dataset)
 
     threading.stack_size(64 * 2**20)
-    try:
-        threads = [started(first), started(second)]
-    finally:
-        threading.stack_size(0)
+    threads = [started(first), started(second)]
     for thread in threads:
         thread.join(JOIN_S)
-    left = sys.getrecursionlimit()
-    sys.setrecursionlimit(was)
-    assert copies[0][1] is not deep
-    assert left == before
+    return copies[0][1] is not deep, sys.getrecursionlimit()
 
 
-def test_a_copy_changes_no_filters_of_warnings_which_all_threads_share() -> None:
-    class Reduced:
-        def __reduce__(self) -> Any:
-            filters.append(warnings.filters)
-            return Reduced, ()
+def test_copies_in_one_thread_keep_the_recursion_limit_of_copies_in_another() -> None:
+    """The first one used to restore the limit while the second was deep in its copies."""
+    # In a child, which has no threads of other tests. They may be copying, too.
+    assert in_child(limit_after_copies_in_two_threads) == (True, 1000)
 
-    filters: list[Any] = []
-    _reduced(Reduced())
-    assert filters == [warnings.filters]
-    assert filters[0] is warnings.filters
+
+def test_a_child_that_was_forked_during_copies_has_the_limit_from_before() -> None:
+    def limits() -> tuple[int, int]:
+        sys.setrecursionlimit(1000)
+        found = list[int]()
+        gate = Gate(lambda: found.append(in_child(sys.getrecursionlimit)))
+        Isolation([gate], None, None, copy_dataset="state").own()
+        return found[0], sys.getrecursionlimit()
+
+    assert in_child(limits) == (1000, 1000)
 
 
 # ---- threads that share an iterator ----

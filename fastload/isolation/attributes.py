@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from fastload.isolation.rules import GENERATORS, HEAP, is_code, own_dict
 
@@ -13,26 +13,6 @@ Part = tuple[str, Any]
 """The expression that reaches a part of an object (`.name`, `[3]`), and the part."""
 
 SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
-
-
-class Copier(Protocol):
-    """Makes one worker's copy of a graph."""
-
-    memo: dict[int, Any]
-    """Copies and shared objects, by the id of the original. It can be passed to `copy.deepcopy`."""
-
-    def copy(self, x: Any) -> Any:
-        """Return the worker's own `x`, which is `x` itself if that is shared."""
-
-    def known(self, x: Any) -> bool:
-        """Return whether an object belongs to the graph."""
-
-    def is_shallow(self, x: Any) -> bool:
-        """Return whether the elements of a container are data, although its attributes are copied."""
-
-    def memory(self, x: Any) -> Any:
-        """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
-
 
 Slots = list[tuple[str, types.MemberDescriptorType]]
 
@@ -64,37 +44,25 @@ class Attributes:
         self._of_class = class_state(cls) if cls.__dictoffset__ else {}
         self.any = bool(cls.__dictoffset__ or self.slots)
 
-    def items(self, x: Any) -> Iterator[Part]:
+    def parts(self, x: Any) -> Iterator[Part]:
         """Yield names and values."""
         own = own_dict(x)
-        yield from list(own.items())
-        for name, value in self._of_class.items():
-            if name not in own:
-                yield name, value
-        for name, _, value in filled(self.slots, x):
-            yield name, value
+        yield from [(f".{name}", value) for name, value in own.items()]
+        yield from ((f".{name}", v) for name, v in self._of_class.items() if name not in own)
+        yield from ((f".{name}", value) for name, _, value in filled(self.slots, x))
 
-    def fill(self, x: Any, y: Any, copier: Copier) -> None:
+    def fill(self, x: Any, y: Any, copy: Callable[[Any], Any]) -> None:
         """Give `y` copies of the attributes of `x`."""
         before, own = own_dict(x), own_dict(y)
         # Plain values first: `__hash__` may need them if the next attribute is a set that holds `x`.
         own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
         for name, value in (*before.items(), *self._of_class.items()):
             if name not in own:
-                own[name] = copier.copy(value)
+                own[name] = copy(value)
         for name in before:
             own[name] = own.pop(name)  # in the order of the original
         for _, member, value in filled(self.slots, x):
-            member.__set__(y, copier.copy(value))
-
-    def put(self, y: Any, values: dict[str, Any]) -> None:
-        """Give `y` attributes."""
-        slots = dict(self.slots)
-        for name, value in values.items():
-            if name in slots:
-                slots[name].__set__(y, value)
-            else:
-                own_dict(y)[name] = value
+            member.__set__(y, copy(value))
 
 
 def class_state(cls: type) -> dict[str, Any]:
@@ -106,21 +74,22 @@ def class_state(cls: type) -> dict[str, Any]:
     for k in cls.__mro__[:-1]:
         for name, value in vars(k).items():
             nearest.setdefault(name, value)
-        if k.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+        if _is_without_state(k):
             break
     return {name: value for name, value in nearest.items() if _is_class_state(value)}
 
 
 def _is_class_state(value: Any) -> bool:
     kind = type(value)
-    if kind in _WITHOUT_STATE or kind.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+    if _is_without_state(kind):
         return isinstance(value, GENERATORS)
     return is_code(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__get__")
 
 
-_WITHOUT_STATE = SCALARS | {
-    *(tuple, list, dict, types.FunctionType, property, staticmethod, classmethod)
-}
-_WITHOUT_CLASS_STATE = {
+def _is_without_state(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _MODULES_WITHOUT_STATE
+
+
+_MODULES_WITHOUT_STATE = {
     *("abc", "builtins", "collections", "enum", "functools", "numpy", "torch", "typing")
 }

@@ -7,8 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from fastload.isolation.attributes import SCALARS, Copier, Part
-from fastload.isolation.kinds import Kind
+from fastload.isolation.attributes import SCALARS, Part
+from fastload.isolation.kinds import Copier, Kind
 from fastload.isolation.users import is_importable
 
 
@@ -23,31 +23,27 @@ class Function(Kind):
             yield f" ({name})", cell
         for value in (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()):
             yield " (a default)", value
-        for name, value in vars(x).items():
-            yield f".{name}", value
+        yield from ((f".{name}", value) for name, value in vars(x).items())
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
         if all(type(part) in SCALARS for _, part in self.parts(x)):
             return x
         cells = tuple(copier.copy(cell) for cell in x.__closure__ or ()) or None
-        y = copier.memo.get(id(x))  # a function may refer to itself through its closure
-        if y is not None:
-            return y
-        y = copier.memo[id(x)] = types.FunctionType(
-            x.__code__, x.__globals__, x.__name__, None, cells
-        )
-        y.__defaults__ = None if x.__defaults__ is None else tuple(map(copier.copy, x.__defaults__))
-        if x.__kwdefaults__ is not None:
-            y.__kwdefaults__ = {name: copier.copy(v) for name, v in x.__kwdefaults__.items()}
+        if id(x) in copier.memo:  # a function may refer to itself through its closure
+            return copier.memo[id(x)]
+        y = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells)
+        copier.memo[id(x)] = y
+        y.__defaults__ = x.__defaults__ and tuple(map(copier.copy, x.__defaults__))
+        own = x.__kwdefaults__
+        y.__kwdefaults__ = own and {name: copier.copy(value) for name, value in own.items()}
         # Not the annotations, if a function computes them: that may need names which only type checkers have.
         lazy = getattr(x, "__annotate__", None) is not None
         of_types = "__annotate__" if lazy else "__annotations__", "__type_params__"
         for name in ("__qualname__", "__module__", "__doc__", *of_types):
             if hasattr(x, name):
                 setattr(y, name, getattr(x, name))
-        for name, value in vars(x).items():
-            vars(y)[name] = copier.copy(value)
+        vars(y).update((name, copier.copy(value)) for name, value in vars(x).items())
         return y
 
 
@@ -69,55 +65,49 @@ class Cell(Kind):
         return y
 
 
-class Method(Kind):
-    """A bound method, including one of an object written in C (`generator.uniform`, `list.append`)."""
+class Bound(Kind):
+    """A bound method, a `functools.partial`, or a function under `functools.lru_cache`."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        if not isinstance(x.__self__, types.ModuleType | type | None):
+        if type(x) is functools.partial:
+            yield ".func", x.func
+            yield from ((f".args[{k}]", a) for k, a in enumerate(x.args))
+            yield from ((f".keywords[{k!r}]", a) for k, a in x.keywords.items())
+            yield from ((f".{name}", value) for name, value in vars(x).items())
+        elif type(x) is CACHED:
+            yield ".__wrapped__", x.__wrapped__
+        elif not isinstance(x.__self__, types.ModuleType | type | None):
             yield ".__self__", x.__self__
-        if type(x) is types.MethodType:
-            yield ".__func__", x.__func__
+            if type(x) is types.MethodType:
+                yield ".__func__", x.__func__
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        copies = [copier.copy(part) for _, part in self.parts(x)]
-        if all(a is b for a, (_, b) in zip(copies, self.parts(x), strict=True)):
+        """See `Kind`. Each worker begins with an empty cache: cached values may be state."""
+        before = [part for _, part in self.parts(x)]
+        mine = [copier.copy(part) for part in before]
+        if type(x) is CACHED:
+            return functools.lru_cache(**x.cache_parameters())(*mine)
+        if all(a is b for a, b in zip(before, mine, strict=True)):
             return x
         if type(x) is types.MethodType:
-            return types.MethodType(copies[-1], copier.copy(x.__self__))
-        return getattr(copies[0], x.__name__)
-
-
-class Partial(Kind):
-    """A `functools.partial`."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield ".func", x.func
-        yield from ((f".args[{k}]", a) for k, a in enumerate(x.args))
-        yield from ((f".keywords[{k!r}]", a) for k, a in x.keywords.items())
-        yield from ((f".{name}", value) for name, value in vars(x).items())
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        copies: list[Any] = [copier.copy(part) for _, part in self.parts(x)]
-        if all(a is b for a, (_, b) in zip(copies, self.parts(x), strict=True)):
-            return x
-        func, *args = copies[: 1 + len(x.args)]
-        keywords = zip(x.keywords, copies[1 + len(x.args) :], strict=False)
-        y = functools.partial(func, *args, **dict(keywords))
-        vars(y).update((name, copier.copy(value)) for name, value in vars(x).items())
+            return types.MethodType(mine[1], mine[0])
+        if (
+            type(x) is not functools.partial
+        ):  # of an object in C: `generator.uniform`, `list.append`
+            return getattr(mine[0], x.__name__)
+        func, *args = mine[: 1 + len(x.args)]
+        y = functools.partial(
+            func, *args, **dict(zip(x.keywords, mine[1 + len(args) :], strict=False))
+        )
+        vars(y).update(zip(vars(x), mine[1 + len(args) + len(x.keywords) :], strict=True))
         return y
 
 
-class Cached(Kind):
-    """A function under `functools.lru_cache`. Each worker begins with an empty cache: cached values may be state."""
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield ".__wrapped__", x.__wrapped__
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        return functools.lru_cache(**x.cache_parameters())(copier.copy(x.__wrapped__))
+CACHED = type(functools.lru_cache(print))
+METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
+EXACT: dict[type, Kind] = {
+    types.FunctionType: Function(),
+    types.CellType: Cell(),
+    **dict.fromkeys((*METHODS, functools.partial, CACHED), Bound()),
+}

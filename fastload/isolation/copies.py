@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastload.errors import DatasetCopyError
-from fastload.isolation.kinds import ATOM, Kind
+from fastload.isolation.kinds import ATOM
 from fastload.isolation.memory import copy_block
 from fastload.isolation.plan import Plan
 
@@ -26,13 +26,9 @@ def make_copies(plan: Plan) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """
     try:
         with _deep_calls():
-            while True:
-                copier = _Copier(plan)
-                try:
-                    roots = {name: copier.copy(root) for name, root in plan.roots.items()}
-                    return roots, plan.generators(copier.memo)
-                except _OwnerIsSharedError:
-                    continue
+            copier = _Copier(plan)
+            roots = {name: copier.copy(root) for name, root in plan.roots.items()}
+            return roots, plan.generators(copier.memo)
     except RecursionError as error:
         raise DatasetCopyError(
             "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
@@ -61,71 +57,49 @@ def _deep_calls() -> Iterator[None]:
                 sys.setrecursionlimit(limit)
 
 
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+def _after_fork() -> None:
+    """Restore the limit in a forked process, which has none of the other threads that copied."""
+    _lock.release()
+    if _limits:
+        sys.setrecursionlimit(_limits[0])
+        _limits.clear()
 
 
-class _OwnerIsSharedError(BaseException):
-    """An object that was copied in part must be shared. The copies start again."""
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
 
 
 class _Copier:
-    """See `attributes.Copier`."""
+    """See `kinds.Copier`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._within: list[int] = []
         self.memo: dict[int, Any] = {i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared}
         self.memo[id(self.memo)] = []  # `copy.deepcopy` keeps alive here what it copies
 
     def copy(self, x: Any) -> Any:
-        """See `attributes.Copier`."""
-        plan, memo = self._plan, self.memo
-        kind = plan.kind(type(x))
+        """See `kinds.Copier`."""
+        memo = self.memo
+        kind = self._plan.kind(type(x))
         if kind is ATOM:
             return x
         if id(x) in memo:
             return memo[id(x)]
-        if id(x) not in plan.nodes:  # created by the protocol of a class
-            plan.walk(x, self._within[-1], "", made=True)
-            memo.update({i: plan.lists.get(i, plan.nodes[i].x) for i in plan.shared})
-            if id(x) in memo:
-                return x
-        self._within.append(id(x))
         try:
             # If a part of `x` holds `x`, it has been copied there already.
             memo.setdefault(id(x), kind.copy(x, self))
-            if hasattr(type(x), "__del__"):
-                self._share_owner(x, kind)
-        except (_OwnerIsSharedError, RecursionError):
+        except RecursionError:
             raise
         except Exception as error:
-            if plan.is_made(x):
-                raise  # its creator cannot be copied
             memo[id(x)] = x
-            plan.share(x, error)
-        finally:
-            self._within.pop()
+            self._plan.share(x, error)
         return memo[id(x)]
 
-    def _share_owner(self, x: Any, kind: Kind) -> None:
-        """Share an object with a finalizer if a part of it has no copy. Two finalizers would free that part twice."""
-        named = {id(found.x) for found in self._plan.uncopyable}
-        if named and any(id(part) in named for _, part in kind.parts(x)):
-            self._plan.share(x, "it has a finalizer, and holds what cannot be copied")
-            raise _OwnerIsSharedError
-
-    def known(self, x: Any) -> bool:
-        """See `attributes.Copier`."""
-        return id(x) in self._plan.nodes
-
     def is_shallow(self, x: Any) -> bool:
-        """See `attributes.Copier`."""
+        """See `kinds.Copier`."""
         return id(x) in self._plan.shallow
 
     def memory(self, x: Any) -> Any:
-        """See `attributes.Copier`."""
+        """See `kinds.Copier`."""
         block = self._plan.blocks.get(id(x))
         if block is None:  # it has no bytes, or more than bytes
             try:

@@ -1,35 +1,52 @@
 """Kinds of objects: which parts each has, and how a worker's copy of it is created.
 
-Instances of Python classes are copied without running their code, as a fork would: no `__init__`, `__setattr__` or
-`__getattr__`. Only a class that defines how it is copied runs code: its `__deepcopy__`, `__reduce__`, `__getstate__`,
-`__setstate__`, or its function in `copyreg`.
+Instances of Python classes are copied without running their code, as a fork would: no `__init__`, `__setattr__`,
+`__deepcopy__` or `__reduce__`. What holds data in C is copied by its own protocol, `__deepcopy__` or `__reduce_ex__`.
 """
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import ctypes
-import warnings
+import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from fastload.isolation import finalizers
-from fastload.isolation.attributes import SCALARS, Attributes, Copier, Part, class_state
-from fastload.isolation.memory import MEMORY
-from fastload.isolation.rules import GENERATORS, own_dict
+from fastload.isolation.attributes import SCALARS, Attributes, Part
+from fastload.isolation.files import reopened
+from fastload.isolation.rules import GENERATORS, is_in_c, own_dict
+
+
+class Copier(Protocol):
+    """Makes one worker's copy of a graph."""
+
+    memo: dict[int, Any]
+    """Copies and shared objects, by the id of the original. It can be passed to `copy.deepcopy`."""
+
+    def copy(self, x: Any) -> Any:
+        """Return the worker's own `x`, which is `x` itself if that is shared."""
+
+    def is_shallow(self, x: Any) -> bool:
+        """Return whether the elements of a container are data, although its attributes are copied."""
+
+    def memory(self, x: Any) -> Any:
+        """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
 
 
 class Kind:
     """How objects of one kind are copied. By default, they have no parts and are never copied."""
 
-    shared: str | None = None  # why workers share all objects of this kind
     generator = False  # whether it generates random numbers
-    memory = False  # whether it is an array, a tensor or a buffer
-    copies_itself = False  # whether a method of its class copies all below it
-    plain: Kind | None = None  # how it can be copied without its protocol
+
+    def __init__(self, shared: str | None = None) -> None:
+        self.shared = shared  # why workers share all objects of this kind
 
     def parts(self, x: Any) -> Iterable[Part]:
         """Yield what belongs to `x` and may be state."""
@@ -43,22 +60,69 @@ class Kind:
 ATOM = Kind()
 
 
-class Shared(Kind):
-    """An object that all workers share."""
-
-    def __init__(self, why: str) -> None:
-        self.shared = why
+class Refused(Kind):
+    """A handle that can neither be copied nor be used by several threads while it is open."""
 
 
-# ---- containers ----
+# ---- instances of Python classes, and containers ----
 
 
-class Container(Kind):
+class Instance(Kind):
+    """An instance of a Python class."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self._cls = cls
+        self.attributes = Attributes(cls)
+        self.of_library = cls.__module__.partition(".")[0] in sys.stdlib_module_names
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        return self.attributes.parts(x)
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        return self._filled(object.__new__(self._cls), x, copier)
+
+    def _filled(self, y: Any, x: Any, copier: Copier) -> Any:
+        copier.memo[id(x)] = y
+        if self.attributes.any:
+            finalizers.silence(y)
+            self.attributes.fill(x, y, copier.copy)
+        return y
+
+
+class Declared(Instance):
+    """An instance of a class that names the attributes of which each worker needs its own copy."""
+
+    def __init__(self, cls: type, names: tuple[str, ...]) -> None:
+        super().__init__(cls)
+        self._names = {f".{name}" for name in names}
+        if not names:
+            self.shared = "its class is thread-safe"
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        return (part for part in self.attributes.parts(x) if part[0] in self._names)
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`. Share the instance if none of those attributes is copied."""
+        y: Any = object.__new__(self._cls)
+        copier.memo[id(x)] = y
+        mine = {id(value): copier.copy(value) for _, value in self.parts(x)}
+        if all(mine[id(value)] is value for _, value in self.parts(x)):
+            copier.memo[id(x)] = x
+            return x
+        self.attributes.fill(x, y, lambda value: mine.get(id(value), value))
+        return y
+
+
+class Container(Instance):
     """A list, tuple, dict, set or deque, or an instance of a subclass of one."""
 
     def __init__(self, cls: type, base: type) -> None:
-        self._cls, self._base = cls, base
-        self.attributes = None if cls is base else Attributes(cls)
+        super().__init__(cls)
+        self._base: Any = base
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -72,55 +136,43 @@ class Container(Kind):
                 if type(key) not in SCALARS:
                     yield ".keys()", key
         else:
-            for k, value in enumerate(self._base.__iter__(x)):  # type: ignore[attr-defined]
-                if type(value) not in SCALARS:
-                    yield f"[{k}]", value
+            yield from ((f"[{k}]", value) for k, value in enumerate(self._base.__iter__(x)))
 
     def attribute_parts(self, x: Any) -> Iterator[Part]:
         """Yield only the attributes, and the factory of a defaultdict."""
-        if self.attributes is not None:
-            for name, value in self.attributes.items(x):
-                yield f".{name}", value
+        if self.attributes.any:
+            yield from self.attributes.parts(x)
         if self._base is defaultdict:
             yield ".default_factory", x.default_factory
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        base: Any = self._base
-        if self.attributes is None and base is not defaultdict and _is_flat(x, base):
-            return x if base in (tuple, frozenset) else x.copy()
-        one = _itself if copier.is_shallow(x) else copier.copy
-        if base in (tuple, frozenset):
-            elements = [e if type(e) in SCALARS else one(e) for e in base.__iter__(x)]
-            y = copier.memo.get(id(x))  # an element may hold `x`
-            if y is None:
-                changed = any(a is not b for a, b in zip(base.__iter__(x), elements, strict=True))
-                if not changed and not (self.attributes and self.attributes.any):
-                    return x
-                y = copier.memo[id(x)] = base.__new__(self._cls, elements)
-        elif base is set:
-            y = copier.memo[id(x)] = base.__new__(self._cls)
-            set.update(y, [e if type(e) in SCALARS else one(e) for e in set.__iter__(x)])
-        elif issubclass(base, dict):
-            y = copier.memo[id(x)] = base.__new__(self._cls)
-            if base is defaultdict:
-                y.default_factory = copier.copy(x.default_factory)
-            put = base.__setitem__
+        base = self._base
+        frozen = base in (tuple, frozenset)
+        if self._cls is base and base is not defaultdict and _is_flat(x, base):
+            return x if frozen else x.copy()
+        own = _itself if copier.is_shallow(x) else copier.copy
+        if frozen:
+            elements = [own(e) for e in base.__iter__(x)]
+            if id(x) in copier.memo:  # an element holds `x`
+                return copier.memo[id(x)]
+            same = all(a is b for a, b in zip(base.__iter__(x), elements, strict=True))
+            if same and not self.attributes.any:
+                return x
+            return self._filled(base.__new__(self._cls, elements), x, copier)
+        y = copier.memo[id(x)] = base.__new__(self._cls)
+        if base is deque:
+            deque.__init__(y, (), x.maxlen)
+        if base is defaultdict:
+            y.default_factory = copier.copy(x.default_factory)
+        if issubclass(base, dict):
             for key, value in base.items(x):
-                key = key if type(key) in SCALARS else one(key)
-                put(y, key, value if type(value) in SCALARS else one(value))
+                base.__setitem__(y, own(key), own(value))
         else:
-            y = copier.memo[id(x)] = base.__new__(self._cls)
-            if base is deque:
-                deque.__init__(y, (), x.maxlen)
-            base.extend(y, [e if type(e) in SCALARS else one(e) for e in base.__iter__(x)])
-        if self.attributes is not None:
-            finalizers.silence(y)
-            if getattr(x, "__dict__", None) is x:  # a dict whose keys are its attributes
-                y.__dict__ = y
-            else:
-                self.attributes.fill(x, y, copier)
-        return y
+            (set.update if base is set else base.extend)(y, [own(e) for e in base.__iter__(x)])
+        if getattr(x, "__dict__", None) is x:  # a dict whose keys are its attributes
+            y.__dict__ = y
+        return self._filled(y, x, copier)
 
 
 def _itself(x: Any) -> Any:
@@ -132,191 +184,6 @@ def _is_flat(x: Any, base: Any) -> bool:
     if not SCALARS.issuperset(map(type, base.__iter__(x))):
         return False
     return not issubclass(base, dict) or SCALARS.issuperset(map(type, base.values(x)))
-
-
-# ---- instances ----
-
-
-class Instance(Kind):
-    """An instance of a Python class."""
-
-    def __init__(self, cls: type) -> None:
-        self._cls = cls
-        self.attributes = Attributes(cls)
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        return ((f".{name}", value) for name, value in self.attributes.items(x))
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        y: Any = object.__new__(self._cls)
-        copier.memo[id(x)] = y
-        finalizers.silence(y)
-        self.attributes.fill(x, y, copier)
-        return y
-
-
-class Declared(Kind):
-    """An instance of a class that names the attributes of which each worker needs its own copy."""
-
-    def __init__(self, cls: type, names: tuple[str, ...]) -> None:
-        self._cls = cls
-        self._names = names
-        self._attributes = Attributes(cls)
-        if not names:
-            self.shared = "its class is thread-safe"
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        own = dict(self._attributes.items(x))
-        return ((f".{name}", own[name]) for name in self._names if name in own)
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. Share the instance if none of those attributes is copied."""
-        y: Any = object.__new__(self._cls)
-        copier.memo[id(x)] = y
-        mine = {part[1:]: copier.copy(value) for part, value in self.parts(x)}
-        if all(mine[part[1:]] is value for part, value in self.parts(x)):
-            copier.memo[id(x)] = y = x
-        else:
-            self._attributes.put(y, {**dict(self._attributes.items(x)), **mine})
-        return y
-
-
-class Protocolled(Kind):
-    """An instance of a class that defines how it is copied, or of one written in C."""
-
-    def __init__(self, cls: type) -> None:
-        self._cls = cls
-        base = solid_base(cls)
-        self._held = Container(cls, base) if base in BASES else Instance(cls)
-        self.plain = Instance(cls) if is_plain(cls) else None
-        self.generator = issubclass(cls, GENERATORS)
-        self.memory = issubclass(cls, MEMORY)
-        self.copies_itself = hasattr(cls, "__deepcopy__")
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`. Yield the objects that the class's copy protocol returns, or those that `__deepcopy__` copies."""
-        if self.copies_itself:
-            yield from self._held.parts(x)
-            return
-        try:
-            reduced = _reduced(x)
-        except Exception:  # it cannot be copied: copying tells
-            if self.plain is not None:
-                yield from self.plain.parts(x)
-            return
-        if isinstance(reduced, str):
-            return
-        _, args, state, items, pairs, _ = reduced
-        yield from (("", a) for a in (*args, *items, *(v for pair in pairs for v in pair)))
-        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        for each in states:
-            if type(each) is dict:
-                yield from ((f".{name}", value) for name, value in each.items())
-            else:
-                yield "", each
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. If the protocol of a Python class raises, copy the instance without it, as a fork would."""
-        try:
-            if self.copies_itself:
-                y = x.__deepcopy__(copier.memo)
-                if y is not x:
-                    copier.memo[id(x)] = y
-            else:
-                reduced = _reduced(x)
-                y = x if isinstance(reduced, str) else self._rebuilt(x, reduced, copier)
-        except RecursionError:
-            raise
-        except Exception:
-            if self.plain is None:
-                raise
-            return self.plain.copy(x, copier)
-        if y is not x:
-            finalizers.silence(y)
-        return y
-
-    def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
-        make, args, state, items, pairs, setter = reduced
-        y = copier.memo[id(x)] = make(*[copier.copy(a) for a in args])
-        if state is not None:
-            self._set_state(y, _copied_state(state, copier), setter)
-        for item in items:
-            y.append(copier.copy(item))
-        for key, value in pairs:
-            y[copier.copy(key)] = copier.copy(value)
-        if own_dict(y):
-            for name, value in class_state(self._cls).items():
-                own_dict(y).setdefault(name, copier.copy(value))
-        return y
-
-    def _set_state(self, y: Any, state: Any, setter: Any) -> None:
-        if setter is not None:
-            setter(y, state)
-        elif hasattr(type(y), "__setstate__"):
-            y.__setstate__(state)
-        else:
-            own, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-            own_dict(y).update(own or {})
-            for name, value in (slots or {}).items():
-                object.__setattr__(y, name, value)
-
-
-class OwnGenerator(Instance):
-    """A random generator of a user's class. The protocol of its base would forget that class."""
-
-    generator = True
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        yield from super().parts(x)
-        if isinstance(x, np.random.Generator):
-            yield ".bit_generator", x.bit_generator
-        elif isinstance(x, np.random.RandomState):
-            yield "._bit_generator", x._bit_generator
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        base: Any = next(k for k in GENERATORS if isinstance(x, k))
-        y = copier.memo[id(x)] = base.__new__(self._cls)
-        if base is np.random.Generator:
-            base.__init__(y, copier.copy(x.bit_generator))
-        elif base is np.random.RandomState:
-            base.__init__(y, copier.copy(x._bit_generator))
-            base.set_state(y, base.get_state(x, legacy=False))
-        else:
-            base.setstate(y, base.getstate(x))
-        self.attributes.fill(x, y, copier)
-        return y
-
-
-Reduced = tuple[Any, Any, Any, Any, Any, Any]
-
-
-def _reduced(x: Any) -> str | Reduced:
-    cls: Any = type(x)  # a weak proxy would answer for what it refers to
-    reducer = copyreg.dispatch_table.get(cls)
-    if cls.__module__ == "itertools":  # it warns from Python 3.12 on
-        with warnings.catch_warnings():  # not for every object: all threads have the same filters
-            warnings.simplefilter("ignore", DeprecationWarning)
-            reduced: Any = cls.__reduce_ex__(x, 4)
-    else:
-        reduced = reducer(x) if reducer else cls.__reduce_ex__(x, 4)
-    if isinstance(reduced, str):
-        return reduced
-    make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
-    return make, args, state, list(items or ()), list(pairs or ()), setter
-
-
-def _copied_state(state: Any, copier: Copier) -> Any:
-    """Return a copy of the state from an object's protocol. It bypasses the memo: the state may be temporary."""
-    if type(state) is dict:
-        return {key: copier.copy(value) for key, value in state.items()}
-    if type(state) is tuple:
-        return tuple(_copied_state(part, copier) for part in state)
-    return copier.copy(state)
 
 
 BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
@@ -332,8 +199,125 @@ def solid_base(cls: type) -> type:
 
 def is_plain(cls: type) -> bool:
     """Return whether instances consist only of attributes: no class among the bases holds C data."""
-    if solid_base(cls) is not object:
+    if any(map(is_in_c, cls.__mro__[:-1])):
         return False
-    slots = Attributes(cls).slots
-    pointers = len(slots) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    pointers = len(Attributes(cls).slots) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
     return cls.__basicsize__ <= object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)
+
+
+# ---- data in C ----
+
+
+class Generator(Instance):
+    """A random generator, of a library's class or the user's."""
+
+    generator = True
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from super().parts(x)
+        if isinstance(x, np.random.Generator | np.random.RandomState):
+            bits: Any = x._bit_generator  # type: ignore[union-attr]
+            yield "" if type(x) in GENERATORS else ".bit_generator", bits
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        base: Any = next(k for k in GENERATORS if isinstance(x, k))
+        if base is torch.Generator:
+            return base(x.device).set_state(x.get_state())
+        if base is np.random.BitGenerator:
+            return copy.deepcopy(x, copier.memo)
+        y = base.__new__(self._cls)
+        if base is random.Random:
+            base.setstate(y, base.getstate(x))
+        else:
+            base.__init__(y, copier.copy(x._bit_generator))
+        if base is np.random.RandomState:
+            base.set_state(y, base.get_state(x, legacy=False))
+        return self._filled(y, x, copier)
+
+
+class Memory(Kind):
+    """An array, a tensor or a buffer."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from ((f".{name}", value) for name, value in own_dict(x).items())
+        if type(x) is np.ndarray and x.dtype == object:
+            yield from ((f"[{k}]", value) for k, value in enumerate(x.flat))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        if type(x) is np.ndarray and x.dtype == object:
+            y = copier.memo[id(x)] = np.empty_like(x)
+            for index in np.ndindex(x.shape):
+                y[index] = copier.copy(x[index])
+            return y
+        for _, part in self.parts(x):
+            copier.copy(part)
+        return copier.memory(x)
+
+
+class File(Kind):
+    """An open file or tar archive."""
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        return reopened(x)
+
+
+class InC(Kind):
+    """An instance with data in C, which its own protocol copies. `__reduce_ex__` is asked once for all workers."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self._deep = hasattr(cls, "__deepcopy__")
+        self._reduced: dict[int, Any] = {}  # by the ids of objects, which the plan keeps alive
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        if self._deep:
+            return
+        cls: Any = type(x)  # a weak proxy would answer for what it refers to
+        try:
+            reduce: Any = copyreg.dispatch_table.get(cls)
+            reduced = reduce(x) if reduce else cls.__reduce_ex__(x, 4)
+            if isinstance(reduced, tuple):
+                make, args, state, items, pairs = (*reduced, None, None, None)[:5]
+                reduced = make, args, state, [*(items or ())], [*(pairs or ())]
+                held = *args, state, *reduced[3], *(each for pair in reduced[4] for each in pair)
+                yield from (("", part) for part in held)
+        except Exception as error:
+            reduced = error
+        self._reduced[id(x)] = reduced
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        if self._deep:
+            return copy.deepcopy(x, copier.memo)
+        reduced = self._reduced[id(x)]
+        if isinstance(reduced, Exception):
+            raise reduced
+        if isinstance(reduced, str):
+            return x
+        make, args, state, items, pairs = reduced
+        own = copier.copy
+        mine = (
+            tuple(map(own, args)),
+            own(state),
+            map(own, items),
+            (map(own, pair) for pair in pairs),
+        )
+        y = copy.copy(_Reduced((make, *mine)))
+        finalizers.silence(y)
+        return y
+
+
+class _Reduced:
+    """What `copy.copy` turns into an object by the result of a protocol."""
+
+    def __init__(self, result: tuple[Any, ...]) -> None:
+        self._result = result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self._result

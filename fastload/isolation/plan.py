@@ -13,9 +13,9 @@ import torch
 
 from fastload.isolation import memory, rules
 from fastload.isolation.attributes import SCALARS
-from fastload.isolation.classify import File, Refused, kind_of
+from fastload.isolation.classify import kind_of
 from fastload.isolation.files import CannotReopen
-from fastload.isolation.kinds import ATOM, Container, Instance, Kind
+from fastload.isolation.kinds import ATOM, Container, File, Instance, Kind, Memory, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,16 @@ class Plan:
         roots: the objects at which the graph begins, by name. They are copied as one graph: if two of them hold the
             same object, their copies hold the same copy.
         copy_data: copy data too, whatever its size.
-        process: the memory of this process, if it was asked for already.
 
     It reads the graph once, in the caller's thread: nothing may change it meanwhile.
     """
 
-    def __init__(
-        self,
-        roots: Mapping[str, Any],
-        *,
-        copy_data: bool = False,
-        process: memory.ProcessMemory | None = None,
-    ) -> None:
+    def __init__(self, roots: Mapping[str, Any], *, copy_data: bool = False) -> None:
         self.roots = roots
         self._copy_data = copy_data
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
-        self._process = process or memory.ProcessMemory()
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
@@ -88,43 +80,28 @@ class Plan:
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory of which each worker gets a copy, by the id of each object in it.
         self.blocks: dict[int, memory.Block] = {}
-        # Generators, and objects that copy themselves, which may hold generators.
-        self._generators: list[Any] = []
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
-        # Objects that copy protocols create. Only the plan holds them.
-        self._made: set[int] = set()
-        # Objects that a `__deepcopy__` copies, and that nothing else holds. It finds shared ones in the memo.
-        self._deep: set[int] = set()
         for label, root in roots.items():
-            self.walk(root, None, label)
+            self._walk(root, label)
+        self._settle()
 
-    def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
-        """Add an object and all below it to the plan. A protocol may have `made` it for one copy."""
-        before = len(self._memory)
-        # On the stack: an object, its parent, the expression from there, the innermost container around it, and whether
-        # a `__deepcopy__` copies it, which may also know what to do with an open handle.
-        stack: list[tuple[Any, int | None, str, int | None, bool]]
-        stack = [(x, parent, label, None, False)]
+    def _walk(self, root: Any, label: str) -> None:
+        """Add an object and all below it to the plan."""
+        # On the stack: an object, its parent, the expression from there, and the innermost container around it.
+        stack: list[tuple[Any, int | None, str, int | None]] = [(root, None, label, None)]
         while stack:
-            x, parent, label, holder, deep = stack.pop()
+            x, parent, label, holder = stack.pop()
             kind = self.kind(type(x))
-            if kind is ATOM or (deep and isinstance(kind, Refused)):
-                continue
-            if id(x) in self.nodes and (deep or id(x) not in self._deep):
+            if kind is ATOM or id(x) in self.nodes:
                 continue
             if holder is not None and not self._count(holder, x, kind):
                 continue
-            self.nodes.setdefault(id(x), Node(x, kind, parent, label))
-            (self._deep.add if deep else self._deep.discard)(id(x))
-            if made:
-                self._made.add(id(x))
+            self.nodes[id(x)] = Node(x, kind, parent, label)
             why = self._why_shared(x, kind)
             if why is not None:
                 self.shared[id(x)] = why
                 continue
-            if not deep and (kind.generator or (kind.copies_itself and kind.plain)):
-                self._generators.append(x)
             parts = kind.parts(x)
             if isinstance(kind, Container):
                 if len(x) >= rules.FEW and not self._copy_data:
@@ -133,11 +110,8 @@ class Plan:
                 if self._is_long(x):
                     self.shallow.add(id(x))
                     parts = kind.attribute_parts(x)
-            deep |= kind.copies_itself
-            below = [(y, id(x), way, holder, deep) for way, y in parts if type(y) not in SCALARS]
+            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in SCALARS]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
-        # Views in another root may lie in memory that an earlier root holds.
-        self._settle(self._memory[before:] if made else self._memory)
 
     @cached_property
     def weights(self) -> set[int]:
@@ -176,11 +150,17 @@ class Plan:
             return kind.shared
         if kind.generator and rules.is_global_generator(x):
             return "global functions draw from it"
-        if isinstance(kind, Instance) and _is_constant(x, kind):
-            return "a constant"
-        if isinstance(kind, File) and kind.is_standard(x):
+        if type(kind) is Instance and kind.of_library and not self._has_attributes(x, kind):
+            return "a constant"  # a sentinel, compared by identity
+        if isinstance(kind, File) and x in (
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            sys.__stdout__,
+            sys.__stderr__,
+        ):
             return "a standard stream"
-        if kind.memory:
+        if isinstance(kind, Memory):
             why = memory.why_apart(x, copy_data=self._copy_data)
             if why is None:
                 self._memory.append(x)
@@ -190,13 +170,14 @@ class Plan:
         return None
 
     @staticmethod
-    def _has_attributes(x: Any, kind: Container) -> bool:
-        return kind.attributes is not None and any(True for _ in kind.attributes.items(x))
+    def _has_attributes(x: Any, kind: Instance) -> bool:
+        return kind.attributes.any and any(True for _ in kind.attributes.parts(x))
 
-    def _settle(self, views: list[Any]) -> None:
+    def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
-        for block in memory.blocks_of(views):
-            why = block.why_shared(self._process, copy_data=self._copy_data)
+        process = memory.ProcessMemory()
+        for block in memory.blocks_of(self._memory):
+            why = block.why_shared(process, copy_data=self._copy_data)
             if why is None:
                 block.members = [member for member in block.members if memory.is_view(member)]
                 self.blocks.update((id(member), block) for member in block.members)
@@ -208,7 +189,7 @@ class Plan:
     def _count(self, holder: int, x: Any, kind: Kind) -> bool:
         """Count an object in the containers around it. Return False if one of those is data."""
         nbytes = 0
-        if kind.memory:
+        if isinstance(kind, Memory):
             nbytes = memory.nbytes_of(x)
         elif isinstance(kind, Container):
             nbytes = 8 * len(x)
@@ -244,10 +225,6 @@ class Plan:
 
     # ---- what is known of an object ----
 
-    def is_made(self, x: Any) -> bool:
-        """Return whether a class's copy protocol created `x`, for one copy only."""
-        return id(x) in self._made
-
     def path(self, x: Any) -> str:
         """Return the expression that reaches an object of the graph."""
         labels: list[str] = []
@@ -263,34 +240,17 @@ class Plan:
         The path is the expression that reaches a generator, with a number if it is not the first with that expression.
         """
         found: list[tuple[str, Any]] = []
-        for x in self._generators:
-            mine = x if copies is None else copies.get(id(x))
-            if id(x) in self.shared or mine is None:
-                continue
-            if self.nodes[id(x)].kind.generator:
-                found.append((self.path(x), mine))
-            else:
-                below = Plan({self.path(x): mine}, process=self._process)
-                own = [y.x for y in below.nodes.values() if y.kind.generator]
-                found += [(below.path(y), y) for y in own if id(y) not in below.shared]
         seen = Counter[str]()
-        for k, (place, x) in enumerate(found):
-            seen[place] += 1
-            found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
+        for i, node in self.nodes.items():
+            mine = node.x if copies is None else copies.get(i)
+            if node.kind.generator and i not in self.shared and mine is not None:
+                place = self.path(node.x)
+                seen[place] += 1
+                found.append((place if seen[place] == 1 else f"{place} ({seen[place]})", mine))
         return found
 
-    def share(self, x: Any, why: str | Exception) -> None:
+    def share(self, x: Any, error: Exception) -> None:
         """Share an object that cannot be copied, and note why."""
-        self.uncopyable.append(self._named(x, why))
-        self.shared[id(x)] = self.uncopyable[-1].why
-
-    def _named(self, x: Any, why: str | Exception) -> Named:
-        if not isinstance(why, str | CannotReopen):
-            why = f"{type(why).__name__}: {why}"
-        return Named(self.path(x), x, str(why))
-
-
-def _is_constant(x: Any, kind: Instance) -> bool:
-    """Return whether an instance of the standard library has no attributes: a sentinel, compared by identity."""
-    library = type(x).__module__.partition(".")[0] in sys.stdlib_module_names
-    return library and not any(True for _ in kind.attributes.items(x))
+        why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
+        self.uncopyable.append(Named(self.path(x), x, why))
+        self.shared[id(x)] = why

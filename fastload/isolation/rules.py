@@ -16,7 +16,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ _SHARED_CLASSES = {
     *("pandas.core.base.PandasObject", "pandas.core.generic.NDFrame", "pyarrow.lib._Weakrefable"),
     *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
     *("polars.series.series.Series", "torch.cuda.streams.Stream"),
+    *("torch._ops.OpOverloadPacket", "torch._ops.OperatorBase", "typing._Final"),
     *("zarr.core.array.Array", "zarr.core.group.Group", "zarr.hierarchy.Group"),
 }
 """Classes of data, of objects without state, and of handles that threads may share."""
@@ -94,6 +95,13 @@ _REFUSED_CLASSES = {
     "torchcodec.decoders._video_decoder.VideoDecoder",
 }
 """Classes whose open instances can neither be copied nor be used by several threads."""
+
+
+REDUCED_CLASSES = {
+    *("PIL.Image.Image", "fsspec.spec.AbstractFileSystem", "torch.jit._script.ScriptModule"),
+    "sentencepiece.SentencePieceProcessor",
+}
+"""Classes in Python that hold data in C, which only their own protocol copies."""
 
 
 def names(kind: type) -> list[str]:
@@ -159,6 +167,13 @@ def is_global_generator(x: Any) -> bool:
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8
 """Bits of `type.__flags__`. HEAP: a class statement, or similar C code, made the class. IMMUTABLE: it cannot change."""
+
+
+def is_in_c(kind: type) -> bool:
+    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
+    own = vars(kind).values()
+    in_c = MethodDescriptorType, WrapperDescriptorType
+    return any(type(v) in in_c and v.__objclass__ is kind for v in own)
 
 
 _CODE = (Dataset, nn.Module, FunctionType, MethodType, partial, io.IOBase, *GENERATORS)

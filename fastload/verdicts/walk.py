@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from fastload.isolation import rules
 from fastload.isolation.attributes import filled, slots_of
-from fastload.isolation.rules import own_dict
+from fastload.isolation.rules import is_in_c, own_dict
 from fastload.isolation.users import is_importable, is_users_module
 from fastload.random import numpy_random, python_random
 from fastload.verdicts.findings import Finding
@@ -144,7 +144,7 @@ class Walk:
             if not vouched and own_dict(x).get("inplace", False) is not False:
                 self._find(f"{path} works in place")
             self._todo += [(part, way, held) for way, part in _attributes(x, path)]
-        elif is_users_module(kind.__module__) and not _is_in_c(kind):
+        elif is_users_module(kind.__module__) and not is_in_c(kind):
             self._instance(x, path, held)
         elif not is_safe_function(x) or is_numpys(x):
             self._other(x, path, held)
@@ -214,7 +214,7 @@ class Walk:
         self._read.add((id(cls), made))
         theirs = [k for k in cls.__mro__ if not is_users_module(k.__module__)]
         known = all(k in _BASES or _is_listed(k) or issubclass(k, BaseException) for k in theirs)
-        if type(cls) not in _METACLASSES or not known or _is_in_c(cls):
+        if type(cls) not in _METACLASSES or not known or is_in_c(cls):
             self._find(f"the class `{path}` has a base or metaclass that is not on the list")
         called = {name for k in theirs for name in vars(k)}
         nearer: set[str] = set()
@@ -360,13 +360,6 @@ def _is_listed(kind: type) -> bool:
 
 def _is_ours(module: Any) -> bool:
     return str(module).partition(".")[0] == "fastload"
-
-
-def _is_in_c(kind: type) -> bool:
-    """Return whether a class is written in C, or Rust: a module of Python may hold it."""
-    own = vars(kind).values()
-    in_c = types.MethodDescriptorType, types.WrapperDescriptorType
-    return any(type(v) in in_c and v.__objclass__ is kind for v in own)
 
 
 def _is_global(x: Any) -> bool:

@@ -1,7 +1,7 @@
 """Promises:
 - Each worker owns every object that code can change, copied as one graph. Data is shared, and the rule for both is
   documented.
-- Copies are made at `iter()` and run no code of plain instances.
+- Copies are made at `iter()` and run no code of the user's Python classes.
 - An open handle that threads cannot share is refused at `iter()`, and the error names its place in the dataset. See
   also `tests/compat/test_lmdb.py`, `tests/compat/test_sqlite.py`, `tests/compat/test_video.py`,
   `tests/compat/test_audio.py`.
@@ -462,7 +462,8 @@ def trap(self: Any, *arguments: Any, **options: Any) -> Any:
 
 SPECIAL = (
     "__new__ __init__ __setattr__ __getattr__ __getattribute__ __delattr__ __repr__ __str__ __format__ __hash__ __eq__ "
-    "__ne__ __dir__ __sizeof__ __bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__"
+    "__ne__ __dir__ __sizeof__ __bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__ "
+    "__copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
 )
 
 
@@ -480,57 +481,6 @@ def test_no_user_code_runs() -> None:
         rows, mine = (object.__getattribute__(x[0], "rows") for x in (traps, got.traps))
         assert rows == mine
         assert rows is not mine
-
-
-# ---- classes with a protocol ----
-
-
-class Reduced:
-    def __init__(self, child: Any, by: str = "me") -> None:
-        self.child, self.by = child, by
-
-    def __reduce_ex__(self, *_: Any) -> Any:
-        return type(self), (self.child, "__reduce_ex__")
-
-
-class GetState:
-    def __init__(self) -> None:
-        self.child, self.by, self.handle = Thing(), "me", 3
-
-    def __getstate__(self) -> Any:
-        return {"child": self.child, "by": "__getstate__"}
-
-
-class SetState(GetState):
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state, by="__setstate__")
-
-
-PROTOCOLS: dict[str, Callable[[], Any]] = {
-    "__reduce_ex__": lambda: Reduced(Thing()),
-    "__getstate__": GetState,
-    "__setstate__": SetState,
-}
-
-
-@pytest.mark.parametrize("order", ["child first", "child last"])
-def test_a_class_with_a_protocol_is_asked(order: str) -> None:
-    asked = made(PROTOCOLS)
-    attributes = {"children": {name: one.child for name, one in asked.items()}, "asked": asked}
-    if order == "child last":
-        attributes = dict(reversed(attributes.items()))
-    datasets = copies(**attributes)
-    for name in PROTOCOLS:
-        for dataset in datasets[1:]:
-            assert dataset.asked[name].by == name
-            assert dataset.asked[name].child is dataset.children[name], "not in the same graph"
-            assert not hasattr(dataset.asked[name], "handle")
-        assert_copied(*(dataset.asked[name] for dataset in datasets))
-        assert_copied(*(dataset.children[name] for dataset in datasets))
-        assert asked[name].by == "me"
-
-
-# ---- class attributes ----
 
 
 # ---- what is shared whole ----
@@ -633,35 +583,19 @@ def test_finalizers_of_weakref_and_temporary_files_and_folders() -> None:
 # They shuffle, because the order of the next epoch is unknown then, and no worker reads ahead into it.
 
 
-class Asked:
-    """Counts, in a queue that its copies share, how often it was copied."""
-
-    def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def __deepcopy__(self, memo: Any) -> Asked:
-        self.asked.put(1)
-        new = object.__new__(type(self))
-        new.asked = self.asked
-        return new
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_copies_are_made_at_iter(persistent: bool) -> None:
-    dataset = Holder(copied=Asked(), scale=1)
-    asked = dataset.copied.asked
+    dataset = Holder(scale=1)
     with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
-        assert asked.qsize() == 0
-        seen = []
+        seen, copies = [], []
         for epoch in range(3):
             dataset.scale = epoch
             iterator = iter(loader)
-            count, got = asked.qsize(), list(iterator)
-            seen.append((count, [one.scale for one in got], {id(one) for one in got}))
-    kept = [(WORKERS, [0, 0])] * 3
-    anew = [(WORKERS * (epoch + 1), [epoch] * WORKERS) for epoch in range(3)]
-    assert [one[:2] for one in seen] == (kept if persistent else anew)
-    assert len(set.union(*(ids for *_, ids in seen))) == WORKERS * (1 if persistent else 3)
+            dataset.scale = -1
+            copies += (got := list(iterator))
+            seen.append([one.scale for one in got])
+    assert seen == [[0 if persistent else epoch] * WORKERS for epoch in range(3)]
+    assert len({*map(id, copies)}) == WORKERS * (1 if persistent else 3)
 
 
 def test_copies_are_collected() -> None:
@@ -787,12 +721,10 @@ def test_iterable_datasets_are_copied_by_the_same_rule() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"copy_dataset": True}])
 def test_without_workers_nothing_is_copied(options: dict[str, Any]) -> None:
-    dataset = Stream(asked=Asked())
-    collate_fn = lambda sample: (sample, dataset.asked)  # noqa: E731
-    assert list(loader_of(dataset, num_workers=0, collate_fn=collate_fn, **options)) == [
-        (dataset, dataset.asked)
-    ]
-    assert dataset.asked.asked.empty()
+    dataset = Stream(thing=Thing())
+    collate_fn = lambda sample: (sample, sample.thing, dataset)  # noqa: E731
+    (found,) = loader_of(dataset, num_workers=0, collate_fn=collate_fn, **options)
+    assert found == (dataset, dataset.thing, dataset)
 
 
 def test_copying_data_too() -> None:
@@ -873,23 +805,6 @@ def test_an_open_database_is_refused(handle: Callable[[Any], Any]) -> None:
                 iter(loader)
             dataset.transform.steps.clear()
             assert [one.transform.steps for one in loader] == [[], []]
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("order", ["file first", "file last"])
-def test_what_has_no_copy_in_an_object_with_a_finalizer(order: str, tmp_path: Path) -> None:
-    """The object is shared with what it holds, wherever else that is held."""
-    with open(tmp_path / "log.txt", "w") as log:
-        closing = Closing()
-        closing.log = log  # type: ignore[attr-defined]
-        both = {"log": log, "closing": closing}
-        dataset = Holder(**dict(sorted(both.items(), reverse=order == "file first")))
-        with pytest.warns(SharedStateWarning) as said:
-            got = copies_of(dataset)
-        assert_shared(closing, *(one.closing for one in got))
-        assert_shared(log, *(one.log for one in got))
-        assert "dataset.closing" in str(said[0].message)
-        assert len(said) == 1
 
 
 # ---- what a worker inherits ----
