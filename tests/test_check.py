@@ -166,7 +166,7 @@ def test_an_open_handle_that_threads_cannot_share_is_a_fault(tmp_path: Path) -> 
     report = check(dataset)
     dataset.connection.close()
     assert not report.ok
-    assert "dataset.connection is an open sqlite3.Connection" in words(report, "fault")
+    assert "dataset.connection (sqlite3.Connection: open)" in words(report, "fault")
     assert "Nothing could be compared." in str(report)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from math import inf
 from time import perf_counter
+from typing import Any
 
 from torch.utils.data import RandomSampler, SequentialSampler
 
@@ -58,15 +59,11 @@ class Trial:
         context = self._readers.of_loop(self._readers.window())
         context.info = self._readers.info_of_loop(0, context.dataset)
 
+        first: Any = dict.fromkeys(("epoch", "ordinal", "position"), 0)
+
         def seconds(samples: int) -> float:
-            batch = self._readers.batch(
-                list(range(samples)),
-                keys=StreamKeys(0, 0),
-                recorders=[Recorder()],
-                epoch=0,
-                ordinal=0,
-                position=0,
-            )
+            given: Any = {"keys": StreamKeys(0, 0), "recorders": [Recorder()]}
+            batch = self._readers.batch([*range(samples)], **given, **first)
             started, delayed = perf_counter(), delayed_s()
             with neutral_modes(), entered(context.stream):
                 read_run(batch, 0, batch.units, context)

@@ -2,9 +2,9 @@
 
 - `worker_copies` puts the others together.
 - `rules` tells state from data, and `users` tells the user's code from libraries.
-- `classify` gives an object its kind. `kinds`, `attributes` and `callables` copy each kind. `memory` copies
-  arrays and tensors, and `files` reopens files. `finalizers` silences copies.
-- `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
+- `kinds` and `callables` copy each kind of object. `memory` copies arrays and tensors, and `files` reopens files.
+  `finalizers` silences copies.
+- `plan` walks over the graph of a dataset once, and gives each object its kind. `copies` makes each worker's copies.
 """
 
 from fastload.isolation.worker_copies import Isolation, WorkerCopies

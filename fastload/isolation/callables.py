@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from fastload.isolation.attributes import SCALARS, Part
-from fastload.isolation.kinds import Copier, Kind
+from fastload.isolation.kinds import SCALARS, Copier, Kind, Part
 from fastload.isolation.users import is_importable
 
 
@@ -52,10 +52,8 @@ class Cell(Kind):
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        try:
+        with suppress(ValueError):  # empty
             yield "", x.cell_contents
-        except ValueError:  # empty
-            return
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""

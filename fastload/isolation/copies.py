@@ -57,7 +57,7 @@ def _deep_calls() -> Iterator[None]:
                 sys.setrecursionlimit(limit)
 
 
-def _after_fork() -> None:
+def _in_child() -> None:
     """Restore the limit in a forked process, which has none of the other threads that copied."""
     _lock.release()
     if _limits:
@@ -65,7 +65,7 @@ def _after_fork() -> None:
         _limits.clear()
 
 
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_fork)
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)
 
 
 class _Copier:
@@ -79,7 +79,7 @@ class _Copier:
     def copy(self, x: Any) -> Any:
         """See `kinds.Copier`."""
         memo = self.memo
-        kind = self._plan.kind(type(x))
+        kind = self._plan.kinds[type(x)]
         if kind is ATOM:
             return x
         if id(x) in memo:
@@ -94,17 +94,10 @@ class _Copier:
             self._plan.share(x, error)
         return memo[id(x)]
 
-    def is_shallow(self, x: Any) -> bool:
-        """See `kinds.Copier`."""
-        return id(x) in self._plan.shallow
-
     def memory(self, x: Any) -> Any:
         """See `kinds.Copier`."""
         block = self._plan.blocks.get(id(x))
         if block is None:  # it has no bytes, or more than bytes
-            try:
-                return copy.deepcopy(x, self.memo)
-            except NotImplementedError:  # torch's `__deepcopy__` of CSR, nested and oneDNN tensors
-                return x.detach().clone().requires_grad_(x.requires_grad)
+            return copy.deepcopy(x, self.memo)
         self.memo.update(copy_block(block, self._plan.weights))
         return self.memo[id(x)]

@@ -11,17 +11,24 @@ import copyreg
 import ctypes
 import random
 import sys
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from fastload.isolation import finalizers
-from fastload.isolation.attributes import SCALARS, Attributes, Part
 from fastload.isolation.files import reopened
-from fastload.isolation.rules import GENERATORS, is_in_c, own_dict
+from fastload.isolation.rules import GENERATORS, HEAP, is_code, is_in_c, own_dict
+
+Part = tuple[str, Any]
+"""The expression that reaches a part of an object (`.name`, `[3]`), and the part."""
+
+SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
 
 
 class Copier(Protocol):
@@ -33,17 +40,12 @@ class Copier(Protocol):
     def copy(self, x: Any) -> Any:
         """Return the worker's own `x`, which is `x` itself if that is shared."""
 
-    def is_shallow(self, x: Any) -> bool:
-        """Return whether the elements of a container are data, although its attributes are copied."""
-
     def memory(self, x: Any) -> Any:
         """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
 
 
 class Kind:
     """How objects of one kind are copied. By default, they have no parts and are never copied."""
-
-    generator = False  # whether it generates random numbers
 
     def __init__(self, shared: str | None = None) -> None:
         self.shared = shared  # why workers share all objects of this kind
@@ -64,56 +66,105 @@ class Refused(Kind):
     """A handle that can neither be copied nor be used by several threads while it is open."""
 
 
+# ---- attributes ----
+
+Slots = list[tuple[str, types.MemberDescriptorType]]
+
+
+def slots_of(cls: type) -> Slots:
+    """Return the slots of a class's instances, by name: those of Python's classes, not of C code."""
+    return [
+        (name, member)
+        for k in cls.__mro__
+        for name, member in vars(k).items()
+        if type(member) is types.MemberDescriptorType
+        and member.__objclass__ is k
+        and k.__flags__ & HEAP
+    ]
+
+
+def filled(slots: Slots, x: Any) -> Iterator[tuple[str, types.MemberDescriptorType, Any]]:
+    """Yield the slots that have a value in an instance: name, member and value."""
+    for name, member in slots:
+        with suppress(AttributeError):
+            yield name, member, member.__get__(x)
+
+
+def class_state(cls: type) -> dict[str, Any]:
+    """Return the class attributes that are generators or called instances: each copy gets its own.
+
+    Other class attributes stay in the class: code may write them through the class and read them through `self`.
+    """
+    bases = [*takewhile(lambda k: not _is_without_state(k), cls.__mro__)]
+    nearest = {name: value for k in reversed(bases) for name, value in vars(k).items()}
+    return {name: value for name, value in nearest.items() if _is_class_state(value)}
+
+
+def _is_class_state(value: Any) -> bool:
+    kind = type(value)
+    if _is_without_state(kind):
+        return isinstance(value, GENERATORS)
+    return is_code(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__get__")
+
+
+def _is_without_state(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _MODULES_WITHOUT_STATE
+
+
+_MODULES_WITHOUT_STATE = {
+    *("abc", "builtins", "collections", "enum", "functools", "numpy", "torch", "typing")
+}
+
+
 # ---- instances of Python classes, and containers ----
 
 
 class Instance(Kind):
-    """An instance of a Python class."""
+    """An instance of a Python class. If its class declares `names`, all else in it is shared."""
 
-    def __init__(self, cls: type) -> None:
-        super().__init__()
-        self._cls = cls
-        self.attributes = Attributes(cls)
+    def __init__(self, cls: type, names: tuple[str, ...] | None = None) -> None:
+        super().__init__("its class is thread-safe" if names == () else None)
+        self._cls, self._names = cls, names
+        self._slots = slots_of(cls)
+        self._of_class = class_state(cls) if cls.__dictoffset__ else {}
+        self.any = bool(cls.__dictoffset__ or self._slots)
         self.of_library = cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        return self.attributes.parts(x)
+        own = own_dict(x)
+        held = ((name, value) for name, _, value in filled(self._slots, x))
+        for name, value in (*{**own, **self._of_class, **own}.items(), *held):
+            if self._names is None or name in self._names:
+                yield f".{name}", value
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        return self._filled(object.__new__(self._cls), x, copier)
-
-    def _filled(self, y: Any, x: Any, copier: Copier) -> Any:
-        copier.memo[id(x)] = y
-        if self.attributes.any:
-            finalizers.silence(y)
-            self.attributes.fill(x, y, copier.copy)
+        y = self._filled(object.__new__(self._cls), x, copier)
+        if self._names and all(copier.copy(value) is value for _, value in self.parts(x)):
+            copier.memo[id(x)] = y = x
         return y
 
+    def _filled(self, y: Any, x: Any, copier: Copier) -> Any:
+        """Give `y` copies of the attributes of `x`, and return it."""
 
-class Declared(Instance):
-    """An instance of a class that names the attributes of which each worker needs its own copy."""
+        def mine(name: str, value: Any) -> Any:
+            return copier.copy(value) if self._names is None or name in self._names else value
 
-    def __init__(self, cls: type, names: tuple[str, ...]) -> None:
-        super().__init__(cls)
-        self._names = {f".{name}" for name in names}
-        if not names:
-            self.shared = "its class is thread-safe"
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        return (part for part in self.attributes.parts(x) if part[0] in self._names)
-
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. Share the instance if none of those attributes is copied."""
-        y: Any = object.__new__(self._cls)
         copier.memo[id(x)] = y
-        mine = {id(value): copier.copy(value) for _, value in self.parts(x)}
-        if all(mine[id(value)] is value for _, value in self.parts(x)):
-            copier.memo[id(x)] = x
-            return x
-        self.attributes.fill(x, y, lambda value: mine.get(id(value), value))
+        if not self.any:
+            return y
+        finalizers.silence(y)
+        before, own = own_dict(x), own_dict(y)
+        # Plain values first: `__hash__` may need them if the next attribute is a set that holds `x`.
+        own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
+        for name, value in (*before.items(), *self._of_class.items()):
+            if name not in own:
+                own[name] = mine(name, value)
+        for name in before:
+            own[name] = own.pop(name)  # in the order of the original
+        for name, member, value in filled(self._slots, x):
+            member.__set__(y, mine(name, value))
         return y
 
 
@@ -126,7 +177,9 @@ class Container(Instance):
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        yield from self.attribute_parts(x)
+        yield from super().parts(x) if self.any else ()
+        if self._base is defaultdict:
+            yield ".default_factory", x.default_factory
         if _is_flat(x, self._base):
             return
         if issubclass(self._base, dict):
@@ -138,26 +191,19 @@ class Container(Instance):
         else:
             yield from ((f"[{k}]", value) for k, value in enumerate(self._base.__iter__(x)))
 
-    def attribute_parts(self, x: Any) -> Iterator[Part]:
-        """Yield only the attributes, and the factory of a defaultdict."""
-        if self.attributes.any:
-            yield from self.attributes.parts(x)
-        if self._base is defaultdict:
-            yield ".default_factory", x.default_factory
-
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
         base = self._base
         frozen = base in (tuple, frozenset)
         if self._cls is base and base is not defaultdict and _is_flat(x, base):
             return x if frozen else x.copy()
-        own = _itself if copier.is_shallow(x) else copier.copy
+        own = copier.copy
         if frozen:
             elements = [own(e) for e in base.__iter__(x)]
             if id(x) in copier.memo:  # an element holds `x`
                 return copier.memo[id(x)]
             same = all(a is b for a, b in zip(base.__iter__(x), elements, strict=True))
-            if same and not self.attributes.any:
+            if same and not self.any:
                 return x
             return self._filled(base.__new__(self._cls, elements), x, copier)
         y = copier.memo[id(x)] = base.__new__(self._cls)
@@ -173,10 +219,6 @@ class Container(Instance):
         if getattr(x, "__dict__", None) is x:  # a dict whose keys are its attributes
             y.__dict__ = y
         return self._filled(y, x, copier)
-
-
-def _itself(x: Any) -> Any:
-    return x
 
 
 def _is_flat(x: Any, base: Any) -> bool:
@@ -201,7 +243,7 @@ def is_plain(cls: type) -> bool:
     """Return whether instances consist only of attributes: no class among the bases holds C data."""
     if any(map(is_in_c, cls.__mro__[:-1])):
         return False
-    pointers = len(Attributes(cls).slots) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    pointers = len(slots_of(cls)) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
     return cls.__basicsize__ <= object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -210,8 +252,6 @@ def is_plain(cls: type) -> bool:
 
 class Generator(Instance):
     """A random generator, of a library's class or the user's."""
-
-    generator = True
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -301,23 +341,8 @@ class InC(Kind):
         if isinstance(reduced, str):
             return x
         make, args, state, items, pairs = reduced
-        own = copier.copy
-        mine = (
-            tuple(map(own, args)),
-            own(state),
-            map(own, items),
-            (map(own, pair) for pair in pairs),
-        )
-        y = copy.copy(_Reduced((make, *mine)))
+        mine = tuple(map(copier.copy, args)), copier.copy(state), map(copier.copy, items)
+        result = make, *mine, (map(copier.copy, pair) for pair in pairs)
+        y = copy.copy(types.SimpleNamespace(__reduce_ex__=lambda _: result))
         finalizers.silence(y)
         return y
-
-
-class _Reduced:
-    """What `copy.copy` turns into an object by the result of a protocol."""
-
-    def __init__(self, result: tuple[Any, ...]) -> None:
-        self._result = result
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return self._result

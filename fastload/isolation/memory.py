@@ -121,7 +121,7 @@ def extent(x: Any) -> tuple[int, int]:
     if isinstance(x, torch.Tensor | torch.UntypedStorage):
         try:
             with no_torch_function():
-                storage = x.untyped_storage() if isinstance(x, torch.Tensor) else x
+                storage = _storage(x)
                 start = storage.data_ptr()
         except RuntimeError:  # a sparse one, or one that consists of others
             return 0, 0
@@ -180,10 +180,10 @@ def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
     The parameters with the ids `weights` get their own `grad` over the same memory.
     """
     if all(id(member) in weights for member in block.members):
-        return {id(member): _over(member.untyped_storage(), member) for member in block.members}
+        return {id(member): _over(_storage(member), member) for member in block.members}
     (first, *others) = block.members
-    if not others and not (isinstance(first, np.ndarray) and first.base is not None):
-        return {id(first): _alone(first)}
+    if not others and isinstance(first, torch.Tensor | torch.UntypedStorage):
+        return {id(first): _over(_storage(first).clone(), first)}
     owner = next((m for m in block.members if isinstance(m, Buffer)), None)
     own = bytearray(block.stop - block.start) if owner is None else owner[:]
     memory = np.frombuffer(own, np.uint8)
@@ -203,14 +203,8 @@ def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
     return copies
 
 
-def _alone(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
-        return _over(x.untyped_storage().clone(), x)  # type: ignore[no-untyped-call]
-    if isinstance(x, np.ndarray):
-        return x.copy(order="K")
-    if isinstance(x, CTYPES):
-        return type(x).from_buffer_copy(x)
-    return x[:] if isinstance(x, Buffer) else x.clone()
+def _storage(x: Any) -> Any:
+    return x.untyped_storage() if isinstance(x, torch.Tensor) else x
 
 
 def _array(x: np.ndarray, memory: np.ndarray, offset: int) -> np.ndarray:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import enum
+import io
+import re
+import struct
 import sys
+import tarfile
+import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 
-from fastload.isolation import memory, rules
-from fastload.isolation.attributes import SCALARS
-from fastload.isolation.classify import kind_of
+from fastload.isolation import kinds, memory, rules
+from fastload.isolation.callables import EXACT
 from fastload.isolation.files import CannotReopen
-from fastload.isolation.kinds import ATOM, Container, File, Instance, Kind, Memory, Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,7 @@ class Node:
     """An object of the graph, and how to reach it from its parent."""
 
     x: Any
-    kind: Kind
+    kind: kinds.Kind
     parent: int | None
     label: str
 
@@ -33,15 +40,16 @@ class _Tally:
     """The number and size of the objects below a container that may be data."""
 
     outer: int | None
-    code: bool = False
-    """Whether it holds code, so that it is never data."""
-    objects: int = 0
-    nbytes: int = 0
+    objects: float = 0
+    nbytes: float = 0
+
+    def add(self, objects: float, nbytes: float) -> None:
+        self.objects += objects
+        self.nbytes += nbytes
 
     def is_full(self, parts: int = 1) -> bool:
         """Return whether what lies below exceeds the container's limits divided by `parts`."""
-        full = self.objects * parts > rules.BELOW or self.nbytes * parts > rules.BELOW_BYTES
-        return full and not self.code
+        return self.objects * parts > rules.BELOW or self.nbytes * parts > rules.BELOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +78,13 @@ class Plan:
     def __init__(self, roots: Mapping[str, Any], *, copy_data: bool = False) -> None:
         self.roots = roots
         self._copy_data = copy_data
-        self._kinds: dict[type, Kind] = {}
+        self.kinds = _Kinds()
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # the reasons, by id
         self.lists: dict[int, list[Any]] = {}  # what workers have in place of shared lists
-        self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory of which each worker gets a copy, by the id of each object in it.
         self.blocks: dict[int, memory.Block] = {}
         self.refused: list[Named] = []
@@ -92,8 +99,8 @@ class Plan:
         stack: list[tuple[Any, int | None, str, int | None]] = [(root, None, label, None)]
         while stack:
             x, parent, label, holder = stack.pop()
-            kind = self.kind(type(x))
-            if kind is ATOM or id(x) in self.nodes:
+            kind = self.kinds[type(x)]
+            if kind is kinds.ATOM or id(x) in self.nodes:
                 continue
             if holder is not None and not self._count(holder, x, kind):
                 continue
@@ -102,15 +109,11 @@ class Plan:
             if why is not None:
                 self.shared[id(x)] = why
                 continue
+            if isinstance(kind, kinds.Container) and len(x) >= rules.FEW and not self._copy_data:
+                self._tallies[id(x)] = _Tally(holder)
+                holder = id(x)
             parts = kind.parts(x)
-            if isinstance(kind, Container):
-                if len(x) >= rules.FEW and not self._copy_data:
-                    self._tallies[id(x)] = _Tally(holder)
-                    holder = id(x)
-                if self._is_long(x):
-                    self.shallow.add(id(x))
-                    parts = kind.attribute_parts(x)
-            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in SCALARS]
+            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in kinds.SCALARS]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
 
     @cached_property
@@ -128,50 +131,27 @@ class Plan:
         shared = [self.nodes[i].x for i in self.shared if type(self.nodes[i].x) is list]
         self.lists = {id(x): x.copy() for x in shared}
 
-    def kind(self, cls: type) -> Kind:
-        """Return how instances of a class are copied."""
-        try:
-            return self._kinds[cls]
-        except KeyError:
-            kind = self._kinds[cls] = kind_of(cls)
-            return kind
-
-    def _is_long(self, x: Any) -> bool:
-        """Return whether a container has more elements than the limit, so that workers share it."""
-        if len(x) <= rules.ELEMENTS or self._copy_data:
-            return False
-        return not rules.holds_code(x)
-
-    def _why_shared(self, x: Any, kind: Kind) -> str | None:
+    def _why_shared(self, x: Any, kind: kinds.Kind) -> str | None:
         """Return why an object is shared, whatever its parts are, or None."""
-        if isinstance(kind, Refused) and rules.is_open(x):
+        if isinstance(kind, kinds.Refused) and rules.is_open(x):
             self.refused.append(Named(self.path(x), x, "open"))
         if kind.shared is not None:
             return kind.shared
-        if kind.generator and rules.is_global_generator(x):
+        if isinstance(kind, kinds.Generator) and rules.is_global_generator(x):
             return "global functions draw from it"
-        if type(kind) is Instance and kind.of_library and not self._has_attributes(x, kind):
+        if type(kind) is kinds.Instance and kind.of_library and not _has_attributes(x, kind):
             return "a constant"  # a sentinel, compared by identity
-        if isinstance(kind, File) and x in (
-            sys.stdin,
-            sys.stdout,
-            sys.stderr,
-            sys.__stdout__,
-            sys.__stderr__,
-        ):
+        if isinstance(kind, kinds.File) and x in _streams():
             return "a standard stream"
-        if isinstance(kind, Memory):
+        if isinstance(kind, kinds.Memory):
             why = memory.why_apart(x, copy_data=self._copy_data)
             if why is None:
                 self._memory.append(x)
             return why
-        if isinstance(kind, Container) and self._is_long(x):
-            return None if self._has_attributes(x, kind) else f"{len(x):,} elements"
-        return None
-
-    @staticmethod
-    def _has_attributes(x: Any, kind: Instance) -> bool:
-        return kind.attributes.any and any(True for _ in kind.attributes.parts(x))
+        few = not isinstance(kind, kinds.Container) or len(x) <= rules.ELEMENTS
+        if few or self._copy_data or _is_never_data(x, kind):
+            return None
+        return f"{len(x):,} elements"
 
     def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
@@ -186,13 +166,8 @@ class Plan:
 
     # ---- containers that are data by what is below them ----
 
-    def _count(self, holder: int, x: Any, kind: Kind) -> bool:
+    def _count(self, holder: int, x: Any, kind: kinds.Kind) -> bool:
         """Count an object in the containers around it. Return False if one of those is data."""
-        nbytes = 0
-        if isinstance(kind, Memory):
-            nbytes = memory.nbytes_of(x)
-        elif isinstance(kind, Container):
-            nbytes = 8 * len(x)
         around: list[int] = []
         at: int | None = holder
         while at is not None:
@@ -200,27 +175,24 @@ class Plan:
                 return False
             around.append(at)
             at = self._tallies[at].outer
-        full = False
+        nbytes = memory.nbytes_of(x) if isinstance(kind, kinds.Memory) else 0
+        nbytes = 8 * len(x) if isinstance(kind, kinds.Container) else nbytes
         for at in around:
-            tally = self._tallies[at]
-            tally.objects += 1
-            tally.nbytes += nbytes
-            full |= tally.is_full()
+            self._tallies[at].add(1, nbytes)
+        full = any(self._tallies[at].is_full() for at in around)
         return not (full and self._make_data(around))
 
     def _make_data(self, around: list[int]) -> bool:
         """Share the innermost container with most of what was counted. Return False if it holds code."""
         k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
         node, tally = self.nodes[at], self._tallies[at]
-        assert isinstance(node.kind, Container)
-        if self._has_attributes(node.x, node.kind) or rules.holds_code(node.x):
+        if _is_never_data(node.x, node.kind):
             for outer in around[k:]:  # the outer containers hold its elements too
-                self._tallies[outer].code = True
+                self._tallies[outer].add(-inf, -inf)
             return False
         self.shared[at] = f"{tally.objects:,} objects or {tally.nbytes / 2**20:.1f} MiB below it"
         for outer in around[k + 1 :]:
-            self._tallies[outer].objects -= tally.objects
-            self._tallies[outer].nbytes -= tally.nbytes
+            self._tallies[outer].add(-tally.objects, -tally.nbytes)
         return True
 
     # ---- what is known of an object ----
@@ -243,7 +215,7 @@ class Plan:
         seen = Counter[str]()
         for i, node in self.nodes.items():
             mine = node.x if copies is None else copies.get(i)
-            if node.kind.generator and i not in self.shared and mine is not None:
+            if isinstance(node.kind, kinds.Generator) and i not in self.shared and mine is not None:
                 place = self.path(node.x)
                 seen[place] += 1
                 found.append((place if seen[place] == 1 else f"{place} ({seen[place]})", mine))
@@ -254,3 +226,60 @@ class Plan:
         why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
         self.uncopyable.append(Named(self.path(x), x, why))
         self.shared[id(x)] = why
+
+
+def _streams() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+
+
+def _has_attributes(x: Any, kind: kinds.Instance) -> bool:
+    return kind.any and any(True for _ in kinds.Instance.parts(kind, x))
+
+
+def _is_never_data(x: Any, kind: kinds.Kind) -> bool:
+    return (isinstance(kind, kinds.Instance) and _has_attributes(x, kind)) or rules.holds_code(x)
+
+
+_ATOMS = (
+    *(int, float, complex, str, bytes, range, slice, type, enum.Enum, PurePath, re.Pattern),
+    *(property, staticmethod, classmethod, struct.Struct, np.generic, np.dtype, np.ufunc),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(torch.finfo, torch.iinfo, torch.jit.ScriptFunction, types.CodeType, types.EllipsisType),
+    *(types.GenericAlias, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.ModuleType, types.NoneType, types.NotImplementedType),
+    *(types.UnionType, types.WrapperDescriptorType),
+)
+
+
+class _Kinds(dict[type, kinds.Kind]):
+    """The kind of each class. It says how instances are copied."""
+
+    def __missing__(self, cls: type) -> kinds.Kind:
+        kind = self[cls] = kind_of(cls)
+        return kind
+
+
+def kind_of(cls: type) -> kinds.Kind:
+    """Return the kind of a class."""
+    if cls in EXACT:
+        return EXACT[cls]
+    if (names := rules.per_worker(cls)) is not None:
+        return kinds.Instance(cls, names)
+    if cls is object or issubclass(cls, _ATOMS):  # `object()` is a sentinel
+        return kinds.ATOM
+    if rules.is_one_of(cls, rules.REFUSED_CLASSES):
+        return kinds.Refused()
+    if issubclass(cls, memory.MEMORY):  # multiprocessing makes some of these classes
+        return kinds.Memory()
+    if (why := rules.shared_class(cls)) is not None:
+        return kinds.Kind(why)
+    if issubclass(cls, rules.GENERATORS):
+        return kinds.Generator(cls)
+    in_memory = issubclass(cls, io.BytesIO | io.StringIO)
+    if issubclass(cls, io.IOBase | tarfile.TarFile) and not in_memory:
+        return kinds.File()
+    base = kinds.solid_base(cls)
+    if base in kinds.BASES:
+        return kinds.Container(cls, base)
+    in_c = rules.is_one_of(cls, rules.REDUCED_CLASSES) or not kinds.is_plain(cls)
+    return kinds.InC(cls) if in_c else kinds.Instance(cls)

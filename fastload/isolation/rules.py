@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
@@ -51,56 +51,47 @@ GENERATORS = (
     *(random.Random, torch.Generator),
 )
 
-_SHARED_MODULES = {
-    *("_contextvars", "_queue", "_thread", "asyncio", "concurrent", "contextvars", "logging"),
-    *("multiprocessing", "queue", "subprocess", "threading"),
-}
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SHARED_MODULES = _words(
+    "_contextvars _queue _thread asyncio concurrent contextvars logging multiprocessing queue subprocess threading"
+)
 """Modules whose instances are all shared: they connect threads or processes, or have no state."""
 
-_SHARED_CLASSES = {
-    *("_ctypes.CFuncPtr", "asyncio.events.AbstractEventLoop", "ctypes.CDLL", "mmap.mmap"),
-    *("random.SystemRandom", "sqlite3.Row", "weakref.finalize"),
-    *(
-        "datasets.table.Table",
-        "h5py._hl.base.HLObject",
-        "h5py.h5a.AttrID",
-        "h5py.h5d.DatasetID",
-        "h5py.h5f.FileID",
-    ),
-    *("h5py.h5g.GroupID", "h5py.h5r.Reference"),
-    *("builtins.Environment", "builtins._Database", "lmdb.cffi.Environment"),  # lmdb's, in C or not
-    *("lightning.pytorch.trainer.trainer.Trainer", "pytorch_lightning.trainer.trainer.Trainer"),
-    *("pandas.core.base.PandasObject", "pandas.core.generic.NDFrame", "pyarrow.lib._Weakrefable"),
-    *("polars.dataframe.frame.DataFrame", "polars.lazyframe.frame.LazyFrame"),
-    *("polars.series.series.Series", "torch.cuda.streams.Stream"),
-    *("torch._ops.OpOverloadPacket", "torch._ops.OperatorBase", "typing._Final"),
-    *("zarr.core.array.Array", "zarr.core.group.Group", "zarr.hierarchy.Group"),
-}
+# lmdb's classes are in `builtins` if they are written in C.
+_SHARED_CLASSES = _words("""
+    _ctypes.CFuncPtr asyncio.events.AbstractEventLoop builtins.Environment builtins._Database ctypes.CDLL
+    datasets.table.Table h5py._hl.base.HLObject h5py.h5a.AttrID h5py.h5d.DatasetID h5py.h5f.FileID h5py.h5g.GroupID
+    h5py.h5r.Reference lightning.pytorch.trainer.trainer.Trainer lmdb.cffi.Environment mmap.mmap
+    pandas.core.base.PandasObject pandas.core.generic.NDFrame polars.dataframe.frame.DataFrame
+    polars.lazyframe.frame.LazyFrame polars.series.series.Series pyarrow.lib._Weakrefable
+    pytorch_lightning.trainer.trainer.Trainer random.SystemRandom sqlite3.Row torch._ops.OpOverloadPacket
+    torch._ops.OperatorBase torch.cuda.streams.Stream typing._Final weakref.finalize zarr.core.array.Array
+    zarr.core.group.Group zarr.hierarchy.Group
+""")
 """Classes of data, of objects without state, and of handles that threads may share."""
 
-_NO_DATA = {
-    *("pyarrow._feather.FeatherReader", "pyarrow._orc.ORCReader", "pyarrow._parquet.ParquetReader"),
-    "pyarrow.lib._RecordBatchFileReader",  # it reads the dictionaries once, without a lock
-}
+_NO_DATA = _words("""
+    pyarrow._feather.FeatherReader pyarrow._orc.ORCReader pyarrow._parquet.ParquetReader
+    pyarrow.lib._RecordBatchFileReader
+""")
 """Classes that have no position, but are not for several threads either, although they derive from one of data."""
 
-_REFUSED_CLASSES = {
-    *("sqlite3.Connection", "sqlite3.Cursor"),
-    *("_duckdb.DuckDBPyConnection", "av.container.core.Container", "av.stream.Stream"),
-    *("builtins.Cursor", "builtins.Transaction", "lmdb.cffi.Cursor"),  # lmdb's, in C or not
-    *("cv2.VideoCapture", "cv2.VideoWriter", "lmdb.cffi.Transaction"),
-    *("decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"),
-    *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),
-    *("pyarrow.parquet.core.ParquetFile", "pysam.libcalignmentfile.AlignmentFile"),
-    "torchcodec.decoders._video_decoder.VideoDecoder",
-}
+REFUSED_CLASSES = _words("""
+    _duckdb.DuckDBPyConnection av.container.core.Container av.stream.Stream builtins.Cursor builtins.Transaction
+    cv2.VideoCapture cv2.VideoWriter decord.video_loader.VideoLoader decord.video_reader.VideoReader lmdb.cffi.Cursor
+    lmdb.cffi.Transaction netCDF4._netCDF4.Dataset pyarrow.parquet.core.ParquetFile
+    pysam.libcalignmentfile.AlignmentFile rasterio.io.DatasetReader soundfile.SoundFile sqlite3.Connection
+    sqlite3.Cursor torchcodec.decoders._video_decoder.VideoDecoder
+""")
 """Classes whose open instances can neither be copied nor be used by several threads."""
 
-
-REDUCED_CLASSES = {
-    *("PIL.Image.Image", "fsspec.spec.AbstractFileSystem", "torch.jit._script.ScriptModule"),
-    "sentencepiece.SentencePieceProcessor",
-}
+REDUCED_CLASSES = _words("""
+    PIL.Image.Image fsspec.spec.AbstractFileSystem sentencepiece.SentencePieceProcessor torch.jit._script.ScriptModule
+""")
 """Classes in Python that hold data in C, which only their own protocol copies."""
 
 
@@ -121,14 +112,9 @@ def shared_class(kind: type) -> str | None:
     return None if positioned or _SHARED_CLASSES.isdisjoint(found) else "data"
 
 
-def refused_class(kind: type) -> bool:
-    """Return whether open instances of a class can neither be copied nor be used by several threads."""
-    return is_one_of(kind, _REFUSED_CLASSES)
-
-
-def is_one_of(kind: type, classes: set[str]) -> bool:
+def is_one_of(kind: type, classes: Collection[str]) -> bool:
     """Return whether a class or a base of it is named in `classes`."""
-    return not classes.isdisjoint(names(kind))
+    return not {*classes}.isdisjoint(names(kind))
 
 
 def is_open(handle: Any) -> bool:
@@ -145,10 +131,7 @@ def is_open(handle: Any) -> bool:
 
 def per_worker(kind: type) -> tuple[str, ...] | None:
     """Return the attributes to copy of a class that declares itself thread-safe, or None for any other class."""
-    if kind is TensorDataset:
-        return ()
-    declared: tuple[str, ...] | None = vars(kind).get(PER_WORKER)
-    return declared
+    return () if kind is TensorDataset else vars(kind).get(PER_WORKER)
 
 
 def is_global_generator(x: Any) -> bool:
@@ -156,13 +139,8 @@ def is_global_generator(x: Any) -> bool:
     if isinstance(x, np.random.Generator):
         x = x.bit_generator
     numpys: Any = np.random
-    return (
-        x is python_random.GLOBAL
-        or x is torch.default_generator
-        or x is numpys.mtrand._rand
-        or any(x is generator for generator in numpy_random.GLOBAL)
-        or x is numpys.get_bit_generator()
-    )
+    numpys_own = numpys.mtrand._rand, numpys.get_bit_generator(), *numpy_random.GLOBAL
+    return any(x is each for each in (python_random.GLOBAL, torch.default_generator, *numpys_own))
 
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8
@@ -203,8 +181,9 @@ def holds_code(container: Any) -> bool:
         if any(map(is_code, kinds)):
             return True
         nested = {k for k in kinds if k in _NESTED or k.__dictoffset__}
-        level = [e if type(e) in _NESTED else own_dict(e) for e in elements if type(e) in nested][
-            :ELEMENTS
+        found = (e for e in elements if type(e) in nested)
+        level = [
+            e if type(e) in _NESTED else own_dict(e) for e in itertools.islice(found, ELEMENTS)
         ]
         many = FEW
     return False
@@ -224,11 +203,10 @@ def own_dict(x: Any) -> dict[str, Any]:
 
 def some(container: Any, count: int) -> Iterable[Any]:
     """Return about `count` elements. No code of a subclass runs."""
-    step = max(1, len(container) // count)
+    step = slice(None, None, max(1, len(container) // count))
     if isinstance(container, list):
-        return list.__getitem__(container, slice(None, None, step))
+        return list.__getitem__(container, step)
     if isinstance(container, tuple):
-        return tuple.__getitem__(container, slice(None, None, step))
-    if isinstance(container, dict):
-        return itertools.islice(dict.values(container), count)
-    return itertools.islice(container, count)
+        return tuple.__getitem__(container, step)
+    held = dict.values(container) if isinstance(container, dict) else container
+    return itertools.islice(held, count)

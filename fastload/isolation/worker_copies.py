@@ -31,12 +31,12 @@ class WorkerCopies:
 
     def current_generators(self) -> Sequence[tuple[str, Any]]:
         """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
-        roots = {
-            "dataset": self.dataset,
-            "collate_fn": self.collate_fn,
-            "worker_init_fn": self.init_fn,
-        }
-        return Plan(roots).generators()
+        return Plan(self.roots()).generators()
+
+    def roots(self) -> dict[str, Any]:
+        """Return what the user gave, by the names of the arguments."""
+        names = "dataset", "collate_fn", "worker_init_fn"
+        return dict(zip(names, (self.dataset, self.collate_fn, self.init_fn), strict=True))
 
 
 class Isolation:
@@ -55,10 +55,10 @@ class Isolation:
         *,
         copy_dataset: CopyDataset,
     ) -> None:
-        roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init_fn}
         self._originals = WorkerCopies(dataset, collate_fn, init_fn)
         self._copies = copy_dataset is not False
-        self.plan = Plan(roots if self._copies else {}, copy_data=copy_dataset is True)
+        roots = self._originals.roots() if self._copies else {}
+        self.plan = Plan(roots, copy_data=copy_dataset is True)
 
     def check(self) -> None:
         """Raise `DatasetCopyError` if an object of the graph can neither be copied nor shared."""
@@ -105,14 +105,14 @@ class Isolation:
 
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of objects that could not be copied. Call this after the first `own()`, which finds them."""
-        if not self.plan.uncopyable:
+        found = [*map(str, self.plan.uncopyable)]
+        if not found:
             return
-        named = "; ".join(map(str, self.plan.uncopyable[:8]))
-        more = len(self.plan.uncopyable) - 8
+        named = "; ".join(found[:8] + [f"and {len(found) - 8} more"] * (len(found) > 8))
         warnings.warn(
-            f"fastload: all workers share what cannot be copied: {named}{f'; and {more} more' if more > 0 else ''}. If "
-            "such an object keeps a position or a value between two calls, samples can be wrong. Create it at the "
-            'first sample, or pass worker_method="process".',
+            f"fastload: all workers share what cannot be copied: {named}. If such an object keeps a position or "
+            "a value between two calls, samples can be wrong. Create it at the first sample, or pass "
+            'worker_method="process".',
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
@@ -140,15 +140,8 @@ _MEMBERS = 64
 
 def refusal(refused: Sequence[Named], why: str) -> DatasetCopyError:
     """Return the error that names open handles, and says `why` they cannot be used."""
-    first = refused[0]
-    what = f"{type(first.x).__module__}.{type(first.x).__qualname__}"
-    others = (
-        f" The same holds for {', '.join(named.path for named in refused[1:])}."
-        if len(refused) > 1
-        else ""
-    )
+    named = ", ".join(map(str, refused))
     return DatasetCopyError(
-        f"{first.path} is an open {what}. It cannot be copied for each worker, and {why}.{others} "
-        "Open it in `__getitem__`, not in `__init__`. If a sample was read before the loop, set the attribute to None "
-        "again. Or pass num_workers=0."
+        f"An open handle cannot be copied for each worker, and {why}: {named}. Open it in `__getitem__`, not in "
+        "`__init__`. If a sample was read before the loop, set the attribute to None again. Or pass num_workers=0."
     )

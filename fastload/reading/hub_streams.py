@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastload.isolation.attributes import SCALARS
+from fastload.isolation.kinds import SCALARS
 from fastload.isolation.rules import own_dict, some
 from fastload.order.state import load_into
 

@@ -32,11 +32,8 @@ class Verdict:
     @property
     def reason(self) -> str:
         """A clause that names what decides."""
-        return (
-            self.findings[0].what
-            if self.findings
-            else "all code that samples reach is plainly safe"
-        )
+        found = (finding.what for finding in self.findings)
+        return next(found, "all code that samples reach is plainly safe")
 
 
 def verdict(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import sys
 from contextlib import suppress
-from importlib.util import resolve_name
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from fastload.isolation.rules import own_dict
 
 Path = tuple[str, ...]
-"""("global", name), ("free", name) of a closure, ("import", module) or ("self",), and names of attributes after it."""
+"""("global", name), ("free", name) of a closure, or ("self",), and names of attributes after it."""
 
 MISSING = object()
 """What a name stands for that only running code would tell."""
@@ -30,10 +29,6 @@ def named(function: FunctionType, path: Path) -> Any:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
         with suppress(KeyError, ValueError):  # not bound yet
             value = cells[names[0]].cell_contents
-    elif head == "import":
-        with suppress(ImportError):
-            name = resolve_name(names[0], function.__globals__.get("__package__"))
-            value = sys.modules.get(name, MISSING)
     for name in names[1:]:
         if value is MISSING:
             break
@@ -48,12 +43,17 @@ def attribute(x: Any, name: str) -> Any:
     if isinstance(x, type):
         kinds = *x.__mro__, *type.mro(type(x))[:-2]  # its metaclass has methods of it, too
         return next((vars(k)[name] for k in kinds if name in vars(k)), MISSING)
-    own = own_dict(x)
-    held = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
-    for each in (own, *(own.get(kind, {}) for kind in held)):
-        if name in each:
-            return each[name]
+    for held in held_by(x):
+        if name in held:
+            return held[name]
     member = next((vars(k)[name] for k in type(x).__mro__ if name in vars(k)), MISSING)
     if type(member) is MemberDescriptorType:
         return getattr(x, name, MISSING)
     return member
+
+
+def held_by(x: Any) -> list[dict[str, Any]]:
+    """Return the dicts with what an instance holds by name: its attributes, and the parts of a module of torch."""
+    kinds = ("_parameters", "_buffers", "_modules") if issubclass(type(x), torch.nn.Module) else ()
+    own = own_dict(x)
+    return [own, *(own.get(kind, {}) for kind in kinds)]

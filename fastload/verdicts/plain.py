@@ -8,7 +8,8 @@ A function is plainly safe if it
 - calls functions of the list, methods of the list, and functions that are plainly safe themselves;
 - opens a file only by `with`.
 
-It has no `global`, `del`, `match`, `yield`, `:=`, function or class inside, `is` but for constants, `**` in calls.
+It has no `global`, `del`, `match`, `yield`, `:=`, `import`, function or class inside, `is` but for
+constants, `**` in calls.
 What cannot be read is not plainly safe. `plain.toml` has the lists.
 """
 
@@ -49,8 +50,8 @@ _WITH_OUT = {name: int(n) for n, names in _LISTS["with_out"].items() for name in
 
 _STATEMENTS = (
     *(ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.While, ast.Return),
-    *(ast.Raise, ast.Assert, ast.Pass, ast.Break, ast.Continue, ast.With, ast.Try, ast.Import),
-    *(ast.ImportFrom, ast.ExceptHandler, ast.withitem),
+    *(ast.Raise, ast.Assert, ast.Pass, ast.Break, ast.Continue, ast.With, ast.Try, ast.withitem),
+    ast.ExceptHandler,
 )
 _EXPRESSIONS = (
     *(ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp),
@@ -60,7 +61,7 @@ _EXPRESSIONS = (
 )
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NEW = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
-_OUTSIDE = ("global", "free", "import")
+_OUTSIDE = ("global", "free")
 
 
 def listed(table: str, x: Any) -> bool:
@@ -219,10 +220,7 @@ class Reading:
     def _path_of_name(self, name: str) -> Path | None:
         if any(name in scope for scope in self._scopes):
             return None
-        values = self._bound.get(name)
-        if values is not None:
-            if len(values) == 1 and isinstance(values[0], tuple):
-                return values[0]  # an import
+        if (values := self._bound.get(name)) is not None:
             return ("self",) if name == self._first and values == [None] else None
         return ("free" if name in self._function.__code__.co_freevars else "global", name)
 
@@ -332,7 +330,7 @@ def _stored(target: ast.AST) -> Iterator[ast.Name]:
 
 
 def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
-    """Return what each local name is bound to: an expression, the path of an import, or None for anything else."""
+    """Return what each local name is bound to: an expression, or None for anything else."""
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
@@ -350,23 +348,8 @@ def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             bound, value = found.setdefault(node.id, []), values.get(id(node))
             bound += () if value is ... else (value,)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for name, path in _imported(node):
-                found.setdefault(name, []).append(path)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.setdefault(node.name, []).append(None)
         if not isinstance(node, (*_COMPREHENSIONS, ast.Lambda)):
             todo += ast.iter_child_nodes(node)
     return found
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Path]]:
-    for each in node.names:
-        if isinstance(node, ast.ImportFrom):
-            yield (
-                each.asname or each.name,
-                ("import", "." * node.level + (node.module or ""), each.name),
-            )
-        else:
-            name = each.name if each.asname else each.name.partition(".")[0]
-            yield each.asname or name, ("import", name)

@@ -21,13 +21,13 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload.isolation import rules
-from fastload.isolation.attributes import filled, slots_of
+from fastload.isolation.kinds import filled, slots_of
 from fastload.isolation.rules import is_in_c, own_dict
 from fastload.isolation.users import is_importable, is_users_module
 from fastload.random import numpy_random, python_random
 from fastload.verdicts.findings import Finding
 from fastload.verdicts.libraries import is_vouched, unsafe_names
-from fastload.verdicts.names import MISSING, Path, attribute, named
+from fastload.verdicts.names import MISSING, Path, attribute, held_by, named
 from fastload.verdicts.plain import METHODS, OBJECTS, WRITING, Reading, is_numpys, is_safe_function
 
 OBJECTS_AT_MOST, CODE_AT_MOST = 2_000, 10_000
@@ -43,7 +43,6 @@ _ARRAYS = {np.ndarray, np.memmap, torch.Tensor, torch.nn.Parameter}
 _BASES = {object, Dataset, torch.utils.data.IterableDataset, Generic, Protocol, abc.ABC}
 _BASES |= {torch.nn.Module, enum.Enum}
 _METACLASSES = {type, abc.ABCMeta, enum.EnumMeta, type(Protocol)}
-_OF_MODULE = ("_parameters", "_buffers", "_modules")
 
 _NOT_CALLED = {
     *("__init_subclass__", "__set_name__", "__annotate_func__", "__class_getitem__"),
@@ -73,7 +72,7 @@ class Walk:
         self._seen: dict[tuple[int, bool], Any] = {}
         self._read: set[tuple[int, bool]] = set()
         self._names = {"__getitem__", "__getitems__", "__len__", "__call__", "forward", "fill_rows"}
-        self._methods: dict[str, list[tuple[FunctionType, type, bool]]] = {}  # not read yet
+        self._methods: dict[str, list[Any]] = {}  # not read yet
         self._instances: dict[type, list[Any]] = {}
         self._calls: list[tuple[type, Path, str]] = []
         self._unsafe = unsafe_names()
@@ -138,7 +137,7 @@ class Walk:
             self._parts(x, path, held)
         elif kind in _ARRAYS:
             self._array(x, path, held)
-        elif rules.refused_class(kind):
+        elif rules.is_one_of(kind, rules.REFUSED_CLASSES):
             self._find(f"{path} is an open {kind.__qualname__}", changes=True)
         elif (vouched := is_vouched(kind.__module__, kind)) or _is_listed(kind):
             if not vouched and own_dict(x).get("inplace", False) is not False:
@@ -234,21 +233,19 @@ class Walk:
         if name in ("__getattribute__", "__del__", "__new__", "__getattr__"):
             self._find(f"`{path}` is not read")
         elif type(member) in _METHODS:
-            for function in _functions_of(member):
-                if function.__code__.co_filename == "<string>" and hasattr(
-                    cls, "__dataclass_fields__"
-                ):
-                    continue  # of `dataclasses`
-                found = (function, cls, type(member) is not staticmethod)
-                if way in self._names or (way == name and (special or called)):
-                    self._method(*found)
-                else:
-                    self._methods.setdefault(way, []).append(found)
+            of = member.fget if type(member) is property else getattr(member, "__func__", member)
+            if type(of) is not FunctionType:
+                return
+            if of.__code__.co_filename == "<string>" and hasattr(cls, "__dataclass_fields__"):
+                return  # of `dataclasses`
+            first = None if type(member) is staticmethod else "self"
+            found = of, cls, first, of.__qualname__, True
+            if way in self._names or (way == name and (special or called)):
+                self._function(*found)
+            else:
+                self._methods.setdefault(way, []).append(found)
         elif not special and not name.startswith("_abc_"):
             self._todo.append((member, path, True))
-
-    def _method(self, function: FunctionType, cls: type, has_first: bool) -> None:
-        self._function(function, cls, "self" if has_first else None, function.__qualname__, True)
 
     # ---- functions ----
 
@@ -259,7 +256,7 @@ class Walk:
         if is_vouched(module, function) or (id(function), False) in self._read or self._decided:
             return
         if not is_users_module(module):
-            if not is_safe_function(function) and not _is_ours(module):
+            if not is_safe_function(function) and str(module).partition(".")[0] != "fastload":
                 self._find(f"samples use `{path}`, which is not on the list")
             return
         self._read.add((id(function), False))
@@ -272,7 +269,7 @@ class Walk:
         self.findings += reading.findings
         for name in reading.names - self._names:
             for found in self._methods.pop(name, []):
-                self._method(*found)
+                self._function(*found)
         self._names |= reading.names
         where = f"`{function.__module__}.{function.__qualname__}`"
         self._calls += [(owner or object, way, where) for way in reading.calls]
@@ -323,14 +320,8 @@ def _is_method_or_part(x: Any, name: str) -> bool:
         value = value.__func__
     if type(value) is FunctionType and not isinstance(x, type) and name not in own_dict(x):
         return is_users_module(value.__globals__.get("__name__")) or _is_listed(type(x))
-    return value is not MISSING and (
-        type(value) is FunctionType
-        or any(name in own for own in (own_dict(x), *_held_by_module(x)))
-    )
-
-
-def _held_by_module(x: Any) -> Iterator[dict[str, Any]]:
-    return (own_dict(x).get(kind, {}) for kind in _OF_MODULE)
+    held = type(value) is FunctionType or any(name in each for each in held_by(x))
+    return value is not MISSING and held
 
 
 def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -344,22 +335,12 @@ def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{name}", value
 
 
-def _functions_of(member: Any) -> Iterator[FunctionType]:
-    of = member.fget if type(member) is property else getattr(member, "__func__", member)
-    if type(of) is FunctionType:
-        yield of
-
-
 def _is_listed(kind: type) -> bool:
     """Return whether samples may use instances of a library's class."""
     name = f"{kind.__module__}.{kind.__qualname__}."
     return not is_users_module(kind.__module__) and any(
         name.startswith(f"{each}.") for each in OBJECTS
     )
-
-
-def _is_ours(module: Any) -> bool:
-    return str(module).partition(".")[0] == "fastload"
 
 
 def _is_global(x: Any) -> bool:

@@ -13,7 +13,6 @@ import gc
 import mmap
 import multiprocessing
 import multiprocessing.shared_memory
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -235,13 +234,6 @@ def sparse(size: int) -> Any:
     return torch.sparse_coo_tensor(ids, values, (1,), check_invariants=False)
 
 
-def compressed(size: int) -> Any:
-    ids = torch.zeros(size // 16, dtype=torch.int64)
-    rows = torch.tensor([0, len(ids)])
-    values = torch.zeros(len(ids), dtype=torch.float64)
-    return torch.sparse_csr_tensor(rows, ids, values, (1, 1), check_invariants=False)
-
-
 def itself(x: Any) -> Any:
     return x
 
@@ -262,7 +254,6 @@ THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "tensor with a gradient": (with_a_gradient, itself),
     "storage": (lambda size: tensor(size).untyped_storage(), itself),
     "sparse tensor": (sparse, lambda x: x._values()),
-    "compressed tensor": (compressed, lambda x: x.values()),
 }
 
 
@@ -273,7 +264,6 @@ def address(x: Any) -> int:
 @pytest.mark.parametrize("kind", THEMSELVES)
 def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
     make, find = THEMSELVES[kind]
-    warnings.simplefilter("ignore")  # of compressed ones; pytest restores the filters
     large, small = make(LARGE), make(1024)
     mine, all_mine = own(large=large, small=small), own(True, large=large)
     assert type(mine.large) is type(large)

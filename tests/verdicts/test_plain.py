@@ -69,7 +69,6 @@ if i is None or i not in (1, 2): return math.sqrt(i)\nraise ValueError(f"bad {i!
 try: return self.tensor[i].numpy()\nexcept (IndexError, KeyError) as e: return None
 return random.random() + torch.rand(2) + np.random.rand(2) + self.rng.normal()
 return os.path.join("a", Path("b").name), np.sqrt(self.rows[i]), np.mean(self.rows, 1)
-import math as m\nreturn m.floor(self.rows[i].sum())
 return torch.utils.data.get_worker_info() is None
 return F.pad(self.tensor[i], (1, 1)), torch.zeros_like(self.tensor).view(-1)
 """
@@ -91,6 +90,7 @@ NOT_PLAIN = {
     "uses `delete`": "x = [i]; del x[0]; return i",
     "uses `match`": "match i:\n    case 0: return i",
     "uses `yield`": "yield i",
+    "uses `import`": "import math as m\nreturn m.floor(i)",
     "uses `namedexpr`": "return (n := i) + n",
     "uses `functiondef`": "def f(x, memo=[]): return x\nreturn f(i)",
     "lambda with defaults": "return max(self.words, key=lambda w, memo=[]: w)",
@@ -127,7 +127,6 @@ NOT_PLAIN = {
     "os.chdir": "os.chdir('.'); return i",
     "passes on the module": "return twice(np)",
     "which is not known before": "return undefined(i)",
-    "`unheard`, which is not": "import unheard\nreturn unheard.read(i)",
 }
 
 OBJECTS = {
