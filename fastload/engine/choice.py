@@ -112,9 +112,8 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str
 
 
 def _tell(method: str, reason: str) -> None:
-    told = method, reason
-    if told in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
+    if (method, reason) in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
         return
-    _told.add(told)
+    _told.add((method, reason))
     kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[method]
     _log.info("fastload: workers are %s: %s", kind, reason)

@@ -52,7 +52,7 @@ def _deep_calls() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            limit = _limits.pop()
+            limit = _limits.pop() if _limits else sys.getrecursionlimit()  # in a fork: none
             if not _limits:
                 sys.setrecursionlimit(limit)
 

@@ -128,7 +128,8 @@ class Instance(Kind):
         self._slots = slots_of(cls)
         self._of_class = class_state(cls) if cls.__dictoffset__ else {}
         self.any = bool(cls.__dictoffset__ or self._slots)
-        self.of_library = cls.__module__.partition(".")[0] in sys.stdlib_module_names
+        # If it is empty: a sentinel, compared by identity.
+        self.is_constant = cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -325,8 +326,10 @@ class InC(Kind):
             if isinstance(reduced, tuple):
                 make, args, state, items, pairs = (*reduced, None, None, None)[:5]
                 reduced = make, args, state, [*(items or ())], [*(pairs or ())]
-                held = *args, state, *reduced[3], *(each for pair in reduced[4] for each in pair)
-                yield from (("", part) for part in held)
+                held = [*args, *reduced[3], *(each for pair in reduced[4] for each in pair)]
+                named = state if type(state) is dict else {}
+                yield from (("", part) for part in (*held, None if named else state))
+                yield from ((f".{name}", value) for name, value in named.items())
         except Exception as error:
             reduced = error
         self._reduced[id(x)] = reduced

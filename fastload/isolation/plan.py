@@ -139,8 +139,8 @@ class Plan:
             return kind.shared
         if isinstance(kind, kinds.Generator) and rules.is_global_generator(x):
             return "global functions draw from it"
-        if type(kind) is kinds.Instance and kind.of_library and not _has_attributes(x, kind):
-            return "a constant"  # a sentinel, compared by identity
+        if type(kind) is kinds.Instance and kind.is_constant and not _has_attributes(x, kind):
+            return "a constant"
         if isinstance(kind, kinds.File) and x in _streams():
             return "a standard stream"
         if isinstance(kind, kinds.Memory):

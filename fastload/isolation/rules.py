@@ -64,13 +64,13 @@ _SHARED_MODULES = _words(
 # lmdb's classes are in `builtins` if they are written in C.
 _SHARED_CLASSES = _words("""
     _ctypes.CFuncPtr asyncio.events.AbstractEventLoop builtins.Environment builtins._Database ctypes.CDLL
-    datasets.table.Table h5py._hl.base.HLObject h5py.h5a.AttrID h5py.h5d.DatasetID h5py.h5f.FileID h5py.h5g.GroupID
-    h5py.h5r.Reference lightning.pytorch.trainer.trainer.Trainer lmdb.cffi.Environment mmap.mmap
-    pandas.core.base.PandasObject pandas.core.generic.NDFrame polars.dataframe.frame.DataFrame
-    polars.lazyframe.frame.LazyFrame polars.series.series.Series pyarrow.lib._Weakrefable
-    pytorch_lightning.trainer.trainer.Trainer random.SystemRandom sqlite3.Row torch._ops.OpOverloadPacket
-    torch._ops.OperatorBase torch.cuda.streams.Stream typing._Final weakref.finalize zarr.core.array.Array
-    zarr.core.group.Group zarr.hierarchy.Group
+    datasets.table.Table fastload.reading.failures._Skip h5py._hl.base.HLObject h5py.h5a.AttrID h5py.h5d.DatasetID
+    h5py.h5f.FileID h5py.h5g.GroupID h5py.h5r.Reference lightning.pytorch.trainer.trainer.Trainer lmdb.cffi.Environment
+    mmap.mmap numpy._globals._NoValueType pandas.core.base.PandasObject pandas.core.generic.NDFrame
+    polars.dataframe.frame.DataFrame polars.lazyframe.frame.LazyFrame polars.series.series.Series
+    pyarrow.lib._Weakrefable pytorch_lightning.trainer.trainer.Trainer random.SystemRandom sqlite3.Row
+    torch._ops.OpOverloadPacket torch._ops.OperatorBase torch.cuda.streams.Stream typing._Final weakref.finalize
+    zarr.core.array.Array zarr.core.group.Group zarr.hierarchy.Group
 """)
 """Classes of data, of objects without state, and of handles that threads may share."""
 
@@ -90,9 +90,10 @@ REFUSED_CLASSES = _words("""
 """Classes whose open instances can neither be copied nor be used by several threads."""
 
 REDUCED_CLASSES = _words("""
-    PIL.Image.Image fsspec.spec.AbstractFileSystem sentencepiece.SentencePieceProcessor torch.jit._script.ScriptModule
+    PIL.Image.Image fastload.datasets.row_groups.RowGroupCache fastload.loader.DataLoader
+    fsspec.spec.AbstractFileSystem sentencepiece.SentencePieceProcessor torch.jit._script.ScriptModule
 """)
-"""Classes in Python that hold data in C, which only their own protocol copies."""
+"""Classes in Python that only their own protocol copies: they hold data in C, or what one process has."""
 
 
 def names(kind: type) -> list[str]:

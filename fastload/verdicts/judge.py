@@ -32,8 +32,7 @@ class Verdict:
     @property
     def reason(self) -> str:
         """A clause that names what decides."""
-        found = (finding.what for finding in self.findings)
-        return next(found, "all code that samples reach is plainly safe")
+        return next((f.what for f in self.findings), "all code that samples reach is plainly safe")
 
 
 def verdict(

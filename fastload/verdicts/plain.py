@@ -310,10 +310,8 @@ class Reading:
             of = of.value
         path = self._path_of_name(of.id) if isinstance(of, ast.Name) else None
         if path is not None and path[0] == "global":
-            name = f"{self._function.__module__}.{path[1]}"
-            self._refuse(
-                f"changes `{name}`, which all threads share", "keep it in the dataset", shared=True
-            )
+            does = f"changes `{self._function.__module__}.{path[1]}`, which all threads share"
+            self._refuse(does, "keep it in the dataset", shared=True)
         else:
             self._refuse(does, "change a copy that the function makes", changes=True)
 

@@ -88,8 +88,8 @@ class Walk:
         over = self._code > CODE_AT_MOST or len(self._seen) > OBJECTS_AT_MOST
         if over and not self.findings:
             self._find("the dataset reaches more code and objects than fastload looks at")
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return over or (self._decided and not in_use)  # on, to find CUDA tensors
+        # On, to find CUDA tensors, if CUDA is in use.
+        return over or (self._decided and not torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     @property
     def _decided(self) -> bool:
@@ -111,11 +111,8 @@ class Walk:
             return
         self._seen[id(x), held] = x
         if name := self._unsafe.get(id(x)):
-            self._find(
-                f"{path} is `{name}`, which a process has one of",
-                "leave it out of samples",
-                shared=True,
-            )
+            what = f"{path} is `{name}`, which a process has one of"
+            self._find(what, "leave it out of samples", shared=True)
         elif kind is FunctionType:
             self._function(x, None, None, path, held)
         elif kind is MethodType:
@@ -168,10 +165,9 @@ class Walk:
             if type(x) is np.random.Generator:  # the others are routed
                 self._past_routing(path)
         elif held:
+            what = f"`{path}` is a random generator that all threads would share"
             remedy = "make it an attribute of the dataset, of which each worker gets its own copy"
-            self._find(
-                f"`{path}` is a random generator that all threads would share", remedy, shared=True
-            )
+            self._find(what, remedy, shared=True)
 
     def _array(self, x: Any, path: str, held: bool) -> None:
         if issubclass(type(x), torch.Tensor):
