@@ -24,6 +24,7 @@ import decimal
 import enum
 import functools
 import gc
+import io
 import logging
 import mmap
 import multiprocessing
@@ -281,8 +282,24 @@ STATE: dict[str, Callable[[], Any]] = {
     "Random": lambda: random.Random(1),
     "torch.Generator": lambda: torch.Generator().manual_seed(1),
     "iterator of a list": lambda: iter([1, 2, 3]),
+    "iterator of a closure": lambda: map(with_a_thing(Thing()), [1, 2]),
+    "buffer of the user's": lambda: Buffer(b"data"),
+    "image": lambda: pytest.importorskip("PIL.Image").new("L", (2, 2)),
+    "long list with an attribute": lambda: Rows([[]] * LENGTH),
     "lambda with a default": lambda: lambda x=[]: x,
 }
+
+
+class Buffer(io.BytesIO):
+    """Has data in C."""
+
+
+class Rows(list[Any]):
+    """Has an attribute."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.name = "rows"
 
 
 def test_state_is_copied() -> None:
@@ -290,6 +307,10 @@ def test_state_is_copied() -> None:
     for kind in STATE:
         assert_copied(*(getattr(dataset, kind) for dataset in datasets))
         assert len({type(getattr(dataset, kind)) for dataset in datasets}) == 1
+    things = [
+        getattr(dataset, "iterator of a closure").__reduce__()[1][0](0) for dataset in datasets
+    ]
+    assert_copied(*(thing for _, thing in things))
 
 
 def with_a_thing(thing: Thing) -> Callable[[Any], Any]:
