@@ -23,7 +23,7 @@ BUDGETS = {
     "loaded beside the way": 2_660,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_111,
+    "fastload/isolation": 1_116,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_667,
     # parts of their own, and parts to come
     "process workers": 1_764,
-    "verdicts and allow list": 887,
+    "verdicts and allow list": 882,
 }
 
 LISTED = {

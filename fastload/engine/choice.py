@@ -97,9 +97,8 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str
         if trial.fills_rows:
             return "thread", f"{found.reason}, and reading hardly holds the GIL"
         return "process", f"{found.reason}, but reading holds the GIL"
-    why = (
-        "MPI is in use" if mpi_is_used() else "the dataset holds CUDA tensors" if found.cuda else ""
-    )
+    cuda = "the dataset holds CUDA tensors" if found.cuda else ""
+    why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
         return "process", found.reason
     warnings.warn(

@@ -59,11 +59,9 @@ class Trial:
         context = self._readers.of_loop(self._readers.window())
         context.info = self._readers.info_of_loop(0, context.dataset)
 
-        first: Any = dict.fromkeys(("epoch", "ordinal", "position"), 0)
-
         def seconds(samples: int) -> float:
             given: Any = {"keys": StreamKeys(0, 0), "recorders": [Recorder()]}
-            batch = self._readers.batch([*range(samples)], **given, **first)
+            batch = self._readers.batch([*range(samples)], epoch=0, ordinal=0, position=0, **given)
             started, delayed = perf_counter(), delayed_s()
             with neutral_modes(), entered(context.stream):
                 read_run(batch, 0, batch.units, context)

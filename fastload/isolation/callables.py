@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -64,7 +65,7 @@ class Cell(Kind):
 
 
 class Bound(Kind):
-    """A bound method, a `functools.partial`, or a function under `functools.lru_cache`."""
+    """A bound method, a `functools.partial`, a function under `functools.lru_cache`, or a weak reference."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -75,24 +76,29 @@ class Bound(Kind):
             yield from ((f".{name}", value) for name, value in vars(x).items())
         elif type(x) is CACHED:
             yield ".__wrapped__", x.__wrapped__
-        elif not isinstance(x.__self__, types.ModuleType | type | None):
+        elif type(x) is not weakref.ref and not isinstance(
+            x.__self__, types.ModuleType | type | None
+        ):
             yield ".__self__", x.__self__
             if type(x) is types.MethodType:
                 yield ".__func__", x.__func__
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`. Each worker begins with an empty cache: cached values may be state."""
+        kind: Any = type(x)
+        if kind is weakref.ref:
+            if x.__callback__ is not None or id(x()) not in copier.memo:
+                raise TypeError("it refers to what is not copied yet")
+            return kind(copier.memo[id(x())])
         before = [part for _, part in self.parts(x)]
         mine = [copier.copy(part) for part in before]
-        if type(x) is CACHED:
+        if kind is CACHED:
             return functools.lru_cache(**x.cache_parameters())(*mine)
         if all(a is b for a, b in zip(before, mine, strict=True)):
             return x
-        if type(x) is types.MethodType:
+        if kind is types.MethodType:
             return types.MethodType(mine[1], mine[0])
-        if (
-            type(x) is not functools.partial
-        ):  # of an object in C: `generator.uniform`, `list.append`
+        if kind is not functools.partial:  # of an object in C: `generator.uniform`, `list.append`
             return getattr(mine[0], x.__name__)
         func, *args = mine[: 1 + len(x.args)]
         y = functools.partial(
@@ -107,5 +113,5 @@ METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
 EXACT: dict[type, Kind] = {
     types.FunctionType: Function(),
     types.CellType: Cell(),
-    **dict.fromkeys((*METHODS, functools.partial, CACHED), Bound()),
+    **dict.fromkeys((*METHODS, functools.partial, CACHED, weakref.ref), Bound()),
 }

@@ -60,9 +60,8 @@ def _deep_calls() -> Iterator[None]:
 def _in_child() -> None:
     """Restore the limit in a forked process, which has none of the other threads that copied."""
     _lock.release()
-    if _limits:
-        sys.setrecursionlimit(_limits[0])
-        _limits.clear()
+    sys.setrecursionlimit(_limits[0] if _limits else sys.getrecursionlimit())
+    _limits.clear()
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_in_child)

@@ -181,8 +181,8 @@ def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
     """
     if all(id(member) in weights for member in block.members):
         return {id(member): _over(_storage(member), member) for member in block.members}
-    (first, *others) = block.members
-    if not others and isinstance(first, torch.Tensor | torch.UntypedStorage):
+    first = block.members[0]
+    if len(block.members) == 1 and isinstance(first, torch.Tensor | torch.UntypedStorage):
         return {id(first): _over(_storage(first).clone(), first)}
     owner = next((m for m in block.members if isinstance(m, Buffer)), None)
     own = bytearray(block.stop - block.start) if owner is None else owner[:]

@@ -90,7 +90,7 @@ REFUSED_CLASSES = _words("""
 """Classes whose open instances can neither be copied nor be used by several threads."""
 
 REDUCED_CLASSES = _words("""
-    PIL.Image.Image fastload.datasets.row_groups.RowGroupCache fastload.loader.DataLoader
+    PIL.Image.Image SimpleITK.SimpleITK.Image fastload.datasets.row_groups.RowGroupCache fastload.loader.DataLoader
     fsspec.spec.AbstractFileSystem sentencepiece.SentencePieceProcessor torch.jit._script.ScriptModule
 """)
 """Classes in Python that only their own protocol copies: they hold data in C, or what one process has."""

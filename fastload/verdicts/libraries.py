@@ -38,9 +38,8 @@ def threads_ok(*names: str | type) -> None:
     """
     for name in names:
         if not isinstance(name, type) and not (isinstance(name, str) and name.isidentifier()):
-            raise ValueError(
-                f"threads_ok takes classes and names of top-level packages, got {name!r}"
-            )
+            takes = "threads_ok takes classes and names of top-level packages"
+            raise ValueError(f"{takes}, got {name!r}")
     _vouched.update(names)
 
 

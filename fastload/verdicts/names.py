@@ -47,9 +47,7 @@ def attribute(x: Any, name: str) -> Any:
         if name in held:
             return held[name]
     member = next((vars(k)[name] for k in type(x).__mro__ if name in vars(k)), MISSING)
-    if type(member) is MemberDescriptorType:
-        return getattr(x, name, MISSING)
-    return member
+    return getattr(x, name, MISSING) if type(member) is MemberDescriptorType else member
 
 
 def held_by(x: Any) -> list[dict[str, Any]]:

@@ -465,13 +465,17 @@ def test_a_copy_of_a_function_computes_no_annotations() -> None:
             assert getattr(dataset.lazy, name) == getattr(lazy, name)
 
 
-@pytest.mark.parametrize("make", [weakref.ref, weakref.proxy])
-def test_what_refers_to_an_object_without_holding_it_is_shared_and_named(make: Any) -> None:
+def test_a_weak_reference_refers_to_the_copy_or_is_shared_and_named() -> None:
     thing = Thing()
-    dataset = Holder(thing=thing, other=make(thing))
-    with pytest.warns(SharedStateWarning, match=r"cannot be copied: dataset\.other"):
+    dataset = Holder(early=weakref.ref(Holder), thing=thing, late=weakref.ref(thing))
+    dataset.proxy = weakref.proxy(thing)
+    with pytest.warns(SharedStateWarning) as said:
         found = copies_of(dataset)
-    assert all(got.thing is not thing and got.other is dataset.other for got in found)
+    for got in found:
+        assert got.late() is got.thing is not thing
+        assert (got.early, got.proxy.__repr__.__self__) == (dataset.early, thing)
+    for place, named in {"early": True, "late": False, "proxy": True}.items():
+        assert (f"dataset.{place}" in str(said[0].message)) == named
 
 
 # ---- instances ----
