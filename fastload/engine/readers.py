@@ -18,6 +18,7 @@ from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
+from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, streams_of
@@ -90,7 +91,8 @@ class Readers:
         elif self._isolation is not None:
             own = self._isolation.originals()
         stream = self._streams.make(own.generators, initialised=False)
-        return WorkerContext(0, own, None, stream, self.fetcher, window.changes.wait)
+        wait = window.changes.wait
+        return WorkerContext(0, own, None, stream, self.fetcher, wait, modes_of_thread())
 
     def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
         """Return the worker info of a loop that reads `dataset` in the place of workers, or None."""

@@ -51,13 +51,7 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
-from fastload.reading.worker_context import (
-    WorkerContext,
-    finish,
-    neutral_modes,
-    read_run,
-    streams_of,
-)
+from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 from fastload.settings import Settings
 
 LINGER_SECONDS = 10.0
@@ -226,7 +220,7 @@ class _Worker:
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
         )
-        with neutral_modes():
+        with job.modes.entered():
             if settings.worker_init_fn is not None:
                 set_worker_info(info)
                 try:
@@ -254,11 +248,12 @@ class _Worker:
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait
-        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait)
+        modes = self._job.modes
+        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait, modes)
 
     def serve(self) -> None:
         """Answer one ticket after another, until the loop's process shuts the wire."""
-        with neutral_modes(), entered(self._context.stream):
+        with self._job.modes.entered(), entered(self._context.stream):
             self._end_if_forked()
             self._wire.send(pickle.dumps((jobs.READY, None)))
             while True:

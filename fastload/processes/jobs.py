@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fastload.processes.packing import Packed, PackedError
 from fastload.random.keys import StreamKeys
+from fastload.reading.modes import Modes
 from fastload.settings import Settings
 
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
@@ -29,6 +30,8 @@ class Job(NamedTuple):
     """Torch's base seed."""
     asks: bool
     """Whether `on_error` is a function, which runs in the loop's process."""
+    modes: Modes
+    """Torch's modes in which it reads."""
 
 
 class Sealed:

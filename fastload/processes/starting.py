@@ -31,6 +31,7 @@ from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
 from fastload.random.streams import MODULES
+from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
@@ -89,7 +90,7 @@ def start_children(
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
             for worker in range(num_workers):
-                job = Job(worker, num_workers, seed, asks)
+                job = Job(worker, num_workers, seed, asks, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)
