@@ -43,7 +43,7 @@ class Sealed:
     def __init__(self, settings: Settings) -> None:
         self._settings: Settings | None = settings
         self.generators: list[tuple[str, Any]] | None = None
-        """Those of modules, if a fork is to inherit them: looking at modules would copy their memory."""
+        """Those of the dataset and of modules, if a fork is to inherit them: looking for them would copy memory."""
         self._pickle = b""
         self._pickler: ForkingPickler | None = None
 

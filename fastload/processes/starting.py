@@ -83,9 +83,9 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork":
-                sealed.generators = generators_of_modules()
-                shared = inherited(replace(theirs, copy_dataset="state").isolation().plan)
-                for kind, said in {"inherited": shared, "fork": reason}.items():
+                plan = replace(theirs, copy_dataset="state").isolation().plan
+                sealed.generators = [*plan.generators(), *generators_of_modules()]
+                for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
