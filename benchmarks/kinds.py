@@ -8,7 +8,10 @@ releases the GIL. Run it by name, on a quiet machine: it takes a quarter of an h
 
 from __future__ import annotations
 
+import atexit
 import math
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -83,15 +86,53 @@ class Tokens(Rows):
         return torch.tensor((ids + [0] * 128)[:128])
 
 
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise NotMeasuredError(f"{name} is not installed") from error
+
+
+class Tokenized(Rows):
+    """Text by the library `tokenizers`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        library = _library("tokenizers")
+        words = {word: k for k, word in enumerate(" ".join(self.words).split())}
+        self.tokenizer = library.Tokenizer(
+            library.models.WordLevel({**words, "[UNK]": 999}, "[UNK]")
+        )
+        self.tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+
+    def __getitem__(self, index: int) -> Any:
+        ids = self.tokenizer.encode(self.words[index % 64] * 8).ids
+        return torch.tensor((ids + [0] * 128)[:128])
+
+
+def hub_text() -> Any:
+    words = Rows().words
+    texts = {"text": words * 256, "label": list(range(256 * len(words)))}
+    return _library("datasets").Dataset.from_dict(texts)
+
+
+def parquet() -> Any:
+    from fastload.datasets import ParquetDataset
+
+    arrow, path = _library("pyarrow"), Path(tempfile.mkdtemp(dir="/dev/shm"), "rows.parquet")
+    atexit.register(shutil.rmtree, path.parent)
+    numbers = np.random.default_rng(0).random((65_536, 8))
+    table = arrow.table({f"c{k}": column for k, column in enumerate(numbers.T)})
+    import_module("pyarrow.parquet").write_table(table, path, row_group_size=4096)
+    return ParquetDataset(path)
+
+
 class Library(Rows):
     """A transform of a library that may be missing."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        try:
-            library = import_module(name)
-        except ImportError as error:
-            raise NotMeasuredError(f"{name} is not installed") from error
+        library = _library(name)
         if name == "albumentations":
             crop = library.Compose([library.RandomCrop(48, 48), library.HorizontalFlip()])
             self.read: Callable[[Any], Any] = lambda x: crop(image=x.transpose(1, 2, 0))["image"]
@@ -107,10 +148,7 @@ class Volumes(Dataset[Any]):
     """Rows of an HDF5 file, opened at the first sample."""
 
     def __init__(self, folder: str) -> None:
-        try:
-            self.h5py = import_module("h5py")
-        except ImportError as error:
-            raise NotMeasuredError("h5py is not installed") from error
+        self.h5py = _library("h5py")
         self.path, self.file = f"{folder}/rows.h5", None
         with self.h5py.File(self.path, "w") as file:
             file["x"] = np.random.default_rng(0).random((4096, 4096), dtype=np.float32)
@@ -144,8 +182,13 @@ WORK: dict[str, tuple[Callable[[], Any], int]] = {
     "albumentations": (lambda: Library("albumentations"), 32),
     "MONAI": (lambda: Library("monai"), 32),
     "HDF5 rows": (lambda: Volumes("/dev/shm"), 32),
+    "tokenizers": (Tokenized, 32),
+    "text of Hugging Face": (hub_text, 32),
+    "Parquet rows": (parquet, 32),
 }
 CELLS = [(2, 0), (8, 0), (2, 3_000)]
+STEPS = [(1, 3_000), (8, 3_000)]
+"""Beside which a training step is measured with other numbers of readers."""
 
 
 def cases(*, smoke: bool) -> list[Case]:
@@ -155,7 +198,7 @@ def cases(*, smoke: bool) -> list[Case]:
             {"work": work, "workers": cell[0], "operations": cell[1], "smoke": smoke},
         )
         for work in WORK
-        for cell in CELLS[: 1 if smoke else None]
+        for cell in (CELLS[:1] if smoke else CELLS + STEPS * (work == "Pillow + v1"))
         if not smoke or work in ("pure Python, 10 us", "waits of 20 ms")
     ]
 

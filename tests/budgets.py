@@ -58,7 +58,7 @@ LISTED = {
         order/sampler order/sampler_state order/partition order/order order/drawing order/batches order/epochs
         order/state
         engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/team
-        engine/threads engine/pinning reading/worker_context
+        engine/threads engine/pinning reading/worker_context reading/modes
         reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length
         memory/ticket memory/batch memory/collate memory/layout memory/slots
     """,

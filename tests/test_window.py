@@ -1,5 +1,5 @@
 """Promise: A worker claims runs of units that last about RUN_SECONDS, by the median cost so far. One outlier changes
-the next run by at most a quarter.
+the next run by at most a quarter. The tickets of a worker that died go to the next one.
 """
 
 from __future__ import annotations
@@ -102,3 +102,29 @@ def test_occupancy_is_the_share_of_tickets_in_flight_that_a_take_finds_ready() -
     assert window.take(0) is not None
     counts = window.counts()
     assert (counts.consumer_wait_s, counts.occupancy) == (0.0, 0.5)
+
+
+def test_the_next_living_lane_inherits_what_is_left_and_what_comes() -> None:
+    window: Window[Ticket] = Window(12, lanes=4)
+
+    def issued(count: int) -> None:
+        for k in range(count):
+            window.issue(Ticket(1, lane=k))
+
+    def claimed(lane: int, count: int) -> list[int]:
+        claims = [window.claim(lane) for _ in range(count)]
+        return [claim.ticket.number for claim in claims if claim is not None]
+
+    issued(4)
+    window.merge(1)
+    assert claimed(2, 2) == [1, 2]
+    issued(4)
+    window.merge(2)
+    assert claimed(3, 4) == [3, 5, 6, 7]
+    window.merge(3)
+    issued(4)
+    assert claimed(0, 6) == [0, 4, 8, 9, 10, 11]
+    window.merge(0)  # no other is left
+    issued(1)
+    window.close()
+    assert window.claim(0) is None

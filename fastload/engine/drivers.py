@@ -59,8 +59,7 @@ def _drive(
         try:
             with team.setting_up(f"worker {child.job.worker}; stage: start"):
                 become_worker(device, torch_threads)
-            lane = child.job.worker if window.lanes > 1 else 0
-            while not child.dead and (claim := window.claim(lane)) is not None:
+            while not child.dead and (claim := window.claim(child.job.worker)) is not None:
                 batch = claim.ticket
                 seconds = child.read(batch)
                 if window.deliver(batch, claim.stop, seconds):
@@ -70,3 +69,5 @@ def _drive(
             child.end(2 * JOIN_SECONDS)
             if window.closed:
                 window.discard()
+            elif not child.iterable:
+                window.merge(child.job.worker)

@@ -26,7 +26,7 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.streams import entered
 from fastload.reading.notices import Notices
-from fastload.reading.worker_context import finish, neutral_modes, read_run
+from fastload.reading.worker_context import finish, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
 
@@ -288,7 +288,7 @@ class LoaderIterator(Iterator[Any]):
             self._window.issue(batch)
 
     def _read_here(self) -> Batch | None:
-        """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
+        """Read the next batch without workers: in this thread, in the modes of `iter()`. Return None at the end."""
         assert self._loop_context is not None
         started = perf_counter()
         if (batch := _next_of(self._order)) is None:
@@ -296,7 +296,7 @@ class LoaderIterator(Iterator[Any]):
         if batch.error is None:
             stream = self._loop_context.stream
             drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
-            with neutral_modes(), drawing:
+            with self._loop_context.modes.entered(), drawing:
                 read_run(batch, 0, batch.units, self._loop_context)
                 finish(batch, self._loop_context)
             if self._readers.pins:

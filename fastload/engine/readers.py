@@ -18,6 +18,7 @@ from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
+from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, streams_of
@@ -74,7 +75,7 @@ class Readers:
             ),
             in_order=settings.in_order,
             collected=self.pins and self.workers > 0,
-            lanes=settings.lanes,
+            lanes=self.workers if self.in_processes else settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
@@ -90,7 +91,8 @@ class Readers:
         elif self._isolation is not None:
             own = self._isolation.originals()
         stream = self._streams.make(own.generators, initialised=False)
-        return WorkerContext(0, own, None, stream, self.fetcher, window.changes.wait)
+        wait = window.changes.wait
+        return WorkerContext(0, own, None, stream, self.fetcher, wait, modes_of_thread())
 
     def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
         """Return the worker info of a loop that reads `dataset` in the place of workers, or None."""
@@ -101,10 +103,15 @@ class Readers:
         return make_worker_info(0, settings.num_workers, base_seed, dataset, rng=WorkerRng())
 
     def batch(self, given: Any, **place: Any) -> Batch:
-        """Return a new batch of what the sampler gave. A worker process reads the whole batch."""
+        """Return a new batch of what the sampler gave.
+
+        A worker process reads the whole batch. Batch k is read by worker k modulo their number, as in torch: code that
+        changes what its process holds then gives the same samples in each run.
+        """
         batch = self.fetcher.source.batch(given, **place)
         if self.in_processes:
             batch.given, batch.builder, batch.units = own_indices(given), None, 1
+            batch.lane = batch.ordinal % self.workers
         return batch
 
     def start(self, window: Window[Batch], base_seed: int) -> Team:

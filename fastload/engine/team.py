@@ -107,7 +107,7 @@ class Team:
         Each worker of an iterable dataset has its own part of it, so one is enough.
         """
         dead = [child.dead for child in self.children]
-        return any(dead) and (self._window.lanes > 1 or all(dead))
+        return any(dead) and (self.children[0].iterable or all(dead))
 
     def is_running(self) -> bool:
         """Return whether any thread may still run."""

@@ -18,7 +18,7 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
 from fastload.reading.filling import Rows
 from fastload.reading.notices import Notices
-from fastload.reading.worker_context import finish, neutral_modes, read_run
+from fastload.reading.worker_context import finish, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, delayed_s
 
@@ -63,7 +63,7 @@ class Trial:
             given: Any = {"keys": StreamKeys(0, 0), "recorders": [Recorder()]}
             batch = self._readers.batch([*range(samples)], epoch=0, ordinal=0, position=0, **given)
             started, delayed = perf_counter(), delayed_s()
-            with neutral_modes(), entered(context.stream):
+            with context.modes.entered(), entered(context.stream):
                 read_run(batch, 0, batch.units, context)
                 finish(batch, context)
             taken = perf_counter() - started - (delayed_s() - delayed)  # not the wait for a core

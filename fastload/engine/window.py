@@ -262,6 +262,22 @@ class Window(Generic[T]):
                 turn = workers.join()
             turn.acquire()
 
+    def merge(self, lane: int) -> None:
+        """Let the worker of another lane read what is left of a lane, whose worker has died, and what comes to it."""
+        with self._lock:
+            left = self._open[lane]
+            others = [k for k, line in enumerate(self._open) if line is not left]
+            if not others:
+                return
+            heir = next((k for k in others if k > lane), others[0])
+            tickets = sorted([*self._open[heir], *left], key=lambda ticket: ticket.number)
+            self._open[heir].clear()  # its worker may wait for this very object
+            self._open[heir].extend(tickets)
+            for k, line in enumerate(self._open):
+                if line is left:
+                    self._open[k], self._workers[k] = self._open[heir], self._workers[heir]
+            self._workers[heir].wake(1)
+
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.
 

@@ -25,7 +25,8 @@ from fastload.processes.pausing import busy
 from fastload.random.streams import Streams, entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
-from fastload.reading.worker_context import WorkerContext, finish, neutral_modes, read_run
+from fastload.reading.modes import Modes, modes_of_thread
+from fastload.reading.worker_context import WorkerContext, finish, read_run
 
 
 def start(
@@ -52,18 +53,18 @@ def start(
     Raises what `init_fn` or a user's copy method raised. Then no thread is left.
     """
     show_worker_info_in_threads()
-    device = current_device()
+    device, modes = current_device(), modes_of_thread()
     team = Team(window)
     try:
         with torch_threads_kept() as torch_threads, random_states_kept(isolation.initialises):
             for i in range(num_workers):
-                with neutral_modes():  # inference mode would make inference tensors of copies
+                with Modes().entered():  # inference mode would make inference tensors of copies
                     own = isolation.own()
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=7)
                     fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset, rng=WorkerRng())
-                worker = window, fetcher, own, info, streams, device, torch_threads
+                worker = window, fetcher, own, info, streams, modes, device, torch_threads
                 team.launch(f"fastload-worker-{i}", _work, *worker)
                 if isolation.initialises:
                     team.wait_until_set_up()
@@ -86,6 +87,7 @@ def _work(
     own: WorkerCopies,
     info: Any,
     streams: Streams,
+    modes: Modes,
     device: int | None,
     torch_threads: int,
     team: Team,
@@ -96,14 +98,15 @@ def _work(
             become_worker(device, torch_threads)
             if own.init_fn:
                 set_worker_info(info)
-                own.init_fn(info.id)
+                with modes.entered():
+                    own.init_fn(info.id)
                 set_worker_info(None)
                 own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
-        with entered(stream):
+        with modes.entered(), entered(stream):
             lane = info.id if window.lanes > 1 else 0
             context = WorkerContext(
-                info.id, own, info, stream, fetcher, window.changes.wait, lane=lane
+                info.id, own, info, stream, fetcher, window.changes.wait, modes, lane=lane
             )
             while serve(window, context):
                 pass

@@ -51,13 +51,7 @@ from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
-from fastload.reading.worker_context import (
-    WorkerContext,
-    finish,
-    neutral_modes,
-    read_run,
-    streams_of,
-)
+from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 from fastload.settings import Settings
 
 LINGER_SECONDS = 10.0
@@ -213,8 +207,8 @@ class _Worker:
             )
         show_worker_info_in_threads()
         torch.set_num_threads(1)
-        _seed(job)
-        settings, self._of_modules = sealed.open(), sealed.generators
+        _seed(job, forked=sealed.generators is not None)
+        settings, self._generators = sealed.open(), sealed.generators
         _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
         if job.asks:
             settings = replace(settings, on_error=self._ask)
@@ -226,7 +220,7 @@ class _Worker:
         info = make_worker_info(
             job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
         )
-        with neutral_modes():
+        with job.modes.entered():
             if settings.worker_init_fn is not None:
                 set_worker_info(info)
                 try:
@@ -246,19 +240,21 @@ class _Worker:
         streams = streams_of(settings, draws=not self._fetcher.source.copies)
         own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         if streams.keyed:
-            # Whatever the loader copies for threads: this finds the generators, and copies nothing.
-            own = replace(settings, copy_dataset="state").isolation().originals()
-            found = self._of_modules if settings.worker_init_fn is None else None
-            shared = generators_of_modules() if found is None else found
-            own = replace(own, generators=[*own.generators, *shared])
+            found = self._generators if settings.worker_init_fn is None else None
+            if found is None:
+                # Whatever the loader copies for threads: this finds the generators, and copies nothing.
+                own = replace(settings, copy_dataset="state").isolation().originals()
+                found = [*own.generators, *generators_of_modules()]
+            own = replace(own, generators=found)
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
         wait = self._heard.wait
-        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait)
+        modes = self._job.modes
+        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait, modes)
 
     def serve(self) -> None:
         """Answer one ticket after another, until the loop's process shuts the wire."""
-        with neutral_modes(), entered(self._context.stream):
+        with self._job.modes.entered(), entered(self._context.stream):
             self._end_if_forked()
             self._wire.send(pickle.dumps((jobs.READY, None)))
             while True:
@@ -383,8 +379,11 @@ class RaisedInLoop(Exception):
     """Stands for what `on_error` raised, which the loop's process has stored under a number."""
 
 
-def _seed(job: Job) -> None:
+def _seed(job: Job, *, forked: bool) -> None:
     """Seed the global generators as torch's workers do. Each sample is keyed; this is for all else."""
     random.seed(job.seed + job.worker)
-    torch.manual_seed(job.seed + job.worker)
+    if forked:  # it uses no accelerator, for which torch would keep a stack: 3 ms
+        torch.default_generator.manual_seed(job.seed + job.worker)
+    else:
+        torch.manual_seed(job.seed + job.worker)
     np.random.seed(numpy_seed(job.seed, job.worker))

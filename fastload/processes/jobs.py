@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fastload.processes.packing import Packed, PackedError
 from fastload.random.keys import StreamKeys
+from fastload.reading.modes import Modes
 from fastload.settings import Settings
 
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
@@ -29,6 +30,8 @@ class Job(NamedTuple):
     """Torch's base seed."""
     asks: bool
     """Whether `on_error` is a function, which runs in the loop's process."""
+    modes: Modes
+    """Torch's modes in which it reads."""
 
 
 class Sealed:
@@ -40,7 +43,7 @@ class Sealed:
     def __init__(self, settings: Settings) -> None:
         self._settings: Settings | None = settings
         self.generators: list[tuple[str, Any]] | None = None
-        """Those of modules, if a fork is to inherit them: looking at modules would copy their memory."""
+        """Those of the dataset and of modules, if a fork is to inherit them: looking for them would copy memory."""
         self._pickle = b""
         self._pickler: ForkingPickler | None = None
 

@@ -65,6 +65,7 @@ class Child:
 
     def __init__(self, job: Job, settings: Settings, segments: Segments, notices: Notices) -> None:
         self.job = job
+        self.iterable = settings.iterable
         self.cpu_s = 0.0
         self._owner = os.getpid()
         self._settings = settings

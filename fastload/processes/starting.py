@@ -31,6 +31,7 @@ from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
 from fastload.random.streams import MODULES
+from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.verdicts.libraries import LIBRARIES
@@ -82,14 +83,14 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork":
-                sealed.generators = generators_of_modules()
-                shared = inherited(replace(theirs, copy_dataset="state").isolation().plan)
-                for kind, said in {"inherited": shared, "fork": reason}.items():
+                plan = replace(theirs, copy_dataset="state").isolation().plan
+                sealed.generators = [*plan.generators(), *generators_of_modules()]
+                for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
             for worker in range(num_workers):
-                job = Job(worker, num_workers, seed, asks)
+                job = Job(worker, num_workers, seed, asks, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from time import perf_counter, thread_time
 from typing import Any
-
-import torch
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
@@ -18,6 +16,7 @@ from fastload.random.held import NewGenerators
 from fastload.random.streams import Stream, Streams
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
+from fastload.reading.modes import Modes
 from fastload.settings import Settings
 from fastload.telemetry import Place, Recorder, recording, span
 
@@ -33,6 +32,7 @@ class WorkerContext:
         stream: the random stream.
         fetcher: reads the batches.
         wait: waits until a condition holds, see `Changes.wait`.
+        modes: torch's modes in which samples are read.
         lane: the window's lane from which the worker claims.
     """
 
@@ -44,6 +44,7 @@ class WorkerContext:
         stream: Stream,
         fetcher: Fetcher,
         wait: Wait,
+        modes: Modes,
         *,
         lane: int = 0,
     ) -> None:
@@ -54,6 +55,7 @@ class WorkerContext:
         self.lane = lane
         self.stream = stream
         self.wait = wait
+        self.modes = modes
         self.fetcher = fetcher
         self.filler = fetcher.source.filler_of(own.dataset)
         self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
@@ -91,28 +93,6 @@ def streams_of(settings: Settings, *, draws: bool) -> Streams:
         keyed=draws and not settings.iterable,
         seeded=settings.seed is not None,
     )
-
-
-def neutral_modes() -> AbstractContextManager[None]:
-    """Return a context in the modes of a fresh thread: grad mode, no inference mode, no autocast."""
-    accelerator = torch.accelerator.current_accelerator()
-    devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
-    autocast = [device for device in devices if torch.is_autocast_enabled(device)]
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
-        return nullcontext()
-    return _neutral(autocast)
-
-
-@contextmanager
-def _neutral(autocast: list[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(mode=False))
-        if not torch.is_grad_enabled():
-            stack.enter_context(torch.enable_grad())
-        for device in autocast:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:

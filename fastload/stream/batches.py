@@ -42,7 +42,7 @@ from fastload.engine import threads, waiting
 from fastload.errors import SharedStateWarning, WorkerCrashError
 from fastload.isolation import Isolation, WorkerCopies
 from fastload.random.streams import Streams, chosen_modules, entered, routable
-from fastload.reading.worker_context import neutral_modes
+from fastload.reading.modes import Modes
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
@@ -142,7 +142,7 @@ class Batches(Iterator[Batch]):
         roots = _Decoding(self._decode), self.collate_fn
         isolation = Isolation(*roots, None, copy_dataset="state")
         for i in range(self._num_workers):
-            with neutral_modes():  # inference mode would make inference tensors of copies
+            with Modes().entered():  # inference mode would make inference tensors of copies
                 own = isolation.own()
             if i == 0:
                 isolation.warn_of_shared(stacklevel=5)

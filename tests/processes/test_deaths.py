@@ -1,6 +1,7 @@
 """Promises:
 - A worker process that dies raises `WorkerDiedError` in its batch's place within a second, and the others continue.
   The error names worker, signal or exit code, and the indices.
+- Of n worker processes, number k reads every n-th batch. After its death the next one reads them.
 - When the last worker has died, the iterator closes, and `iter()` begins again.
 - A dead worker of an iterable dataset closes the iterator. The state then resumes exactly.
 - Workers killed at random moments cost no hang, no wrong batch, and leave no process, descriptor or memory.
@@ -29,6 +30,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 import fastload
 from fastload.errors import LoaderClosedError, WorkerDiedError
@@ -121,6 +123,31 @@ def test_a_death_is_an_error_in_the_place_of_its_batch(context: str, tmp_path: P
             died(caught.value, "worker ", named, str(indices)[1:-1], f"batch {place}")
             in_time(took_s, WITHIN_S)
         assert next(iterator, None) is None
+
+
+class Read(Numbers):
+    """A sample is its index and the worker that read it. One index `deadly` ends its worker."""
+
+    def __init__(self, deadly: int) -> None:
+        super().__init__(12)
+        self.deadly = deadly
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.deadly:
+            killed()
+        return index, get_worker_info().id
+
+
+@pytest.mark.parametrize("deadly", [-1, 4])
+def test_worker_k_reads_every_nth_batch_and_the_next_one_does_after_its_death(deadly: int) -> None:
+    """As in torch, so that code which changes what its process holds gives the same samples in each run."""
+    with processes(Read(deadly), 1, workers=3, persistent_workers=True) as loader:
+        for _ in range(2 if deadly < 0 else 1):
+            batches = outcomes(iter(loader))
+            readers = [None if isinstance(b, Exception) else int(b[1]) for b in batches]
+            assert readers == (
+                [0, 1, 2] * 4 if deadly < 0 else [0, 1, 2, 0, None, 2, 0, 2, 2, 0, 2, 2]
+            )
 
 
 def killed_in_batch_1(iterator: Iterator[Any], pipe: Pipe) -> tuple[int, WorkerDiedError]:

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import covertable
@@ -463,59 +464,57 @@ def modes() -> tuple[bool, bool, bool]:
     )
 
 
-NEUTRAL = (True, False, False)
-
-
 class Moded(Numbers):
+    """A sample is a product, whose dtype depends on autocast, and the modes in which it was read."""
+
     def __getitem__(self, index: int) -> Any:
-        assert modes() == NEUTRAL
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-        assert product.dtype == torch.float32
-        assert not product.is_inference()
-        return product * index
+        return torch.ones(2, 2) @ torch.ones(2, 2) * index, torch.tensor(modes())
 
 
 class ModedBatches(Moded):
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        assert modes() == NEUTRAL
+    def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
-def collate_in_modes(samples: list[torch.Tensor]) -> torch.Tensor:
-    assert modes() == NEUTRAL
-    return torch.stack(samples) @ torch.ones(2, 2)
+def collate_in_modes(samples: list[Any]) -> Any:
+    return torch.stack([x @ torch.ones(2, 2) for x, _ in samples]), torch.tensor(modes())
 
 
-def keep(worker: int) -> None:
-    assert modes() == NEUTRAL
+def begin_in(expected: tuple[bool, bool, bool], worker: int) -> None:
+    assert modes() == expected
 
 
 @pytest.mark.parametrize(
-    ("mode", "workers", "dataset"), covertable.make([[*MODES], [0, 2], [Moded, ModedBatches]])
+    ("mode", "kind", "dataset"),
+    covertable.make([[*MODES], ["none", "thread", "process"], [Moded, ModedBatches]]),
 )
-def test_samples_and_collate_run_in_neutral_modes(
-    mode: str, workers: int, dataset: type[Moded]
-) -> None:
-    """And the mode of the loop is what it was, after every batch, after an error and after the end."""
-    loader = DataLoader(
-        dataset(8),
-        4,
-        num_workers=workers,
-        collate_fn=collate_in_modes if dataset is Moded else None,
-        worker_init_fn=keep if workers else None,
-    )
+def test_samples_are_read_in_the_modes_of_iter(mode: str, kind: str, dataset: type[Moded]) -> None:
+    """As in torch's forked workers, but never in inference mode: its tensors would lie in memory that is used again.
+
+    The modes of the loop are what they were, after every batch, after an error and after the end.
+    """
+    workers: dict[str, Any] = {"num_workers": 2, "worker_method": kind} if kind != "none" else {}
+    collate = collate_in_modes if dataset is Moded else None
     with MODES[mode]():
         inside = modes()
-        for batch in loader:
+        seen = (inside[0], False, inside[2])
+        init = partial(begin_in, seen) if workers else None
+        batches = iter(
+            DataLoader(dataset(8), 4, collate_fn=collate, worker_init_fn=init, **workers)
+        )
+        for product, said in batches:
             assert modes() == inside
-            assert batch.dtype == torch.float32
-            assert not batch.is_inference()
+            assert product.dtype is (torch.bfloat16 if inside[2] else torch.float32)
+            assert not product.is_inference()
+            assert (said == torch.tensor(seen)).all()
         assert modes() == inside
-        failing = DataLoader(dataset(8), 4, sampler=[0, "x"], num_workers=workers)  # type: ignore[list-item]
+        failing = DataLoader(dataset(8), 4, sampler=[0, "x"], **workers)  # type: ignore[list-item]
         with pytest.raises(TypeError):
             list(failing)
         assert modes() == inside
-    assert modes() == NEUTRAL
+        batches = iter(DataLoader(dataset(8), 4, **workers))
+    assert modes() == (True, False, False)
+    assert (next(batches)[1] == torch.tensor(seen)).all(), "the modes of next(), not of iter()"
 
 
 def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
