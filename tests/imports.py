@@ -16,11 +16,16 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
     `package`. The name of `import_module(computed)` is "".
     """
     left: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
+    calls = "import_module" in source or "__import__" in source  # else no expression imports
     while left:
         node, at_load = left.pop()
         if isinstance(node, FUNCTIONS) or for_the_type_checker(node):
             at_load = False
-        left += [(child, at_load) for child in ast.iter_child_nodes(node)]
+        left += [
+            (child, at_load)
+            for child in ast.iter_child_nodes(node)
+            if calls or not isinstance(child, ast.expr)
+        ]
         if isinstance(node, ast.Import):
             yield from ((alias.name, at_load) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -661,7 +661,6 @@ def module(tmp_path: Path) -> str:
             0,
             "threads would share this: `sets_to_check.Counts.__getitem__`",
         ),
-        (["sets_to_check:Counts"], 0, "Processes gave the samples of a serial loop"),
         (["sets_to_check:Missing"], 1, "fault"),
         ([], 2, "Missing argument"),
         (["sets_to_check"], 2, "MODULE:NAME"),
@@ -688,7 +687,7 @@ def test_the_command_ends_with_0_1_or_2(
 @pytest.mark.parametrize(
     ("program", "name", "said"),
     [
-        (["-m", "fastload"], "bad", "fault"),
+        pytest.param(["-m", "fastload"], "bad", "fault", marks=pytest.mark.slow),
         (
             ["-c", FORKED],
             "Exits",

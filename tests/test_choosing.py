@@ -18,19 +18,16 @@ def chosen(*changed: str) -> set[str]:
     return set(_choose.choose(changed).files)
 
 
-@pytest.mark.parametrize("part", sorted(_choose.sources().keys() - {"core"}))
-def test_a_part_brings_its_own_tests_and_the_core_s(part: str) -> None:
-    files = chosen(f"fastload/{part}/anything.py")
-    own = [test for test in _choose.test_files() if test.startswith(f"tests/{part}/")]
-    assert own or part in {"accelerated", "check", "cli", "compat", "integrations"}
-    assert files >= set(own)
-    assert {
-        "tests/test_window.py",
-        "tests/promises/test_resume.py",
-        "tests/test_layering.py",
-    } <= files
-    beside = f"tests/test_{part}.py"
-    assert beside in files or not (ROOT / beside).exists()
+def test_a_part_brings_its_own_tests_those_of_the_pages_and_the_core_s() -> None:
+    core = {"tests/test_window.py", "tests/promises/test_resume.py", "tests/test_layering.py"}
+    pages = {test for test in _choose.test_files() if test.startswith("tests/docs/")}
+    for part in sorted(_choose.sources().keys() - {"core"}):
+        files = chosen(f"fastload/{part}/anything.py")
+        own = {test for test in _choose.test_files() if test.startswith(f"tests/{part}/")}
+        assert own or part in {"accelerated", "check", "cli", "compat", "integrations"}
+        assert files >= own | core | pages, part
+        beside = f"tests/test_{part}.py"
+        assert beside in files or not (ROOT / beside).exists()
 
 
 def test_a_part_brings_the_tests_of_those_that_import_it_and_no_others() -> None:
@@ -107,12 +104,6 @@ def test_pages_and_examples_bring_the_tests_that_read_them() -> None:
     assert of_benchmarks <= chosen("benchmarks/__main__.py")
 
 
-@pytest.mark.parametrize("part", sorted(_choose.sources().keys() - {"core"}))
-def test_a_part_brings_the_tests_of_its_pages(part: str) -> None:
-    pages = {test for test in _choose.test_files() if test.startswith("tests/docs/")}
-    assert pages <= chosen(f"fastload/{part}/anything.py")
-
-
 def test_any_test_brings_that_of_the_promises() -> None:
     assert "tests/test_promises.py" in chosen("tests/flow/test_graph.py")
 
@@ -156,7 +147,7 @@ def suite_over(
     return suite
 
 
-@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("listed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_one_that_fails_beside_others_only_is_named_and_fails_ci_once_it_is_listed(
     listed: bool,
     tmp_path: Path,

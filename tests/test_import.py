@@ -12,10 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,33 +48,25 @@ print(json.dumps({"before": before, "after": after, "unchanged": unchanged,
 """
 
 
-@cache
-def child() -> dict[str, Any]:
-    """Import fastload in a fresh process and return what that loaded and changed."""
+def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
+    """The command line, too, loads no plug-in before it knows the command."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHILD],
         cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
-    return json.loads(run.stdout)  # type: ignore[no-any-return]
-
-
-def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
-    assert set(child()["after"]) - set(child()["before"]) == {"fastload"}
+    child = json.loads(run.stdout)
+    assert set(child["after"]) - set(child["before"]) == {"fastload"}
     optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow"}
-    assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
-    assert child()["unchanged"], "threads, seeds and modes"
-    assert "fastload.memory.prefetch" not in child()["fastload"], "for loops that use it"
-
-
-def test_what_lightning_loads_for_every_trainer_is_no_loader() -> None:
-    """It loads the plug-in where fastload is installed, also for programs that do not use it."""
-    program = "import sys, fastload.integrations.lightning; print('fastload.loader' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "False\n"
+    assert not (optional | {"tensorboard", "torchvision"}) & set(child["after"])
+    assert child["unchanged"], "threads, seeds and modes"
+    assert "fastload.memory.prefetch" not in child["fastload"], "for loops that use it"
+    folders = {path.parent.name for path in (ROOT / "fastload").glob("*/*.py")}
+    folders &= rooms.PLUG_INS.keys()
+    assert folders
+    assert not {name.split(".")[1] for name in child["fastload"]} & folders
+    assert not {"PIL", "matplotlib", "pyarrow", "torchvision"} & set(child["cli"])
 
 
 WITHOUT_TORCH = """
@@ -91,6 +81,9 @@ assert run(graph, resume=True, say=str).states == {"a": "fresh"}
 import fastload
 assert fastload.__version__
 print("torch" in sys.modules)
+# Lightning loads this plug-in for every trainer where fastload is installed.
+import fastload.integrations.lightning
+print("fastload.loader" in sys.modules)
 from fastload import distributed
 assert set(fastload.__all__) <= set(dir(fastload))
 for module in (fastload, distributed):
@@ -111,6 +104,7 @@ def test_flow_begins_without_torch_which_comes_with_the_first_name_that_needs_it
     command = [sys.executable, "-c", WITHOUT_TORCH, tmp_path]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.stdout.splitlines() == [
+        "False",
         "False",
         "module 'fastload' has no attribute 'nothing'",
         "module 'fastload.distributed' has no attribute 'nothing'",
@@ -165,14 +159,6 @@ def test_a_command_that_only_lists_loads_no_torch(command: str, printed: str, fo
     assert printed in run.stdout
 
 
-def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:
-    folders = {path.parent.name for path in (ROOT / "fastload").glob("*/*.py")}
-    folders &= rooms.PLUG_INS.keys()
-    assert folders
-    assert not {name.split(".")[1] for name in child()["fastload"]} & folders
-    assert not {"PIL", "matplotlib", "pyarrow", "torchvision"} & set(child()["cli"])
-
-
 def test_every_public_name_is_there_and_the_package_is_typed() -> None:
     assert all(hasattr(fastload, name) for name in fastload.__all__)
     assert {"DataLoader", "RankSampler", "SKIP", "Stats", "errors"} <= set(fastload.__all__)
@@ -185,6 +171,16 @@ def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.Monkey
     assert fastload.__version__ == "0+unknown", "only the source is on the path"
 
 
+IMPORTS = """
+import importlib
+for module in ("fastload.cli", "fastload.loader", "fastload.integrations.lightning"):
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        print(error)
+"""
+
+
 def test_another_module_in_our_place_is_named(tmp_path: Path) -> None:
     """As after `pip install fastload`, which replaces files of torch-fastload."""
     (tmp_path / "fastload").mkdir()
@@ -192,18 +188,16 @@ def test_another_module_in_our_place_is_named(tmp_path: Path) -> None:
         (tmp_path / "fastload" / path.name).symlink_to(path)
     (tmp_path / "fastload" / "__init__.py").unlink()
     (tmp_path / "fastload" / "__init__.py").write_text("def download(): ...\n")
-    for module in ("fastload.cli", "fastload.loader", "fastload.integrations.lightning"):
-        ended = subprocess.run(
-            [sys.executable, "-c", f"import {module}"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
-        last = ended.stderr.strip().rpartition("\n")[2]
-        assert last.startswith("ImportError: the package `fastload` in"), ended.stderr
-        assert str(tmp_path) in last
-        assert "pip uninstall fastload torch-fastload" in last
+    ended = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    errors = ended.stdout.splitlines()
+    assert len(errors) == 3, ended.stderr
+    for error in errors:
+        assert error.startswith("the package `fastload` in"), error
+        assert str(tmp_path) in error
+        assert "pip uninstall fastload torch-fastload" in error
 
 
 @pytest.mark.parametrize("name", ["store", "image", "datasets.packed"])

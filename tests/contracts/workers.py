@@ -702,8 +702,9 @@ class LikeTorch:
             with pytest.warns(UserWarning, match="Length of IterableDataset"):
                 assert len([next(iterator), *iterator]) == 12 * self.lanes - 7
 
-    @pytest.mark.parametrize("batch_size", [1, 4, None])
-    @pytest.mark.parametrize("dies", [True, False])
+    @pytest.mark.parametrize(
+        ("batch_size", "dies"), [(4, True), (4, False), (1, True), (None, False)]
+    )
     def test_an_error_of_an_iterable_dataset_is_in_its_place(
         self, dies: bool, batch_size: int | None
     ) -> None:
@@ -864,8 +865,16 @@ class Workers(LikeTorch):
         assert type(error) is kind
         assert all(word in text_of(error) for word in words), text_of(error)
 
-    @pytest.mark.parametrize("dataset_class", [Bad, Gathered])
-    @pytest.mark.parametrize("kind", [StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt])
+    @pytest.mark.parametrize(
+        ("kind", "dataset_class"),
+        [
+            (StopIteration, Bad),
+            (StopIteration, Gathered),
+            (GeneratorExit, Bad),
+            (SystemExit, Gathered),
+            (KeyboardInterrupt, Bad),
+        ],
+    )
     def test_what_would_end_a_loop_or_a_worker_is_an_error(
         self, kind: type[BaseException], dataset_class: type[Bad]
     ) -> None:
@@ -1305,8 +1314,27 @@ IN_THE_LOOP = {
     "test_a_state_of_an_iterable_dataset_gives_the_rest_bit_for_bit",
     "test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset",
     "test_workers_that_run_load_a_state_of_an_iterable_dataset",
+    "test_a_state_taken_at_any_step_resumes_with_the_next_batch",
+    "test_a_second_resume_and_two_epochs_after_it",
 }
 """Their cases differ in what the loop does. So of these all kinds of processes have a part."""
+
+OF_PERSISTENCE = {
+    "test_the_batches_and_the_draws_are_those_of_torch",
+    "test_an_epoch_left_in_the_middle_takes_nothing_from_the_next",
+    "test_what_a_worker_knows_of_itself",
+    "test_a_copy_of_an_iterable_dataset_lives_as_long_as_its_worker",
+    "test_a_bad_epoch_leaves_the_next_one_whole",
+    "test_a_worker_init_fn_that_raises",
+    "test_a_callable_replaces_or_skips",
+    "test_a_state_taken_at_any_step_resumes_with_the_next_batch",
+    "test_a_loader_in_mid_epoch_may_load",
+    "test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset",
+    "test_workers_that_run_load_a_state_of_an_iterable_dataset",
+    "test_every_way_out_of_an_endless_epoch_ends_the_workers",
+    "test_close_ends_every_iterator_and_the_loader_begins_again",
+}
+"""Their outcome depends on workers that stay. Persistent processes have a part of these, and the others are slow."""
 
 FIFTHS = 5
 
@@ -1330,7 +1358,10 @@ def waits(item: Any) -> bool:
         return False
     if issubclass(item.cls, Late):
         return True
-    in_the_loop = "worker_method" in item.cls.options and item.originalname in IN_THE_LOOP
+    processes = "worker_method" in item.cls.options
+    if processes and issubclass(item.cls, InPairs) and item.originalname not in OF_PERSISTENCE:
+        return True
+    in_the_loop = processes and item.originalname in IN_THE_LOOP
     if not in_the_loop and not issubclass(item.cls, InPairs):
         return False
     places, last = 0, 0

@@ -17,6 +17,7 @@ import pytest
 from pyarrow.parquet import read_metadata
 
 from tests.distributed.launching import command, run
+from tests.fakes import in_full
 from tests.flow.twister2_programs import run_flow, write_digits, write_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -43,7 +44,7 @@ def expect_training(text: str, folder: Path, ranks: int) -> None:
     assert testing_s > 0
 
 
-@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+@pytest.mark.parametrize("launcher", in_full(["mpich", "openmpi"], ["mpich"]))
 def test_download_prepare_and_train_on_four_ranks(launcher: str, tmp_path: Path) -> None:
     write_programs(tmp_path, "disk", FASTER)
     write_digits(tmp_path / "data" / "twister2deepnet" / "mnist")
@@ -62,7 +63,7 @@ def test_download_prepare_and_train_on_four_ranks(launcher: str, tmp_path: Path)
     expect_training(ended.stdout, tmp_path, 4)
 
 
-@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+@pytest.mark.parametrize("launcher", in_full(["mpich", "openmpi"], ["openmpi"]))
 def test_prepare_and_train_in_memory_on_two_ranks(launcher: str, tmp_path: Path) -> None:
     write_programs(tmp_path, "memory", FASTER, ("PARALLELISM = 4", "PARALLELISM = 2"))
     write_digits(tmp_path / "data" / "twister2deepnetv1" / "mnist")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastload.errors import StateError
 from tests.promises.accelerate_cases import Spec, begin, close, fresh, make, plain
 
 
@@ -161,14 +160,6 @@ def loaded(spec: Spec, folder: str) -> Any:
     accelerator, loader = begin("ours", spec, {})
     accelerator.load_state(folder)
     return [indices.tolist() for indices, _ in loader]
-
-
-def refused_load(spec: Spec, folder: str) -> str:
-    """Return the error of a `load_state` that does not fit."""
-    try:
-        return f"loaded: {loaded(spec, folder)}"
-    except StateError as error:
-        return str(error)
 
 
 def skipped_none(spec: Spec, folder: str) -> Any:

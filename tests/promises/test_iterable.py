@@ -659,9 +659,14 @@ class Holder(IterableDataset[Any]):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+    ("wrap", "options"),
+    [
+        (lambda dataset: dataset, {}),
+        (Holder, {"num_workers": 2}),
+        (lambda dataset: dataset, {"num_workers": 2, "persistent_workers": True}),
+    ],
+    ids=["alone", "held, workers", "alone, persistent workers"],
 )
-@pytest.mark.parametrize("wrap", [lambda dataset: dataset, Holder], ids=["alone", "held"])
 def test_hugging_face_s_iterable_dataset_resumes_twice(
     shards: Callable[[], Any], wrap: Callable[[Any], Any], options: dict[str, Any]
 ) -> None:
@@ -788,9 +793,13 @@ def concatenated(stream: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}], ids=str
+    ("kind", "options"),
+    [
+        *((kind, options) for kind in WITHOUT_A_STATE for options in ({}, {"num_workers": 2})),
+        ("cannot load its saved state", {"num_workers": 2, "worker_method": "process"}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", WITHOUT_A_STATE)
 def test_a_stream_whose_state_is_not_enough_is_read_again(
     shards: Callable[[], Any], kind: str, options: dict[str, Any]
 ) -> None:
@@ -900,8 +909,7 @@ def test_an_epoch_that_a_loop_sets_by_hand_stays() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
 def test_hugging_face_s_set_epoch_reaches_the_copies_as_in_torch(
     shards: Callable[[], Any], workers: int, persistent: bool
 ) -> None:

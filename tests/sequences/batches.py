@@ -10,12 +10,12 @@ from fastload import DataLoader, RankSampler
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice
 
-KINDS = [(0, "thread"), (2, "thread"), (1, "process")]
+KINDS = [(0, "thread"), (2, "thread")]
+"""Processes: see `test_workers_resume_too`."""
 
 
 def check_batches(dataset: Any, **options: Any) -> None:
     """Expect batches of the samples that the dataset gives alone, also after it was resumed twice."""
-    options["persistent_workers"] = options["worker_method"] == "process"  # they take long to start
     order = list(RankSampler(len(dataset), seed=1, rank=0, world_size=1))
     samples = [dataset[index] for index in order]
     expected = [default_collate(samples[k : k + 4]) for k in range(0, len(order), 4)]

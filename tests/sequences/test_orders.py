@@ -97,6 +97,10 @@ def windows(rank: int, world: int, **options: Any) -> Any:
 
 
 CASES = [by_quota, by_draw_until_one_ends, by_ramp_until_all_end, by_budget, packed, windows]
+SOME = [
+    pytest.param(case, marks=() if case in (by_quota, by_budget) else pytest.mark.slow)
+    for case in CASES
+]
 STREAM = ""
 
 
@@ -148,7 +152,7 @@ def test_any_number_of_workers_gets_the_same_global_batches(case: Case) -> None:
     close(loaders)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_any_world_resumes_after_any_batch(case: Case) -> None:
     whole = world_of(case, 1)
     parts = [epoch(whole) for _ in range(3)]
@@ -174,8 +178,9 @@ def test_any_world_resumes_after_any_batch(case: Case) -> None:
         assert delivered == expected[: len(delivered)]
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", ["thread", "process"])
+@pytest.mark.parametrize(
+    ("method", "case"), [*(("thread", case) for case in CASES), ("process", packed)]
+)
 def test_workers_resume_too(case: Case, method: str) -> None:
     expected = epoch(world_of(case, 1))
     stopped = world_of(case, 2, num_workers=2, worker_method=method)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.children import ROOT, run_python
+from tests.fakes import in_full
 from tests.verdicts.table_cases import TABLE
 from tests.verdicts.table_run import EPOCHS, Program, ways
 
@@ -59,7 +60,7 @@ def compared(program: Program, folder: Path, given: list[str], *, kind: str) -> 
 
 
 QUICK = [
-    pytest.param(each, marks=pytest.mark.slow if each.rare or k % 4 else (), id=each.name)
+    pytest.param(each, marks=pytest.mark.slow if each.rare or k % 10 else (), id=each.name)
     for k, each in enumerate(TABLE)
 ]
 EACH = pytest.mark.parametrize("program", TABLE, ids=lambda program: program.name)
@@ -77,7 +78,9 @@ def test_one_worker_and_eight(program: Program, tmp_path: Path) -> None:
 
 
 # Threads have no start method, and share such memory. A fork server pickles it, so torch's workers get copies, or fail.
-PICKLED = [program for program in TABLE if "shared memory" not in program.name]
+PICKLED = [
+    each for each in TABLE if "shared memory" not in each.name and in_full(True, not each.rare)
+]
 
 
 @pytest.mark.parametrize("program", PICKLED, ids=lambda program: program.name)
