@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_873,
+    "the way of an index": 3_904,
     "loaded beside the way": 2_660,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
@@ -45,9 +45,9 @@ BUDGETS = {
     "fastload/store": 3_196,
     "fastload/stream": 1_059,
     "fastload/train": 1_206,
-    "benchmarks": 2_667,
+    "benchmarks": 2_697,
     # parts of their own, and parts to come
-    "process workers": 1_764,
+    "process workers": 1_768,
     "verdicts and allow list": 882,
 }
 

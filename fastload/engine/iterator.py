@@ -188,7 +188,7 @@ class LoaderIterator(Iterator[Any]):
         that the loop did not get, and the next `next()` raises `LoaderClosedError` rather than skip that batch.
         Fill `counted`, so that `__next__` can uncount the batch.
         """
-        if self._window.is_taking():
+        if self._window.taking._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(
                 "fastload: next() was called on an iterator by its own sampler, dataset or callback. The iterator "
                 "would wait for itself. Read from another iterator there, or return first."

@@ -132,10 +132,6 @@ class Window(Generic[T]):
         for ticket in dropped:
             ticket.release()
 
-    def is_taking(self) -> bool:
-        """Return whether this thread holds `taking`."""
-        return self.taking._is_owned()  # type: ignore[attr-defined, no-any-return]
-
     def has_room(self) -> bool:
         """Return whether one more ticket may be issued."""
         with self._lock:
