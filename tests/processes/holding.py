@@ -22,6 +22,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -30,6 +31,9 @@ from fastload.errors import LoaderClosedError
 from tests.fakes import Numbers
 
 LIMIT_S = 30.0  # only a hang waits that long
+contexts = pytest.mark.parametrize(
+    "context", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 
 # ---- what the workers call ----
 

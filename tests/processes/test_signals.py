@@ -21,7 +21,7 @@ import torch
 import fastload
 from tests.children import Python
 from tests.fakes import Numbers
-from tests.processes.holding import Gate, Held, Pipe, Watch, processes
+from tests.processes.holding import Gate, Held, Pipe, Watch, contexts, processes
 from tests.promises.reading import in_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@contexts
 def test_signals_to_workers_do_nothing(context: str, pipe: Pipe, gate: Gate) -> None:
     """In a sample that holds, which a signal without a handler would end, and between samples."""
     dataset = Held(40, (0, 4, 20), pipe.path, gate.path)
@@ -137,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@contexts
 def test_a_job_that_gets_sigterm_saves_its_checkpoint(
     context: str, pipe: Pipe, tmp_path: Path
 ) -> None:
@@ -200,7 +200,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("context", "held"), [("fork", "held"), ("fork", "free"), ("forkserver", "free")]
+    ("context", "held"),
+    [
+        ("fork", "held"),
+        ("fork", "free"),
+        pytest.param("forkserver", "free", marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_is_raised_once_and_leaves_no_process(
     context: str, held: str, pipe: Pipe, gate: Gate, tmp_path: Path

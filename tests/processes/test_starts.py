@@ -39,8 +39,8 @@ from fastload.random import python_random
 from fastload.verdicts.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
-from tests.fakes import Numbers
-from tests.processes.holding import processes
+from tests.fakes import Numbers, in_full
+from tests.processes.holding import contexts, processes
 from tests.promises.equal import check_same
 from tests.promises.reading import Watched, in_batches, wait_until
 
@@ -171,7 +171,7 @@ def program(context: str | None, body: str) -> str:
     return PROGRAM.replace("CONTEXT", repr(context)) + body
 
 
-@pytest.mark.parametrize("context", SPAWN_IS_SLOW)
+@contexts
 def test_workers_start_from_python_c(context: str) -> None:
     done = run_python("-c", program(context, LOOP))
     assert (done.returncode, done.stdout) == (0, SAID), done.stderr
@@ -192,7 +192,8 @@ def test_workers_start_from_standard_input(context: str) -> None:
         assert "must be a file" in done.stderr
 
 
-@pytest.mark.parametrize("context", SPAWN_IS_SLOW[1:])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_a_script_without_a_main_guard_ends_and_says_what_to_do(
     context: str, tmp_path: Path
 ) -> None:
@@ -265,7 +266,12 @@ class Nested(Numbers):
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"), [("thread", "process"), ("process", "thread"), ("process", "process")]
+    ("outer", "inner"),
+    [
+        ("process", "thread"),
+        ("process", "process"),
+        pytest.param("thread", "process", marks=pytest.mark.slow),
+    ],
 )
 def test_a_loader_inside_a_worker_of_another(outer: Any, inner: str) -> None:
     with fastload.DataLoader(Nested(4, inner), 2, num_workers=2, worker_method=outer) as loader:
@@ -306,7 +312,7 @@ class ToNowhere(logging.Handler):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_400_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
+def test_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
     try:
         import h5py
     except ModuleNotFoundError:
@@ -325,7 +331,7 @@ def test_400_forks_beside_threads_that_log_and_draw(tmp_path: Path) -> None:
     try:
         with beside, forking:
             others = iter(beside)
-            for number in range(400):
+            for number in range(in_full(400, 150)):
                 assert next(others).tolist() == [*range(8 * number, 8 * number + 8)]
                 assert [b.tolist() for b in forking] == [[0, 1], [2, 3], [4, 5], [6, 7]]
             del others
@@ -494,9 +500,8 @@ named.wait()
 """
 
 
-@pytest.mark.parametrize(
-    "preload", [pytest.param(["__main__"], marks=pytest.mark.slow), ["chosen"]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("preload", [["__main__"], ["chosen"]])
 def test_workers_of_a_fork_server_share_what_it_imported_once(
     preload: list[str], tmp_path: Path
 ) -> None:
@@ -564,6 +569,7 @@ if not first and "worker" not in multiprocessing.current_process().name:
 """
 
 
+@pytest.mark.slow
 def test_if_an_import_ends_the_fork_server_it_starts_without(tmp_path: Path) -> None:
     (tmp_path / "omegaconf.py").write_text(ENDS)
     script = tmp_path / "script.py"
