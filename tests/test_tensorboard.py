@@ -76,6 +76,7 @@ def test_it_answers_where_it_says_and_ends(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
+@pytest.mark.slow
 def test_an_empty_folder_is_said_to_be_and_sigterm_ends_it(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "logdir").mkdir()

@@ -121,6 +121,7 @@ def test_workers_have_the_stack_of_a_process_and_leave_the_others_theirs(others:
     assert later[0] < others + MIB
 
 
+@pytest.mark.slow
 def test_without_a_limit_workers_have_more_than_glibc_gives() -> None:
     if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
         pytest.skip("the limit cannot be lifted")

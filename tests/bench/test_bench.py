@@ -260,6 +260,7 @@ def command_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow
 @linux
 def test_a_bench_that_is_killed_takes_its_run_and_the_run_s_workers_along(file_list: Path) -> None:
     options = f"--loaders torch --workers 2 -b 2 -s 1000 --step-ms 300 --file-list {file_list}"

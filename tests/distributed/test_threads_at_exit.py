@@ -44,7 +44,7 @@ print("left:", threads_of_gloo())
 """
 
 
-@pytest.mark.parametrize("model", ["plain", "ddp"])
+@pytest.mark.parametrize("model", [pytest.param("plain", marks=pytest.mark.slow), "ddp"])
 def test_shutdown_ends_the_threads_of_the_group(model: str) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ = warm_environment(alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"})

@@ -24,6 +24,7 @@ NO_RUN: dict[str, str] = {
 PRINTED = re.compile(r"^ *print\(.*\)  # (?:\.\.\.)?(.+)$", re.M)
 """What a comment after `print(...)` says that is printed: lines, with commas between them."""
 NOT_PRINTED = {"what bounds this loop", "then plg.execute(), beside the three scripts"}
+QUICK = {"README.md", "docs/from-torch.md", "docs/resume.md", "docs/sets.md"}
 FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
 
 
@@ -45,8 +46,12 @@ class Small(torch.utils.data.Dataset[Any]):
 @pytest.mark.filterwarnings("ignore:The `srun` command")  # lightning again, on a machine with Slurm
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if fenced(page, "python")],
-    ids=lambda page: str(page.relative_to(ROOT)),
+    [
+        pytest.param(page, marks=() if name in QUICK else pytest.mark.slow, id=name)
+        for page in PAGES
+        for name in [str(page.relative_to(ROOT))]
+        if fenced(page, "python")
+    ],
 )
 def test_the_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

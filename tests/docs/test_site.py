@@ -72,6 +72,7 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     assert "```" not in "".join(pages.values()), "a fence is shown, not read"
 
 
+@pytest.mark.slow
 def test_what_is_broken_on_a_page_and_a_name_that_is_gone_fail_the_build(tmp_path: Path) -> None:
     """Of a small site with the settings of ours."""
     docs, config = tmp_path / "docs", tmp_path / "mkdocs.yml"

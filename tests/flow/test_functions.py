@@ -112,7 +112,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("program", [["../scripts/pipe.py"], ["-m", "scripts.pipe"]])
+@pytest.mark.parametrize(
+    "program",
+    [["../scripts/pipe.py"], pytest.param(["-m", "scripts.pipe"], marks=pytest.mark.slow)],
+)
 def test_a_script_with_a_module_beside_it_from_another_folder(
     program: list[str], tmp_path: Path
 ) -> None:

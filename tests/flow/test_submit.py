@@ -161,6 +161,7 @@ def test_jobs_follow_one_another_and_the_scheduler_is_asked(
     ]
 
 
+@pytest.mark.slow
 def test_a_job_that_failed_keeps_those_after_it_from_running(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

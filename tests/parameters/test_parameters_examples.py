@@ -36,7 +36,7 @@ def percent(text: str) -> float:
     return float(re.findall(r"test accuracy ([\d.]+) ?%", text)[0])
 
 
-@pytest.mark.parametrize("staleness", ["0", "1"])
+@pytest.mark.parametrize("staleness", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_a_recommender_learns(staleness: str) -> None:
     text = example("embeddings.py", "--clicks", "30000", "--staleness", staleness)
     assert "59 steps" in text

@@ -190,7 +190,7 @@ def test_asynchronous_pushes_are_applied_once(deaths: Deaths, every: int) -> Non
         job.close()
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_message_of_a_push_can_be_the_last_of_a_server(after: bool, tmp_path: Path) -> None:
     options = OPTIONS | {"grads_to_wait": 2, "checkpoint_every": 1}
     expected, messages = undisturbed(2, 2, **options)

@@ -93,6 +93,7 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
     assert "server 0 of 1: serving parameters of version 3 at" in lines[2]
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
     """A worker keeps its connection open, for which the server does not wait."""
     saved, output = tmp_path / "saved", tmp_path / "output"

@@ -111,6 +111,7 @@ def test_accumulate_synchronizes_as_with_torch_s_loaders(world: int) -> None:
             assert ours[0].count(True) == 2 * -(-len(ours[0]) // 6)
 
 
+@pytest.mark.slow
 def test_join_uneven_inputs_asks_for_the_batches_that_it_needs() -> None:
     found = run(2, cases.joined_both)
     assert [len(ours) for ours, _ in found] == [3 + 3 + 3, 2 + 3 + 3]

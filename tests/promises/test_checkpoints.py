@@ -41,7 +41,10 @@ def together(ranks: list[list[Any]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (4, 4), (4, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((2, 2), (4, 2)))],
+)
 def test_dcp_resumes_ranks_in_the_middle_of_an_epoch(
     before: int, after: int, tmp_path: Path
 ) -> None:
@@ -57,8 +60,10 @@ def test_dcp_resumes_ranks_in_the_middle_of_an_epoch(
 
 # ---- streams ----
 
+worlds = pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 
-@pytest.mark.parametrize("world", [2, 4])
+
+@worlds
 def test_streams_under_a_key_of_each_rank_resume(world: int, tmp_path: Path) -> None:
     names = ["own key", "torchtitan", *(["pairs"] if world == 4 else [])]
     before = run(world, cases.saved_streams, str(tmp_path), names)
@@ -73,7 +78,7 @@ def test_streams_under_a_key_of_each_rank_resume(world: int, tmp_path: Path) -> 
         assert once == list(range(LENGTH)), name
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@worlds
 def test_a_stream_of_all_ranks_under_one_key_is_refused(world: int, tmp_path: Path) -> None:
     """torchtitan's issue 291: DCP saves the value of one rank for all, and all began at its place."""
     names = ["one key"]

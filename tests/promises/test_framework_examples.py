@@ -76,6 +76,7 @@ def test_a_training_learns_with_either_loader(name: str, digits: str) -> None:
     says_what_bounds(now)
 
 
+@pytest.mark.slow
 def test_a_training_on_two_processes_reads_each_sample_once(digits: str) -> None:
     """Accelerate fills the last round up: with 63 batches of 32, the second rank's last has samples of the first."""
     runs = run(2, run_example, "accelerate_digits.py", [digits])

@@ -233,7 +233,9 @@ def test_another_number_of_devices_resumes_a_rank_sampler(tmp_path: Path) -> Non
     assert [sorted(a[0] + b[0]) for a, b in zip(*ranks, strict=True)] == joined
 
 
-@pytest.mark.parametrize("train", [{"dataset": "stream"}, {"shuffle": True}])
+@pytest.mark.parametrize(
+    "train", [{"dataset": "stream"}, pytest.param({"shuffle": True}, marks=pytest.mark.slow)]
+)
 def test_another_number_of_devices_is_refused_otherwise(
     train: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -171,7 +171,9 @@ def test_slow_decode_on_all_cores_is_to_be_less() -> None:
 
 
 @needs_gil
-@pytest.mark.parametrize(("workers", "read"), [(2, True), (4, False)])
+@pytest.mark.parametrize(
+    ("workers", "read"), [(2, True), pytest.param(4, False, marks=pytest.mark.slow)]
+)
 def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None:
     """After a read that lets the GIL go, a thread waits for it: that wait is no slow storage."""
     cost = staged(transform=counts(60_000))

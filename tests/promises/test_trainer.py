@@ -123,6 +123,7 @@ def test_every_argument_of_the_loader_reaches_it(tmp_path: Path) -> None:
     assert {**evaluation, "drop_last": True} == train
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "train_sampling_strategy" not in cases.ARGUMENTS, reason="transformers is older"
 )

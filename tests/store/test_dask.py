@@ -81,6 +81,7 @@ def left(root: Path) -> list[str]:
     return sorted(os.listdir(root / ".unsealed")) if (root / ".unsealed").is_dir() else []
 
 
+@pytest.mark.slow
 def test_twenty_partitions_lie_on_two_nodes(
     client: Any, roots: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -775,6 +775,7 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.slow
 def test_the_example_opens_no_image_in_its_second_training(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     command = [ROOT / "examples" / "transfer.py", "--folder", tmp_path, "--count", "100"]

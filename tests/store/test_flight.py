@@ -339,7 +339,7 @@ def test_signals_end_the_server(number: int, status: int, tmp_path: Path) -> Non
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("host", ["::1", "127.1"])
+@pytest.mark.parametrize("host", ["::1", pytest.param("127.1", marks=pytest.mark.slow)])
 def test_the_loopback_can_be_written_in_several_ways(host: str, tmp_path: Path) -> None:
     store.put(parts(), tmp_path / "there" / "s")
     with serving(tmp_path / "there", "--host", host) as (_, url):

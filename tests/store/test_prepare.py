@@ -461,6 +461,7 @@ def test_forked_workers_do_not_hold_the_lock(tmp_path: Path) -> None:
             os.close(writing)
 
 
+@pytest.mark.slow
 def test_a_program_without_guard_ends(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -140,6 +140,7 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
 # ---- real ranks, a real kill ----
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_a_save_ends_the_others_and_one_rank_completes_what_two_began(
     tmp_path: Path,
 ) -> None:
