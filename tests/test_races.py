@@ -249,7 +249,7 @@ def test_the_thread_that_takes_a_batch_gives_the_warnings_and_begins_the_epoch(
         sampler.set_epoch(3)
 
         def record(*_: object, **__: object) -> None:
-            said.append(iterator._window.is_taking())
+            said.append(iterator._window.taking._is_owned())
 
         def begun(self: Any, *given: Any) -> None:
             record()
