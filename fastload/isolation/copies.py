@@ -79,7 +79,7 @@ class _Copier:
         """See `kinds.Copier`."""
         memo = self.memo
         kind = self._plan.kinds[type(x)]
-        if kind is ATOM:
+        if kind is ATOM or id(x) not in self._plan.nodes:  # an element of a long container
             return x
         if id(x) in memo:
             return memo[id(x)]

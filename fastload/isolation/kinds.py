@@ -344,6 +344,8 @@ class InC(Kind):
         if isinstance(reduced, str):
             return x
         make, args, state, items, pairs = reduced
+        if type(state) is dict:
+            state = {name: copier.copy(value) for name, value in state.items()}
         mine = tuple(map(copier.copy, args)), copier.copy(state), map(copier.copy, items)
         result = make, *mine, (map(copier.copy, pair) for pair in pairs)
         y = copy.copy(types.SimpleNamespace(__reduce_ex__=lambda _: result))

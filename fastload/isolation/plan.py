@@ -112,7 +112,7 @@ class Plan:
             if isinstance(kind, kinds.Container) and len(x) >= rules.FEW and not self._copy_data:
                 self._tallies[id(x)] = _Tally(holder)
                 holder = id(x)
-            parts = kind.parts(x)
+            parts = _attributes(x, kind) if self._is_long(x, kind) else kind.parts(x)
             below = [(y, id(x), way, holder) for way, y in parts if type(y) not in kinds.SCALARS]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
 
@@ -139,7 +139,7 @@ class Plan:
             return kind.shared
         if isinstance(kind, kinds.Generator) and rules.is_global_generator(x):
             return "global functions draw from it"
-        if type(kind) is kinds.Instance and kind.is_constant and not _has_attributes(x, kind):
+        if type(kind) is kinds.Instance and kind.is_constant and not _attributes(x, kind):
             return "a constant"
         if isinstance(kind, kinds.File) and x in _streams():
             return "a standard stream"
@@ -148,10 +148,13 @@ class Plan:
             if why is None:
                 self._memory.append(x)
             return why
+        is_data = self._is_long(x, kind) and not _attributes(x, kind)
+        return f"{len(x):,} elements" if is_data else None
+
+    def _is_long(self, x: Any, kind: kinds.Kind) -> bool:
+        """Return whether the elements of a container are data: there are many, and they are no code."""
         few = not isinstance(kind, kinds.Container) or len(x) <= rules.ELEMENTS
-        if few or self._copy_data or _is_never_data(x, kind):
-            return None
-        return f"{len(x):,} elements"
+        return not (few or self._copy_data or rules.holds_code(x))
 
     def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
@@ -186,7 +189,7 @@ class Plan:
         """Share the innermost container with most of what was counted. Return False if it holds code."""
         k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
         node, tally = self.nodes[at], self._tallies[at]
-        if _is_never_data(node.x, node.kind):
+        if _attributes(node.x, node.kind) or rules.holds_code(node.x):
             for outer in around[k:]:  # the outer containers hold its elements too
                 self._tallies[outer].add(-inf, -inf)
             return False
@@ -232,12 +235,8 @@ def _streams() -> tuple[Any, ...]:
     return sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
 
 
-def _has_attributes(x: Any, kind: kinds.Instance) -> bool:
-    return kind.any and any(True for _ in kinds.Instance.parts(kind, x))
-
-
-def _is_never_data(x: Any, kind: kinds.Kind) -> bool:
-    return (isinstance(kind, kinds.Instance) and _has_attributes(x, kind)) or rules.holds_code(x)
+def _attributes(x: Any, kind: Any) -> list[kinds.Part]:
+    return [*kinds.Instance.parts(kind, x)] if kind.any else []
 
 
 _ATOMS = (

@@ -142,6 +142,6 @@ def refusal(refused: Sequence[Named], why: str) -> DatasetCopyError:
     """Return the error that names open handles, and says `why` they cannot be used."""
     named = ", ".join(map(str, refused))
     return DatasetCopyError(
-        f"An open handle cannot be copied for each worker, and {why}: {named}. Open it in `__getitem__`, not in "
-        "`__init__`. If a sample was read before the loop, set the attribute to None again. Or pass num_workers=0."
+        f"{named} cannot be copied for each worker, and {why}. Open it in `__getitem__`, not in `__init__`. "
+        "If a sample was read before the loop, set the attribute to None again. Or pass num_workers=0."
     )

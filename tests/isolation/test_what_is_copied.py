@@ -307,6 +307,7 @@ def test_state_is_copied() -> None:
     for kind in STATE:
         assert_copied(*(getattr(dataset, kind) for dataset in datasets))
         assert len({type(getattr(dataset, kind)) for dataset in datasets}) == 1
+    assert_shared(*(getattr(dataset, "long list with an attribute")[0] for dataset in datasets))
     things = [
         getattr(dataset, "iterator of a closure").__reduce__()[1][0](0) for dataset in datasets
     ]
