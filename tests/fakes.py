@@ -9,17 +9,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-import hypothesis
 from torch.utils.data import Dataset, IterableDataset
-
-T = TypeVar("T")
-
-
-def in_full(whole: T, part: T) -> T:
-    """Return `whole` in `scripts/test --all`, which has a profile of more examples, and else `part`."""
-    return whole if hypothesis.settings().max_examples > 100 else part
 
 
 class Numbers(Dataset[int]):

@@ -29,8 +29,8 @@ import torch
 from fastload.store import get
 from fastload.store.root import SHARED_MEMORY
 from tests.distributed.launching import LAUNCHERS, ROOT, command, run
-from tests.fakes import in_full
 from tests.flow.examples import accuracy, environment, flow
+from tests.sizes_of_runs import in_full
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ import pytest
 from pyarrow.parquet import read_metadata
 
 from tests.distributed.launching import command, run
-from tests.fakes import in_full
 from tests.flow.twister2_programs import run_flow, write_digits, write_programs
+from tests.sizes_of_runs import in_full
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

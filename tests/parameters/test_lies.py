@@ -19,8 +19,8 @@ import torch
 from fastload import store
 from fastload.parameters import PSClient, Server, connect
 from tests.children import Python
-from tests.fakes import in_full
 from tests.files import arrow_files
+from tests.sizes_of_runs import in_full
 
 pytest.importorskip("grpc")
 

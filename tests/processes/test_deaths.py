@@ -37,7 +37,7 @@ from fastload.errors import LoaderClosedError, WorkerDiedError
 from fastload.processes import wire
 from tests.children import Python
 from tests.conftest import open_descriptors, settle
-from tests.fakes import Numbers, in_full
+from tests.fakes import Numbers
 from tests.processes.holding import (
     Dies,
     DyingLane,
@@ -60,6 +60,7 @@ from tests.processes.holding import (
 from tests.promises.reading import in_batches, wait_until
 from tests.promises.test_stopping import LateError, in_time
 from tests.resuming import through_json
+from tests.sizes_of_runs import in_full
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -39,10 +39,11 @@ from fastload.random import python_random
 from fastload.verdicts.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
-from tests.fakes import Numbers, in_full
+from tests.fakes import Numbers
 from tests.processes.holding import contexts, processes
 from tests.promises.equal import check_same
 from tests.promises.reading import Watched, in_batches, wait_until
+from tests.sizes_of_runs import in_full
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -30,8 +30,8 @@ from fastload import DataLoader, RankSampler, store
 from fastload.errors import StoreFullError
 from fastload.store.root import sets
 from tests.distributed.launching import LAUNCHERS, command, run
-from tests.fakes import in_full
 from tests.files import arrow_files
+from tests.sizes_of_runs import in_full
 
 MPIS = [launcher for launcher in LAUNCHERS if launcher != "torchrun"]
 PARTS = 20

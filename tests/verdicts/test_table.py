@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.children import ROOT, run_python
-from tests.fakes import in_full
+from tests.sizes_of_runs import in_full
 from tests.verdicts.table_cases import TABLE
 from tests.verdicts.table_run import EPOCHS, Program, ways
 
