@@ -8,7 +8,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -227,19 +226,20 @@ class DataLoader(TorchDataLoader[T]):
         return super()._get_iterator()
 
     def _chosen(self) -> Settings:
-        """Return the settings of an `iter()`. The first one reads the dataset's code, and chooses the workers."""
+        """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
         settings = Settings.of(self)
         if settings.worker_method not in ("auto", "thread") or not settings.num_workers:
             return settings
-        if self._choice is None:
-            settings.check_loadable()
-            chosen = choose(settings, stacklevel=5)
-            self._choice = chosen.worker_method, chosen.worker_reason
-        method, reason = self._choice
-        return replace(settings, worker_method=method, worker_reason=reason)
+        chosen = choose(settings, stacklevel=5, before=self._choice)
+        self._choice = chosen.worker_method, chosen.worker_reason
+        return chosen
 
     def chosen(self) -> Chosen:
-        """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none."""
+        """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none.
+
+        To choose for plainly safe code, it reads the first samples a few times. If you asked for a kind, the loop
+        may still copy batches of up to 1 MiB of a TensorDataset: `stats()` counts the workers.
+        """
         return who_reads(self._chosen()) if self._is_ours else Chosen("torch", self.num_workers, "")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -25,6 +25,10 @@ _told: set[tuple[str, str]] = set()
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
+Choice = tuple[str, str]
+"""The kind of workers and the reason."""
+
+
 class Chosen(NamedTuple):
     """Who reads a loader's samples."""
 
@@ -44,13 +48,17 @@ def who_reads(settings: Settings) -> Chosen:
     return Chosen(method, settings.num_workers, settings.worker_reason)
 
 
-def choose(settings: Settings, *, stacklevel: int) -> Settings:
+def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
     Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if its dataset
     fills rows, which hardly holds the GIL; by the loop if that costs less than handing a batch over; else by processes.
+    What was chosen `before`, at an earlier `iter()`, stays while the code is plainly safe.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
+    if before is not None and (settings.worker_method == "thread" or before[0] == "process"):
+        return replace(settings, worker_method=before[0], worker_reason=before[1])
+    settings.check_loadable()
     with _no_collection():
         found = verdict(
             settings.dataset,
@@ -61,16 +69,13 @@ def choose(settings: Settings, *, stacklevel: int) -> Settings:
         )
     if settings.worker_method == "thread":
         all_shared = settings.copy_dataset is False
-        for fault in (x for x in found.findings if x.shared or (all_shared and x.changes)):
+        known = (x for x in found.findings if x.shared or (all_shared and x.changes))
+        if (fault := next(known, None)) is not None:
             remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
-            warnings.warn(
-                f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}",
-                SharedStateWarning,
-                stacklevel=stacklevel + 1,
-            )
-            break
+            said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
+            warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
         return settings
-    method, reason = _kind(settings, found, stacklevel + 1)
+    method, reason = _kind(settings, found, stacklevel + 1, before)
     _tell(method, reason)
     return replace(settings, worker_method=method, worker_reason=reason)
 
@@ -87,8 +92,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str]:
+def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Choice | None) -> Choice:
     """Return "thread", "process" or "none", and why."""
+    if found.plain and before is not None:
+        return before
     if found.plain:
         trial = Trial(settings)
         if trial.is_light or (not trial.fills_rows and trial.costs_little()):
@@ -96,11 +103,13 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int) -> tuple[str, str
             return "none", f"{found.reason}, {why}"
         if trial.fills_rows:
             return "thread", f"{found.reason}, and reading hardly holds the GIL"
-        return "process", f"{found.reason}, but reading holds the GIL"
+        return "process", f"{found.reason}, and threads would take turns at the GIL"
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""
     why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
         return "process", found.reason
+    if before is not None and before[1].startswith(why):
+        return before
     warnings.warn(
         f"fastload: threads read what is not plainly safe in threads: {found.reason}. Worker processes are no choice: "
         f'{why}. worker_method="thread" silences this.',

@@ -1,4 +1,4 @@
-"""A trial of plainly safe code: whether its dataset fills rows, and what a batch costs the loop. It leaves no trace."""
+"""A trial of plainly safe code: whether its dataset fills rows, and what a batch costs the loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils import data
 
 from fastload.engine.readers import Readers
 from fastload.order.sampler import RankSampler
@@ -25,7 +25,10 @@ from fastload.telemetry import Recorder, delayed_s
 HAND_OVER_SECONDS = 0.5e-3
 """What it costs the loop's process to take a batch from a worker process: 0.2 to 0.4 ms of CPU time, and a wake-up."""
 
-_OF_POSITIONS = (RandomSampler, SequentialSampler, RankSampler)
+_OF_POSITIONS = (
+    *(data.RandomSampler, data.SequentialSampler, data.SubsetRandomSampler),
+    *(data.DistributedSampler, RankSampler),
+)
 """Samplers whose indices are positions in the dataset, so that the trial knows some."""
 
 

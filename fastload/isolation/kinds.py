@@ -15,7 +15,6 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 
 from fastload.isolation import finalizers
 from fastload.isolation.files import reopened
-from fastload.isolation.rules import GENERATORS, HEAP, is_code, is_in_c, own_dict
+from fastload.isolation.rules import GENERATORS, HEAP, is_in_c, own_dict
 
 Part = tuple[str, Any]
 """The expression that reaches a part of an object (`.name`, `[3]`), and the part."""
@@ -90,30 +89,10 @@ def filled(slots: Slots, x: Any) -> Iterator[tuple[str, types.MemberDescriptorTy
             yield name, member, member.__get__(x)
 
 
-def class_state(cls: type) -> dict[str, Any]:
-    """Return the class attributes that are generators or called instances: each copy gets its own.
-
-    Other class attributes stay in the class: code may write them through the class and read them through `self`.
-    """
-    bases = [*takewhile(lambda k: not _is_without_state(k), cls.__mro__)]
-    nearest = {name: value for k in reversed(bases) for name, value in vars(k).items()}
-    return {name: value for name, value in nearest.items() if _is_class_state(value)}
-
-
-def _is_class_state(value: Any) -> bool:
-    kind = type(value)
-    if _is_without_state(kind):
-        return isinstance(value, GENERATORS)
-    return is_code(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__get__")
-
-
-def _is_without_state(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _MODULES_WITHOUT_STATE
-
-
-_MODULES_WITHOUT_STATE = {
-    *("abc", "builtins", "collections", "enum", "functools", "numpy", "torch", "typing")
-}
+def _class_generators(cls: type) -> dict[str, Any]:
+    """Return the class attributes that are random generators: each copy of an instance gets its own."""
+    nearest = {name: value for k in reversed(cls.__mro__) for name, value in vars(k).items()}
+    return {name: x for name, x in nearest.items() if issubclass(type(x), GENERATORS)}
 
 
 # ---- instances of Python classes, and containers ----
@@ -126,7 +105,7 @@ class Instance(Kind):
         super().__init__("its class is thread-safe" if names == () else None)
         self._cls, self._names = cls, names
         self._slots = slots_of(cls)
-        self._of_class = class_state(cls) if cls.__dictoffset__ else {}
+        self._of_class = _class_generators(cls) if cls.__dictoffset__ else {}
         self.any = bool(cls.__dictoffset__ or self._slots)
         # If it is empty: a sentinel, compared by identity.
         self.is_constant = cls.__module__.partition(".")[0] in sys.stdlib_module_names

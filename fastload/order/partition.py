@@ -29,7 +29,7 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
 
 def _part_of_rank(dataset: Any) -> Any:
     """Return the dataset, or one inside torch's wrappers, that has only its rank's samples. Return None if none has."""
-    if getattr(dataset, "partitioned_by_rank", False):
+    if getattr(dataset, "partitioned_by_rank", False) is True:
         return dataset
     held: Iterable[Any] = ()
     if isinstance(dataset, Subset):

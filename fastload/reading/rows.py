@@ -40,12 +40,10 @@ def filler(dataset: Any) -> Filler | None:
     kind: Any = type(dataset)
     if not {*_READS}.isdisjoint(getattr(dataset, "__dict__", ())):
         return None
-    if kind is TensorDataset:
-        return _tensors(dataset)
-    if kind is Subset:
-        return _subset(dataset)
-    if kind is ConcatDataset:
-        return _concatenated(dataset)
+    if kind in _OF_TORCH:
+        own = [vars(kind)[name] for name in _READS if name in vars(kind)]
+        replaced = any(getattr(each, "__module__", "") != kind.__module__ for each in own)
+        return None if replaced else _OF_TORCH[kind](dataset)
     if not _counts(dataset):
         return None
     sample = dataset.empty_sample()
@@ -294,3 +292,10 @@ def alike(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor | np.ndarray):
         return bool(a.dtype == b.dtype and a.shape == b.shape)
     return True
+
+
+_OF_TORCH: dict[type, Callable[[Any], Filler | None]] = {
+    TensorDataset: _tensors,
+    Subset: _subset,
+    ConcatDataset: _concatenated,
+}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._kit.torch_private import has_function_modes
 from fastload.random import torch_random
@@ -68,7 +68,9 @@ def _of_arguments(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Iterato
     kind = type(collate_fn)
     module = collate_fn.__module__ if kind is FunctionType else vars(kind).get("__module__", "")
     ours = collate_fn is None or str(module).partition(".")[0] == "fastload"
-    if not ours and collate_fn is not default_collate:
+    if collate_fn is default_convert:
+        yield Finding("without batches a sample may be the dataset's own memory")
+    elif not ours and collate_fn is not default_collate:
         yield Finding("a collate_fn of yours may pass on the dataset's own memory")
 
 

@@ -42,22 +42,17 @@ _BOUND = {name for kind in _OTHERS for name in dir(kind) if callable(getattr(kin
 _BOUND -= {"count", "index", "data", "size", "values"}  # as of pandas and of users
 """Names of methods of containers, arrays and tensors. A bound method that is not called is called by other code."""
 
-WRITING = frozenset({"out", "dst", "inplace", "where", "file"})
-"""Keywords by which a function writes to an argument."""
+WRITING = frozenset({"out", "dst", "inplace", "where", "file", "allow_pickle"})
+"""Keywords by which a function writes to an argument, or runs code that a file names."""
 
 _WITH_OUT = {name: int(n) for n, names in _LISTS["with_out"].items() for name in names.split()}
 """How many arguments of a method of NumPy's come before one that it writes to."""
 
-_STATEMENTS = (
-    *(ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.While, ast.Return),
-    *(ast.Raise, ast.Assert, ast.Pass, ast.Break, ast.Continue, ast.With, ast.Try, ast.withitem),
-    ast.ExceptHandler,
-)
-_EXPRESSIONS = (
-    *(ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp),
-    *(ast.BoolOp, ast.Compare, ast.IfExp, ast.Slice, ast.Tuple, ast.List, ast.Dict, ast.Set),
-    *(ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.ListComp, ast.SetComp, ast.DictComp),
-    *(ast.GeneratorExp, ast.Lambda, ast.comprehension, ast.keyword),
+_AS_THEIR_PARTS = (
+    *(ast.Expr, ast.If, ast.While, ast.Return, ast.Raise, ast.Assert, ast.Pass, ast.Break),
+    *(ast.Continue, ast.With, ast.Try, ast.ExceptHandler, ast.Constant, ast.Subscript, ast.BinOp),
+    *(ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Slice, ast.Tuple, ast.List, ast.Dict),
+    *(ast.Set, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword),
 )
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NEW = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
@@ -170,7 +165,7 @@ class Reading:
             self._parts(node, "target")
             if any(not isinstance(n.ctx, ast.Store) for n in _stored(node.target)):
                 self._refuse("assigns to more than local names")
-        elif isinstance(node, _STATEMENTS + _EXPRESSIONS):
+        elif isinstance(node, _AS_THEIR_PARTS):
             if isinstance(node, ast.Compare):
                 self._compare(node)
             self._parts(node)
@@ -220,6 +215,8 @@ class Reading:
     def _path_of_name(self, name: str) -> Path | None:
         if any(name in scope for scope in self._scopes):
             return None
+        if name.startswith("__") and not name.endswith("__"):
+            self._refuse(f"names `{name}`, which has another name in a class")
         if (values := self._bound.get(name)) is not None:
             return ("self",) if name == self._first and values == [None] else None
         return ("free" if name in self._function.__code__.co_freevars else "global", name)

@@ -182,8 +182,8 @@ class Walk:
     def _parts(self, x: Any, path: str, held: bool) -> None:
         items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
         if not _LEAVES.issuperset(map(type, items)):
-            some = (each for each in items if type(each) not in _LEAVES)
-            found = islice(some, OBJECTS_AT_MOST + 1)  # the walk ends there
+            some = {id(each): each for each in items if type(each) not in _LEAVES}
+            found = islice(some.values(), OBJECTS_AT_MOST + 1)  # the walk ends there
             self._todo += [(each, f"{path}[...]", held) for each in found]
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
@@ -224,10 +224,11 @@ class Walk:
         name = way.removeprefix("super.")
         special = name.startswith("__") and name.endswith("__")
         path = f"{cls.__module__}.{cls.__qualname__}.{name}"
-        if name in _NOT_CALLED or (name in _MAKING and not made):
-            return
-        if name in ("__getattribute__", "__del__", "__new__", "__getattr__"):
+        assigns = name == "__setattr__" or getattr(member, "fset", None) is not None
+        if name in ("__getattribute__", "__del__", "__new__", "__getattr__") or (made and assigns):
             self._find(f"`{path}` is not read")
+        elif name in _NOT_CALLED or (name in _MAKING and not made):
+            return
         elif type(member) in _METHODS:
             of = member.fget if type(member) is property else getattr(member, "__func__", member)
             if type(of) is not FunctionType:
@@ -332,11 +333,12 @@ def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_listed(kind: type) -> bool:
-    """Return whether samples may use instances of a library's class."""
+    """Return whether samples may use instances of a library's class, none of whose methods is replaced by a user's."""
     name = f"{kind.__module__}.{kind.__qualname__}."
-    return not is_users_module(kind.__module__) and any(
-        name.startswith(f"{each}.") for each in OBJECTS
-    )
+    if is_users_module(kind.__module__) or not any(name.startswith(f"{each}.") for each in OBJECTS):
+        return False
+    functions = (f for f in vars(kind).values() if type(f) is FunctionType)
+    return not any(is_users_module(f.__globals__.get("__name__")) for f in functions)
 
 
 def _is_global(x: Any) -> bool:

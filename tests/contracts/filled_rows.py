@@ -260,6 +260,7 @@ class FilledRows:
                 raise OSError(errno.EIO, "flaky")
             return read(self, index)
 
+        flaky.__module__ = kind.__module__  # one of the user's would be called for each sample
         monkeypatch.setattr(kind, "__getitem__", flaky)
         with DataLoader(dataset, BATCH, seed=SEED, num_workers=2, retries=2) as loader:
             check_same(list(loader), expected)

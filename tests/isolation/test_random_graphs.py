@@ -215,11 +215,6 @@ class Builder:
     def make(self, node: Node) -> Any:
         return KINDS[node.kind](self, node.value, node)
 
-    @functools.cached_property
-    def with_class_attribute(self) -> type:
-        """A class of this graph whose attribute is a transform."""
-        return type("WithClassAttribute", (Plain,), {"transform": Called(5, None, None)})
-
 
 def instance_of(kind: type) -> Callable[[Builder, int, Node], Any]:
     return lambda b, value, node: kind(value, b.one(node.first), b.one(node.second))
@@ -239,7 +234,6 @@ def read_only(a: np.ndarray) -> np.ndarray:
 KINDS: dict[str, Callable[[Builder, int, Node], Any]] = {
     **{c.__name__: instance_of(c) for c in (Plain, Slotted, SlotsAndDict)},
     **{c.__name__: instance_of(c) for c in (Called, Closing, Copies, Hashed)},
-    "class attribute": lambda b, value, node: b.with_class_attribute(value, b.one(node.first), 0),
     "list": lambda b, value, node: [value, b.one(node.first), b.one(node.second)],
     "rows": lambda b, value, node: Rows([value, b.one(node.first)]),
     "deque": lambda b, value, node: collections.deque([value, b.one(node.first)], maxlen=9),

@@ -87,13 +87,13 @@ def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.D
     ("dataset", "options", "kind", "reason"),
     [
         (Rows(), {}, "none", "faster than it is handed over"),
-        (Slow(), {}, "process", "holds the GIL"),
+        (Slow(), {}, "process", "turns at the GIL"),
         (Shares(), {}, "process", "SEEN`, which all threads share"),
         (Stream(), {}, "process", "iterable"),
         (Rows(), {"collate_fn": list}, "process", "collate_fn"),
         (Rows(), {"worker_init_fn": print}, "process", "worker_init_fn"),
-        (Rows(), {"batch_size": None}, "process", "collate_fn"),
-        (Rows(), {"sampler": ["a"]}, "process", "holds the GIL"),
+        (Rows(), {"batch_size": None}, "process", "without batches"),
+        (Rows(), {"sampler": ["a"]}, "process", "turns at the GIL"),
         (Rows(), {"num_workers": 0}, "none", "num_workers is 0"),
         (TensorDataset(torch.zeros(8, 4)), {}, "none", "faster than it is handed over"),
         (TensorDataset(torch.zeros(8, 1 << 20)), {}, "thread", "hardly holds the GIL"),
@@ -212,6 +212,43 @@ def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("a.b", 3):
         with pytest.raises(ValueError, match="names of top-level packages"):
             fastload.threads_ok(wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_set_between_two_epochs_is_looked_at_too() -> None:
+    dataset: Any = Transformed()
+    with auto(dataset) as loader:
+        assert len([*loader]) == 25
+        assert loader.chosen().kind == "none"
+        dataset.transform = SEEN.append
+        assert len([*loader]) == 25
+        assert loader.chosen().kind == "process"
+    assert SEEN == []
+
+
+class Transformed(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.transform is not None:
+            self.transform(index)
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("name", ["__getitem__", "__getitems__"])
+def test_a_method_that_replaces_torch_s_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(dataset: TensorDataset, given: Any) -> Any:
+        SEEN.append(given)
+        return [(torch.ones(1),)] * len(given) if name == "__getitems__" else (torch.ones(1),)
+
+    monkeypatch.setattr(TensorDataset, name, replaced, raising=False)
+    with auto(TensorDataset(torch.zeros(8, 1))) as loader:
+        assert loader.chosen().kind == "process"
+        assert [batch[0].tolist() for batch in loader] == [[[1.0]] * 4] * 2
+    assert SEEN == []
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,14 @@ class Counted(Box):
     def __init__(self, size):
         Counted.made += 1
         self.size = size
+class Setting(Box):
+    def __setattr__(self, name, value): LISTS.append(name)
+class Property:
+    def __init__(self, size): self.size = size
+    @property
+    def size(self): return 1
+    @size.setter
+    def size(self, value): LISTS.append(value)
 def twice(x): return x * 2
 def keep(x): LISTS.append(x)
 def change(x):
@@ -120,6 +128,10 @@ NOT_PLAIN = {
     r"`self\.missing`": "return self.missing(i)",
     "calls another method by": "return super().other(i)",
     "passes on a function of NumPy": "return [*map(np.sin, [self.rows[i]], [self.rows[0]])]",
+    "Setting.__setattr__` is not read": "return Setting(i).size",
+    "Property.size` is not read": "return Property(i).size",
+    "names `__hidden`": "return __hidden(i)",
+    "passes `allow_pickle=`": "return np.load('x', allow_pickle=True)",
     "passes `file=`": "print(i, file=self.items['a']); return i",
     "arguments by position to `random`": "return self.rng.random(4, float, self.rows[0])",
     "`normalize`": "return normalize(self.tensor, [0], [1], True)",
@@ -145,6 +157,7 @@ OBJECTS = {
     "held.*not on the list": "self.held = normalize",
     "`add`": "self.held = functools.partial(np.add, 1, 2)",
     r"held\[...\]`, a map": "self.held = [None] * 20_000 + [map(keep, LISTS)]",
+    r"held\[...\]`, a filter": "self.held = [LISTS] * 20_000 + [filter(keep, LISTS)]",
     "requires gradients": "self.held = torch.zeros(2, requires_grad=True)",
     "local": "import threading; self.held = threading.local()",
     "base or metaclass": "self.held = type('Rows', (list,), {'__module__': __name__})()",
