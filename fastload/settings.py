@@ -20,8 +20,8 @@ from fastload.telemetry import Stats
 METHODS = "auto", "thread", "process", "multiprocessing", "torch"
 """The kinds of workers.
 
-"auto" chooses between threads and processes. "multiprocessing" is torch's name for "process", and "torch" is torch's
-own iterator.
+"auto" chooses between threads, processes and the loop itself. "multiprocessing" is torch's name for "process", and
+"torch" is torch's own iterator.
 """
 
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
@@ -181,7 +181,7 @@ class Settings:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes: one for each worker that reads an iterable dataset, otherwise one."""
+        """Number of lanes of threads: one for each that reads an iterable dataset, else one. Each process has one."""
         return max(1, self.num_workers) if self.iterable else 1
 
     @property

@@ -1,6 +1,6 @@
-"""A check if threads can read a dataset: `from fastload.check import check`, or the command `fastload check`.
+"""A check if workers read a dataset right: `from fastload.check import check`, or the command `fastload check`.
 
-`reading` reads samples serially and in threads. `compare` compares them by `equality` and makes the `report`. In it,
+`reading` reads samples serially and by workers. `compare` compares them by `equality` and makes the `report`. In it,
 `summary` lists what each worker copies and what all workers share.
 """
 

@@ -57,7 +57,7 @@ def check(
 ) -> Report:
     """Read some samples of a dataset serially and by workers, compare them, and say what to do.
 
-    The workers are of the kind that `worker_method="auto"` chooses.
+    Threads read a dataset that is plainly safe in threads, and processes read any other. A loader may choose otherwise.
 
     Args:
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
@@ -65,7 +65,7 @@ def check(
         samples: how many samples to compare. Those of a map-style dataset are spread over its length.
         workers: number of workers that read at once.
         seed: seed of the random streams, the same for all readings.
-        say: called with "serially" before the serial readings, and with "in 4 threads" before those of threads.
+        say: called with "serially" before the serial readings, and with "in 4 threads" or the like before the others.
 
     It can find:
 

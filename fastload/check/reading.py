@@ -1,4 +1,4 @@
-"""One reading of a dataset's samples, serially or in threads, with its times. `compare` compares the readings."""
+"""One reading of a dataset's samples, serially or by workers, with its times. `compare` compares the readings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAP_S, LATE = 200e-6, 3
 
 
 def require_dataset(dataset: Any) -> None:
-    """Raise TypeError if threads cannot read `dataset`. The message says what to give instead."""
+    """Raise TypeError if `dataset` is no dataset that the check can read. The message says what to give instead."""
     if isinstance(dataset, TorchDataLoader):
         raise TypeError(f"expected a dataset, got a {type(dataset).__name__}. Give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):

@@ -4,6 +4,7 @@
 - `rules` tells state from data, and `users` tells the user's code from libraries.
 - `kinds` and `callables` copy each kind of object. `memory` copies arrays and tensors, and `files` reopens files.
   `finalizers` silences copies.
+- `in_modules` finds random generators that modules and classes of the user hold.
 - `plan` walks over the graph of a dataset once, and gives each object its kind. `copies` makes each worker's copies.
 """
 

@@ -30,7 +30,7 @@ MEMORY_BYTES = 16 * 2**20
 """An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 image would be shared."""
 
 ELEMENTS = 1_000
-"""A container of more elements is data. `allowance` looks at about this many of them."""
+"""A container of more elements is data."""
 
 FEW = 16
 """A container with fewer elements is not data, whatever is below it: a pair of 3 MiB buffers is not."""

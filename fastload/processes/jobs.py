@@ -1,4 +1,4 @@
-"""What a worker process gets: its job as it starts, and a ticket for each batch. What it answers.
+"""The messages to and from a worker process: its job as it starts, a ticket for each batch, and its answers.
 
 Tickets and answers hold plain values, so that the pickle of each takes some microseconds.
 """
@@ -15,14 +15,14 @@ from fastload.reading.modes import Modes
 from fastload.settings import Settings
 
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
-"""What a worker says: it runs, it is set up, `on_error` is wanted, a batch, or the error of its start."""
+"""Answers: the process runs, it is ready, it needs `on_error` for a sample, it sends a batch, or its start failed."""
 
 STACK, DROP, END = b"s", b"d", b"e"
-"""What the loop's process says beside the tickets: show your stack, drop tickets up to a number, end."""
+"""Orders beside the tickets: send the stack, drop the tickets up to a number, end."""
 
 
 class Job(NamedTuple):
-    """Which worker a process is."""
+    """A worker's number, seed and modes."""
 
     worker: int
     num_workers: int

@@ -1,4 +1,7 @@
-"""How worker processes start: by a fork if that is safe, else by multiprocessing's fork server."""
+"""How worker processes start: as the program chose, such as by spawn, or by a fork if that is safe.
+
+Else the fork server starts them. If it cannot, they are forked all the same, with a warning.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     For a fork, the threads of loaders stop. If one still reads after a second, a fork is not safe.
     """
     context, reason = _chosen(settings)
-    context, reason = _although(settings, reason) if reason else (context, reason)
+    context, reason = _fallback(settings, reason) if reason else (context, reason)
     late = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
     if context.get_start_method() == "fork":
         with busy.stopped() as alone, warnings.catch_warnings():
@@ -161,7 +164,7 @@ def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
                 "ignore", r"This process \(pid|Using fork\(\) can|os\.fork\(\) was"
             )
             if not (alone or reason or settings.multiprocessing_context is not None):
-                context, reason = _although(settings, late)
+                context, reason = _fallback(settings, late)
             if context.get_start_method() == "fork":
                 yield context, reason
                 return
@@ -188,10 +191,11 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     return multiprocessing.get_context("forkserver" if reason else "fork"), reason
 
 
-def _although(settings: Settings, reason: str) -> tuple[BaseContext, str]:
+def _fallback(settings: Settings, reason: str) -> tuple[BaseContext, str]:
     """Return how workers start if a fork is not safe, and why: by the fork server, or as in torch if it cannot."""
     path = "" if mpi_is_used() else _unpicklable(settings)
     unfit = path and f"{path} cannot be pickled"
+    # A new process imports the script. If that has no guard and is running now, it would start its loaders again.
     main, frame = vars(sys.modules["__main__"]), sys._getframe()
     while "__file__" in main and (frame := frame.f_back):  # type: ignore[assignment]
         runs = frame.f_globals is main and frame.f_code.co_name == "<module>"

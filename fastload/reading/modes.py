@@ -12,7 +12,7 @@ import torch
 class Modes(NamedTuple):
     """Torch's modes of a thread. Without arguments, those of a fresh one.
 
-    Inference mode is told as no gradients. Its tensors could take no part in a later training step, and batches lie in
+    Inference mode counts as no gradients. Its tensors could take no part in a later training step, and batches lie in
     memory that the loader uses again.
     """
 

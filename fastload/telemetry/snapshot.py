@@ -107,10 +107,11 @@ class Snapshot:
     as Linux counts them in ticks of 10 ms; 0 on other systems."""
 
     workers_asked: int = 0
+    """The loader's `num_workers`. If `workers` is 0, the loop itself reads."""
     worker_method: str = ""
+    """The kind of workers: "thread" or "process", or "" if the loop itself reads."""
     worker_reason: str = ""
-    """The loader's `num_workers`. If `workers` is still 0, batches are so light that the loop itself copies them
-    faster than a thread could hand them over."""
+    """Why "auto" chose it, or "" if it did not choose."""
     useful_share: float | None = None
     """The share (0 to 1) of an epoch's tokens that are not padding, if the batch sampler or the dataset plans it."""
     ended: bool = False

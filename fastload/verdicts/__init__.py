@@ -2,7 +2,7 @@
 
 - `plain` has the rule, and reads one function. `source` finds its syntax tree, `names` what its names stand for.
 - `walk` goes from a dataset to all that samples can reach. `judge` puts all together.
-- `libraries` is a table of libraries: which survive a fork, and what a process has one of.
+- `libraries` is a table of libraries: which survive a fork, and which names are process-wide state.
 """
 
 from fastload.verdicts.findings import Finding

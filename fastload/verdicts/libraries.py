@@ -1,4 +1,4 @@
-"""The table of libraries: which of them survive a fork, and what they have that a process has one of."""
+"""The table of libraries: which of them survive a fork, and their names of process-wide state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Library:
     Args:
         fork: whether a forked child may use it: "yes", or "child" if it opens what it uses itself.
         pool: how the names begin of threads that it starts once it is used. Then a fork is not safe.
-        unsafe: dotted names of modules, functions and classes that set, or tell, what the process has one of.
+        unsafe: dotted names of modules, functions and classes that set or return process-wide state.
     """
 
     fork: Literal["yes", "child"] = "yes"
@@ -52,7 +52,7 @@ def is_vouched(module: str | None, x: Any) -> bool:
 
 
 def unsafe_names() -> dict[int, str]:
-    """Return the names of what a process has one of, by the ids of what they stand for, as far as it is imported."""
+    """Return the names of process-wide state, by the ids of what they stand for, as far as it is imported."""
     names = " ".join(entry.unsafe for entry in LIBRARIES.values()).split()
     return {id(value): name for name in names if (value := _imported(name)) is not None}
 

@@ -35,7 +35,7 @@ def source_of(function: FunctionType) -> ast.FunctionDef | ast.expr | None:
     found = {part for node in ast.walk(tree) for part in _names(node)}
     names = {name for each in codes_of(code) for name in (*each.co_names, *each.co_freevars)}
     plain = {name.rpartition(".")[2] for name in names if not name.startswith("_")}
-    return tree if plain <= found | {"append", "add"} else None
+    return tree if plain <= found else None
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Promises:
 - Code is plainly safe only if it loads, indexes, calls what is listed or read, and stores to local names.
 - What cannot be read is not plainly safe. The reason names the code and its line.
-- To decide, no sample is read, and no code of the user's runs. Every process decides the same, within 20 ms.
+- A verdict reads no sample and runs no code of the user's. A second one takes at most 30 ms.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ NOT_PLAIN = {
     "context that is not": "with np.errstate(all='ignore'): return i",
     "passes on the method `append`": "return [*map(self.items['a'].append, [1])]",
     "not named": "f = self.function; return f(i)",
-    "`grow`|grow": "self.boxes[i].grow(); return i",
-    "Counted": "return Counted(i).size",
+    "method `grow`": "self.boxes[i].grow(); return i",
+    r"changes .*\.Counted`, which all": "return Counted(i).size",
     r"LISTS`, which all": "return keep(i)",
     "change.*assigns to an element": "return change(self.rows)",
     "change.* assigns": "return max([self.rows], key=change)",
@@ -142,30 +142,30 @@ NOT_PLAIN = {
 }
 
 OBJECTS = {
-    "a csv.reader|_csv.reader": "import csv; self.held = csv.reader(['a'])",
+    r"a _csv\.reader": "import csv; self.held = csv.reader(['a'])",
     "TextIOWrapper": "import sys; self.held = sys.__stdin__",
     "defaultdict": "import collections; self.held = collections.defaultdict(list)",
     "array of objects": "self.held = np.array([[], [1]], dtype=object)",
-    "Linear|Sequential": "self.held = nn.Sequential(nn.BatchNorm1d(2))",
+    "a torch.*Sequential": "self.held = nn.Sequential(nn.BatchNorm1d(2))",
     "works in place": "from torchvision.transforms import Normalize; self.held = Normalize([0], [1], inplace=True)",
-    "lru_cache": "self.held = functools.lru_cache(len)",
+    "a functools._lru_cache": "self.held = functools.lru_cache(len)",
     "`neg_`": "self.held = Compose([torch.neg_])",
-    "normalize|inplace": "self.held = Lambda(functools.partial(normalize, mean=[0], std=[1], inplace=True))",
+    "passes `inplace=`": "self.held = Lambda(functools.partial(normalize, mean=[0], std=[1], inplace=True))",
     "LeakyReLU": "self.held = Compose([nn.LeakyReLU(inplace=True)])",
-    "vectorize": "self.held = Lambda(np.vectorize(keep))",
+    "a numpy.vectorize": "self.held = Lambda(np.vectorize(keep))",
     "lru_cache_wrapper": "self.held = Lambda(functools.lru_cache(keep))",
     "held.*not on the list": "self.held = normalize",
     "`add`": "self.held = functools.partial(np.add, 1, 2)",
     r"held\[...\]`, a map": "self.held = [None] * 20_000 + [map(keep, LISTS)]",
     r"held\[...\]`, a filter": "self.held = [LISTS] * 20_000 + [filter(keep, LISTS)]",
     "requires gradients": "self.held = torch.zeros(2, requires_grad=True)",
-    "local": "import threading; self.held = threading.local()",
+    r"_thread\._local": "import threading; self.held = threading.local()",
     "base or metaclass": "self.held = type('Rows', (list,), {'__module__': __name__})()",
     "more code and objects": "self.held = [Box(k) for k in range(20_000)]",
 }
 
 
-def cases(folder: Path, texts: dict[str, str], *, init: bool = False) -> list[tuple[str, Case]]:
+def cases(texts: dict[str, str], *, init: bool = False) -> list[tuple[str, Case]]:
     found = []
     for reason, text in texts.items():
         more = {"init": INIT + text} if init else {"init": INIT, "body": text.replace("\\n", "\n")}
@@ -184,9 +184,7 @@ def test_plainly_safe(subtests: pytest.Subtests, tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", ["functions", "objects"])
 def test_not_plainly_safe(table: str, subtests: pytest.Subtests, tmp_path: Path) -> None:
     texts = {"functions": NOT_PLAIN, "objects": OBJECTS}[table]
-    for reason, case in cases(
-        tmp_path, {k: v for k, v in texts.items() if v}, init=table == "objects"
-    ):
+    for reason, case in cases(texts, init=table == "objects"):
         with subtests.test(case.name):
             found = verdict_of(case, tmp_path)
             assert not found.plain
@@ -260,7 +258,7 @@ STEPS = "".join(
 )
 
 
-def test_a_second_verdict_takes_at_most_20_ms_or_30_beside_other_tests(tmp_path: Path) -> None:
+def test_a_second_verdict_takes_at_most_30_ms(tmp_path: Path) -> None:
     body = "return " + " + ".join(f"of_{k}(i)" for k in range(40))
     init = "self.paths = [f'{k}.png' for k in range(100_000)]"
     with made(Case("many steps", body=body, top=STEPS, init=init), tmp_path) as (dataset,):
