@@ -19,11 +19,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_904,
+    "the way of an index": 3_903,
     "loaded beside the way": 2_660,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_117,
+    "fastload/isolation": 1_105,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_697,
     # parts of their own, and parts to come
     "process workers": 1_768,
-    "verdicts and allow list": 882,
+    "verdicts and allow list": 891,
 }
 
 LISTED = {
