@@ -237,8 +237,8 @@ class DataLoader(TorchDataLoader[T]):
     def chosen(self) -> Chosen:
         """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none.
 
-        To choose for plainly safe code, it reads the first samples a few times. If you asked for a kind, the loop
-        may still copy batches of up to 1 MiB of a TensorDataset: `stats()` counts the workers.
+        Of plainly safe code it may read the first sample or batch here, at most eight times in all. If you asked for a
+        kind, the loop may still copy batches of up to 1 MiB of a TensorDataset: `stats()` counts the workers.
         """
         return who_reads(self._chosen()) if self._is_ours else Chosen("torch", self.num_workers, "")
 

@@ -43,7 +43,7 @@ def verdict(
     random_modules: Collection[str] | None = None,
     whole: bool = False,
 ) -> Verdict:
-    """Return whether threads may plainly read a dataset. The same program gets the same verdict in each process.
+    """Return whether threads may plainly read a dataset.
 
     Args:
         dataset, collate_fn, worker_init_fn: the loader's.

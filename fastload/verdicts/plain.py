@@ -6,7 +6,7 @@ A function is plainly safe if it
 - changes an object in no way, but for one that it made itself by a literal or a listed constructor;
 - names, outside of itself, only modules, functions, classes and constants;
 - calls functions of the list, methods of the list, and functions that are plainly safe themselves;
-- opens a file only by `with`.
+- calls `open` only in `with open(...)`.
 
 It has no `global`, `del`, `match`, `yield`, `:=`, `import`, function or class inside, `is` but for
 constants, `**` in calls.
