@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_903,
+    "the way of an index": 3_917,
     "loaded beside the way": 2_660,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own

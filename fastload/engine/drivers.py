@@ -54,20 +54,24 @@ def start(
 def _drive(
     window: Window[Batch], child: Child, device: int | None, torch_threads: int, team: Team
 ) -> None:
-    """Let a worker process read one batch after another, until the window is closed or the process has died."""
+    """Let a worker process read one batch after another, until the window is closed.
+
+    If the process has died, the next one reads its batches. If none can, each batch raises, so that the loop waits for
+    none of them.
+    """
     with team.serving():
         try:
             with team.setting_up(f"worker {child.job.worker}; stage: start"):
                 become_worker(device, torch_threads)
-            while not child.dead and (claim := window.claim(child.job.worker)) is not None:
+            while (claim := window.claim(child.job.worker)) is not None:
                 batch = claim.ticket
                 seconds = child.read(batch)
                 if window.deliver(batch, claim.stop, seconds):
                     window.complete(batch)
                 del batch, claim
+                if child.dead and not child.iterable and window.merge(child.job.worker):
+                    break
         finally:
             child.end(2 * JOIN_SECONDS)
             if window.closed:
                 window.discard()
-            elif not child.iterable:
-                window.merge(child.job.worker)

@@ -91,8 +91,9 @@ class Readers:
         elif self._isolation is not None:
             own = self._isolation.originals()
         stream = self._streams.make(own.generators, initialised=False)
-        wait = window.changes.wait
-        return WorkerContext(0, own, None, stream, self.fetcher, wait, modes_of_thread())
+        wait, modes = window.changes.wait, modes_of_thread()
+        modes = modes.shared() if settings.persistent_workers else modes
+        return WorkerContext(0, own, None, stream, self.fetcher, wait, modes)
 
     def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
         """Return the worker info of a loop that reads `dataset` in the place of workers, or None."""

@@ -215,9 +215,9 @@ class Window(Generic[T]):
             raise LoaderClosedError("the loader was closed. Begin another epoch with iter(loader)")
 
     def is_begun(self) -> bool:
-        """Return whether a worker has begun a ticket that is in flight."""
+        """Return whether a worker that lived has begun a ticket that is in flight."""
         with self._lock:
-            return any(ticket.claimed for ticket in self._flight)
+            return any(ticket.claimed and not ticket.lost for ticket in self._flight)
 
     def ready(self) -> T | None:
         """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
@@ -258,13 +258,16 @@ class Window(Generic[T]):
                 turn = workers.join()
             turn.acquire()
 
-    def merge(self, lane: int) -> None:
-        """Let the worker of another lane read what is left of a lane, whose worker has died, and what comes to it."""
+    def merge(self, lane: int) -> bool:
+        """Let the worker of another lane read what is left of a lane, whose worker has died, and what comes to it.
+
+        Return False if there is no other.
+        """
         with self._lock:
             left = self._open[lane]
             others = [k for k, line in enumerate(self._open) if line is not left]
             if not others:
-                return
+                return False
             heir = next((k for k in others if k > lane), others[0])
             tickets = sorted([*self._open[heir], *left], key=lambda ticket: ticket.number)
             self._open[heir].clear()  # its worker may wait for this very object
@@ -273,6 +276,7 @@ class Window(Generic[T]):
                 if line is left:
                     self._open[k], self._workers[k] = self._open[heir], self._workers[heir]
             self._workers[heir].wake(1)
+            return True
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.

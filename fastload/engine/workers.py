@@ -53,7 +53,7 @@ def start(
     Raises what `init_fn` or a user's copy method raised. Then no thread is left.
     """
     show_worker_info_in_threads()
-    device, modes = current_device(), modes_of_thread()
+    device, modes = current_device(), modes_of_thread().shared()
     team = Team(window)
     try:
         with torch_threads_kept() as torch_threads, random_states_kept(isolation.initialises):

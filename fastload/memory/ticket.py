@@ -9,7 +9,17 @@ OPEN, COMPLETE, READY, TAKEN = range(4)
 class Ticket:
     """A place in the order. The lock of the window that issued it owns all fields."""
 
-    __slots__ = ("claimed", "delivered", "dropped", "lane", "nbytes", "number", "stage", "units")
+    __slots__ = (
+        "claimed",
+        "delivered",
+        "dropped",
+        "lane",
+        "lost",
+        "nbytes",
+        "number",
+        "stage",
+        "units",
+    )
 
     def __init__(self, units: int, lane: int = 0) -> None:
         self.units = units
@@ -20,6 +30,7 @@ class Ticket:
         self.delivered = 0
         self.stage = OPEN
         self.dropped = False
+        self.lost = False  # whether a worker that had died claimed it
 
     def drop(self, *, closing: bool) -> None:
         """Tell its workers to stop reading. The window calls this under its lock, also in a finalizer.

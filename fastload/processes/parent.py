@@ -238,8 +238,7 @@ class Child:
 
     def read(self, batch: Batch) -> float:
         """Let the process read a batch. Return the seconds that reading took."""
-        self._reading = batch
-        batch.on_drop = self._on_drop
+        self._reading, batch.lost, batch.on_drop = batch, self.dead, self._on_drop
         segment = None
         try:
             segment = self._segments.lend()
@@ -257,7 +256,8 @@ class Child:
                 return self._failed(batch, segment, exc)
             what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
             batch.where = ""
-            return self._failed(batch, segment, self._died(f"it read {what}{batch}"))
+            doing = f"{'no other was left to read' if batch.lost else 'it read'} {what}{batch}"
+            return self._failed(batch, segment, self._died(doing))
         finally:
             batch.on_drop = None
             self._reading = None

@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 import fastload
 from fastload.errors import LoaderClosedError, WorkerDiedError
@@ -150,6 +150,63 @@ def test_worker_k_reads_every_nth_batch_and_the_next_one_does_after_its_death(de
             assert readers == (
                 [0, 1, 2] * 4 if deadly < 0 else [0, 1, 2, 0, None, 2, 0, 2, 2, 0, 2, 2]
             )
+
+
+@pytest.mark.parametrize(
+    ("deadly", "workers"), [((2, 5), 2), ((2, 4), 2), ((0, 1), 2), ((2,), 1), ((2, 5, 7), 3)]
+)
+def test_after_the_last_death_no_batch_is_waited_for(
+    deadly: tuple[int, ...], workers: int, tmp_path: Path
+) -> None:
+    """A batch was left to a worker that died before it read it, and the loop waited for ever."""
+    dataset = Dies(12, dict.fromkeys(deadly, leaves), tmp_path / "moment")
+    with processes(dataset, None, workers=workers) as loader:
+        *got, last = outcomes(iter(loader))
+    assert type(last) is LoaderClosedError
+    read = [int(each) for each in got if not isinstance(each, Exception)]
+    assert read == sorted({*range(len(got))} - {*deadly} - lost(got))
+    assert sum(type(each) is WorkerDiedError for each in got) >= workers
+
+
+def lost(got: list[Any]) -> set[int]:
+    return {k for k, each in enumerate(got) if "no other was left" in str(each)}
+
+
+class DiesInTheFirstEpoch(IterableDataset[int]):
+    """Worker 1 dies once the loop has dropped what it reads."""
+
+    def __init__(self, pipe: Path, gate: Path) -> None:
+        self.pipe, self.gate = pipe, gate
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        if get_worker_info().id == 1:
+            say(self.pipe, os.getpid())
+            pass_gate(self.gate)
+            leaves()
+        yield 1
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_a_death_in_a_dropped_batch_is_an_error_of_the_next_epoch(
+    *, iterable: bool, tmp_path: Path, pipe: Pipe, gate: Gate
+) -> None:
+    """The error of a dropped batch goes nowhere, and the loop waited for ever."""
+    dataset: Any = DiesInTheFirstEpoch(pipe.path, gate.path)
+    if not iterable:
+        dataset = Held(8, (2,), pipe.path, gate.path)
+    workers = 2 if iterable else 1
+    with processes(dataset, 1, workers=workers, persistent_workers=True) as loader:
+        for _ in loader:
+            break
+        (pid,) = pipe.numbers(1)  # it reads a batch of the first epoch
+        iterator = iter(loader)
+        if not iterable:
+            os.kill(pid, signal.SIGKILL)
+        gate.open()
+        *_, error, closed = outcomes(iterator)
+    died(error, "no other was left")
+    assert type(closed) is LoaderClosedError
 
 
 def killed_in_batch_1(iterator: Iterator[Any], pipe: Pipe) -> tuple[int, WorkerDiedError]:

@@ -441,7 +441,7 @@ def begin_in(expected: tuple[bool, bool, bool], worker: int) -> None:
     covertable.make([[*MODES], ["none", "thread", "process"], [Moded, ModedBatches]]),
 )
 def test_samples_are_read_in_the_modes_of_iter(mode: str, kind: str, dataset: type[Moded]) -> None:
-    """As in torch's forked workers, but never in inference mode: its tensors would lie in memory that is used again.
+    """As in torch's forked workers. In threads inference mode is no_grad: batches lie in memory that is used again.
 
     The modes of the loop are what they were, after every batch, after an error and after the end.
     """
@@ -449,7 +449,7 @@ def test_samples_are_read_in_the_modes_of_iter(mode: str, kind: str, dataset: ty
     collate = collate_in_modes if dataset is Moded else None
     with MODES[mode]():
         inside = modes()
-        seen = (inside[0], False, inside[2])
+        seen = (inside[0], inside[1] and kind != "thread", inside[2])
         init = partial(begin_in, seen) if workers else None
         batches = iter(
             DataLoader(dataset(8), 4, collate_fn=collate, worker_init_fn=init, **workers)
@@ -457,7 +457,7 @@ def test_samples_are_read_in_the_modes_of_iter(mode: str, kind: str, dataset: ty
         for product, said in batches:
             assert modes() == inside
             assert product.dtype is (torch.bfloat16 if inside[2] else torch.float32)
-            assert not product.is_inference()
+            assert product.is_inference() == (inside[1] and kind == "none")
             assert (said == torch.tensor(seen)).all()
         assert modes() == inside
         failing = DataLoader(dataset(8), 4, sampler=[0, "x"], **workers)  # type: ignore[list-item]
