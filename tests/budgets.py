@@ -28,7 +28,7 @@ BUDGETS = {
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
     "fastload/bench": 869,
-    "fastload/check": 648,
+    "fastload/check": 649,
     "fastload/cli": 2_206,
     "fastload/compat": 442,
     "fastload/datasets": 1_627,
@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_697,
     # parts of their own, and parts to come
     "process workers": 1_768,
-    "verdicts and allow list": 891,
+    "verdicts and allow list": 895,
 }
 
 LISTED = {

@@ -68,10 +68,11 @@ class Report:
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:
+        # Readers of other processes were not asked for it.
+        gil = f" and {self.gil_share:.0%} under the GIL (estimated)" * (self.kind == "threads")
         head = (
             f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
-            f"{self.cpu_share:.0%} of the time computing and {self.gil_share:.0%} under the GIL (estimated); "
-            f"{self.workers} {self.kind}"
+            f"{self.cpu_share:.0%} of the time computing{gil}; {self.workers} {self.kind}"
         )
         verdict = (
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."

@@ -71,7 +71,9 @@ def _of_arguments(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Iterato
     if collate_fn is default_convert:
         yield Finding("without batches a sample may be the dataset's own memory")
     elif not ours and collate_fn is not default_collate:
-        yield Finding("a collate_fn of yours may pass on the dataset's own memory")
+        yield Finding(
+            "a collate_fn of yours is always read by processes: it may pass on the dataset's own memory"
+        )
 
 
 def _not_routed(random_modules: Collection[str] | None) -> Iterator[Finding]:

@@ -345,6 +345,8 @@ def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
             bound += () if value is ... else (value,)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.setdefault(node.name, []).append(None)
+        elif isinstance(node, ast.alias):  # of an import, which is refused
+            found.setdefault(node.asname or node.name.partition(".")[0], []).append(None)
         if not isinstance(node, (*_COMPREHENSIONS, ast.Lambda)):
             todo += ast.iter_child_nodes(node)
     return found
