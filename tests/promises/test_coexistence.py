@@ -145,7 +145,10 @@ class Nested(Numbers):
     """Reads each sample with a loader of its own."""
 
     def __getitem__(self, index: int) -> int:
-        return int(sum(batch.sum() for batch in DataLoader(Squares(6), 2, num_workers=2))) + index
+        inner = DataLoader(
+            Squares(6), 2, num_workers=2, worker_method="thread"
+        )  # torch's are daemons
+        return int(sum(batch.sum() for batch in inner)) + index
 
 
 @pytest.mark.parametrize("loader", [TorchLoader, DataLoader])
