@@ -21,6 +21,7 @@ from fastload.reading.notices import Notices
 from fastload.reading.worker_context import finish, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, delayed_s
+from fastload.verdicts.plain import listed
 
 HAND_OVER_SECONDS = 0.5e-3
 """What it costs the loop's process to take a batch from a worker process: 0.2 to 0.4 ms of CPU time, and a wake-up."""
@@ -35,7 +36,7 @@ _OF_POSITIONS = (
 class Trial:
     """Readers without workers, for plainly safe code.
 
-    `fills_rows` says whether the dataset fills rows, which hardly holds the GIL. `is_light` says whether making a batch
+    `fills_rows` says whether the dataset fills rows and hardly holds the GIL. `is_light` says whether making a batch
     only copies some memory.
     """
 
@@ -45,7 +46,8 @@ class Trial:
         )
         self._readers = Readers(self._settings, Notices(set()), stacklevel=1)
         source = self._readers.fetcher.source
-        self.fills_rows = isinstance(source, Rows)
+        light_on_gil = source.copies or listed("threads", type(settings.dataset))
+        self.fills_rows = isinstance(source, Rows) and light_on_gil
         self.is_light = source.is_light(settings.samples_per_batch) and not settings.pin_memory
 
     def costs_little(self) -> bool:

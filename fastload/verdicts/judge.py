@@ -58,9 +58,7 @@ def verdict(
 
 def _of_arguments(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Iterator[Finding]:
     if has_function_modes():
-        yield Finding(
-            "a mode of torch's functions is on in this thread, and would not be in others"
-        )
+        yield Finding("a mode of torch's functions is on in this thread, and in no other")
     if issubclass(type(dataset), IterableDataset):
         yield Finding("the dataset is iterable")
     if worker_init_fn is not None:

@@ -46,7 +46,6 @@ SHARED_DATA = [
         "boxes = self.rows[i]['boxes']; boxes *= 2; return float(boxes[0, 0])",
         BOXES,
         "self.rows = rows()",
-        repeats="a persistent worker doubles its boxes again in each epoch",
     ),
     Program(
         6,
@@ -54,7 +53,6 @@ SHARED_DATA = [
         "tokens = self.tokens[i]; tokens.append(0); return len(tokens)",
         "",
         "self.tokens = [[k] for k in range(2_000)]",
-        repeats="a persistent worker appends again in each epoch",
     ),
     Program(
         6,
@@ -62,7 +60,6 @@ SHARED_DATA = [
         "x = self.big[i]; x /= 2; return float(x[0])",
         "import torch\n",
         "self.big = torch.ones(48, 100_000)",
-        repeats="a persistent worker halves its tensor again in each epoch",
     ),
     *(
         Program(
@@ -81,7 +78,6 @@ SHARED_DATA = [
             def between(dataset, epoch): dataset.use_cache = True
             """,
             f"{code}\nself.use_cache = False",
-            repeats="a persistent worker does not see that the cache is to be used",
         )
         for name, code in {
             "mp.Array as a tensor": """

@@ -67,8 +67,6 @@ class Program:
     """A package that may be missing."""
     length: int = 48
     batch: int = 4
-    repeats: str = ""
-    """What torch's persistent workers repeat or get wrong, so that samples depend on which worker reads them."""
     env: dict[str, str] = field(default_factory=dict)
     rare: bool = False
     """Whether it takes some seconds."""
