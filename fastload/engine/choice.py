@@ -52,7 +52,7 @@ def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None)
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
     Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if its dataset
-    fills rows, which hardly holds the GIL; by the loop if that costs less than handing a batch over; else by processes.
+    fills rows and hardly holds the GIL; by the loop if that costs less than handing a batch over; else by processes.
     What was chosen `before`, at an earlier `iter()`, stays while the code is plainly safe.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """

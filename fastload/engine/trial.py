@@ -1,4 +1,4 @@
-"""A trial of plainly safe code: whether its dataset fills rows, and what a batch costs the loop."""
+"""A trial of plainly safe code: whether its dataset hardly holds the GIL, and what a batch costs the loop."""
 
 from __future__ import annotations
 
