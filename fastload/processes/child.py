@@ -5,6 +5,7 @@ It reads with the same code as a loop without workers, in the same random stream
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import os
@@ -77,8 +78,6 @@ def main(
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
-    for number in SIGNALS:  # together they overflow faulthandler's stack
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     _end_with(alive)
     wire = Wire(work)
     heard = _Beside(beside)
@@ -126,6 +125,10 @@ def _outlive_signals() -> None:
     # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
     for number in SIGNALS:
         signal.signal(number, _nothing)
+    # Python's handlers use the stack that faulthandler made, which holds two of Linux's frames of some CPUs. The kernel
+    # kills a process that gets three signals at once. So this thread gives that stack back: `stack_t` with SS_DISABLE.
+    ctypes.CDLL(None).sigaltstack(struct.pack("PiN", 0, 2, 0), None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -248,9 +251,8 @@ class _Worker:
             own = replace(own, generators=found)
         initialised = settings.worker_init_fn is not None
         stream = streams.make(own.generators, initialised=initialised)
-        wait = self._heard.wait
-        modes = self._job.modes
-        return WorkerContext(self._job.worker, own, info, stream, self._fetcher, wait, modes)
+        job, wait = self._job, self._heard.wait
+        return WorkerContext(job.worker, own, info, stream, self._fetcher, wait, job.modes)
 
     def serve(self) -> None:
         """Answer one ticket after another, until the loop's process shuts the wire."""

@@ -182,7 +182,7 @@ def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None
     stats = names(
         "gil",
         'worker_method="process"',
-        lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=workers)),
+        lambda: run(DataLoader(Simulated(240, cost), 8, num_workers=workers)),
     )
     assert '"transform"' in bound(stats).sentence, str(stats)
 
