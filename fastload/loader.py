@@ -92,6 +92,8 @@ class DataLoader(TorchDataLoader[T]):
             read faster. "thread", or "process" (torch calls it "multiprocessing"). "torch": torch's own iterator,
             which always reads data pipes. None: the value of the environment variable FASTLOAD_WORKER_METHOD, or
             "auto". See docs/workers.md.
+        worker_processes: over how many processes the workers of `worker_method="process"` are spread, each a thread
+            with its own copies, as `copy_dataset` says. None: each worker is a process.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class DataLoader(TorchDataLoader[T]):
         snapshot_every_n_steps: int | None = 1,
         worker_method: Literal["auto", "thread", "process", "multiprocessing", "torch"]
         | None = None,
+        worker_processes: int | None = None,
     ) -> None:
         self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "auto"
+        self.worker_processes = worker_processes
         self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
@@ -228,7 +232,8 @@ class DataLoader(TorchDataLoader[T]):
     def _chosen(self) -> Settings:
         """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
         settings = Settings.of(self)
-        if settings.worker_method not in ("auto", "thread") or not settings.num_workers:
+        asked = settings.worker_method not in ("auto", "thread")
+        if not settings.num_workers or (asked and not settings.in_threads):
             return settings
         chosen = choose(settings, stacklevel=5, before=self._choice)
         self._choice = chosen.worker_method, chosen.worker_reason

@@ -62,6 +62,7 @@ class Settings:
     memory_format: torch.memory_format
     on_stats: Callable[[Stats], None] | None
     worker_method: str
+    worker_processes: int | None
     worker_reason: str
     """Why "auto" chose this kind of workers, or ""."""
     multiprocessing_context: Any
@@ -107,6 +108,11 @@ class Settings:
         _at_least(0, ", or None for any number", max_errors=self.max_errors)
         _at_least(1, prefetch_batches=self.prefetch_batches, prefetch_bytes=self.prefetch_bytes)
         _at_least(0, retries=integer("retries", self.retries))
+        _at_least(1, ", or None for one for each worker", worker_processes=self.worker_processes)
+        if self.worker_processes is not None and not self.in_processes:
+            raise ValueError(
+                'worker_processes needs worker_method="process": it spreads num_workers over that many processes'
+            )
         if self.retries and self.iterable:
             raise ValueError(
                 "retries is for map-style datasets: an iterable dataset cannot be asked for the same sample again"
@@ -173,6 +179,16 @@ class Settings:
     def in_processes(self) -> bool:
         """Whether workers are processes."""
         return self.worker_method in ("process", "multiprocessing")
+
+    @property
+    def processes(self) -> int:
+        """Number of worker processes, if workers are processes."""
+        return min(self.num_workers, self.worker_processes or self.num_workers)
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether a process has several workers, each with copies of its own."""
+        return not self.in_processes or self.processes < self.num_workers
 
     @property
     def iterable(self) -> bool:

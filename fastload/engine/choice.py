@@ -56,7 +56,8 @@ def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None)
     What was chosen `before`, at an earlier `iter()`, stays while the code is plainly safe.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
-    if before is not None and (settings.worker_method == "thread" or before[0] == "process"):
+    asked = settings.worker_method != "auto"  # for threads, of this process or of several
+    if before is not None and (asked or before[0] == "process"):
         return replace(settings, worker_method=before[0], worker_reason=before[1])
     settings.check_loadable()
     with _no_collection():
@@ -65,9 +66,9 @@ def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None)
             settings.collate_fn,
             settings.worker_init_fn,
             random_modules=settings.random_modules,
-            whole=settings.worker_method == "thread",
+            whole=asked,
         )
-    if settings.worker_method == "thread":
+    if asked:
         all_shared = settings.copy_dataset is False
         known = (x for x in found.findings if x.shared or (all_shared and x.changes))
         if (fault := next(known, None)) is not None:

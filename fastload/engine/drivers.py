@@ -1,4 +1,4 @@
-"""A loader's worker processes: how they start, and the threads of the loop's process that drive them.
+"""A loader's worker processes: how they start, and the threads of the loop's process that drive their readers.
 
 A driver claims a whole batch, sends it to its process and waits for the answer without the GIL. So order, window,
 errors and state do not know who reads.
@@ -12,6 +12,7 @@ from fastload.engine.window import Window
 from fastload.engine.workers import collect
 from fastload.memory.batch import Batch
 from fastload.processes.parent import Child
+from fastload.processes.remote import Remote
 from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
 from fastload.reading.notices import Notices
@@ -37,41 +38,50 @@ def start(
     try:
         with torch_threads_kept() as torch_threads:
             for child in children:
-                name = f"fastload-driver-{child.job.worker}"
-                team.launch(name, _drive, window, child, device, torch_threads)
+                for remote in child.remotes:
+                    name = f"fastload-driver-{remote.worker}"
+                    team.launch(name, _drive, window, child, remote, device, torch_threads)
             if window.collected:
                 team.launch("fastload-collector", collect, window, device, torch_threads)
             team.wait_until_set_up()
     except BaseException:
         window.close()
-        for child in children[len(team.threads) :]:
-            child.end(JOIN_SECONDS)
+        for remote in team.remotes()[len(team.threads) :]:
+            remote.child.leave(remote, JOIN_SECONDS)
         join([team])
         raise
     return team
 
 
 def _drive(
-    window: Window[Batch], child: Child, device: int | None, torch_threads: int, team: Team
+    window: Window[Batch],
+    child: Child,
+    remote: Remote,
+    device: int | None,
+    torch_threads: int,
+    team: Team,
 ) -> None:
-    """Let a worker process read one batch after another, until the window is closed.
+    """Let a reader of a worker process read one batch after another, until the window is closed.
 
-    If the process has died, the next one reads its batches. If none can, each batch raises, so that the loop waits for
-    none of them.
+    If the process has died, the next reader has its batches. If none can read, each batch raises, so that the loop
+    waits for none of them.
     """
     with team.serving():
         try:
-            with team.setting_up(f"worker {child.job.worker}; stage: start"):
+            with team.setting_up(f"worker {remote.worker}; stage: start"):
                 become_worker(device, torch_threads)
-            while (claim := window.claim(child.job.worker)) is not None:
+            while (claim := window.claim(remote.worker)) is not None:
                 batch = claim.ticket
-                seconds = child.read(batch)
+                # Another driver may have seen the death. Then nobody has begun this batch.
+                if child.dead and not child.iterable and window.merge(remote.worker, batch):
+                    break
+                seconds = remote.read(batch)
                 if window.deliver(batch, claim.stop, seconds):
                     window.complete(batch)
                 del batch, claim
-                if child.dead and not child.iterable and window.merge(child.job.worker):
+                if child.dead and not child.iterable and window.merge(remote.worker):
                     break
         finally:
-            child.end(2 * JOIN_SECONDS)
+            child.leave(remote, 2 * JOIN_SECONDS)
             if window.closed:
                 window.discard()

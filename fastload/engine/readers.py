@@ -54,7 +54,7 @@ class Readers:
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         draws = not source.copies and settings.keyed
         self._streams = streams_of(settings, draws=draws)
-        isolated = (draws or self.workers) and not self.in_processes
+        isolated = (draws or self.workers) and (settings.in_threads or not self.in_processes)
         self._isolation = settings.isolation() if isolated else None
         if self._isolation is not None and settings.num_workers:
             self._isolation.check()

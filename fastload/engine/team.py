@@ -30,6 +30,7 @@ from fastload.engine.threads import (
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.processes.parent import Child
+from fastload.processes.remote import Remote
 from fastload.processes.wire import with_core
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()
@@ -44,7 +45,7 @@ class Team:
 
     Args:
         window: hands out the work and takes the batches.
-        children: the worker processes, each driven by a thread.
+        children: the worker processes. A thread drives each of their readers.
     """
 
     def __init__(self, window: Window[Batch], children: Sequence[Child] = ()) -> None:
@@ -94,8 +95,12 @@ class Team:
     def whereabouts(self) -> str:
         """Return the stack of each thread, or of the process that it drives, innermost call last."""
         driven = "".join(child.stack() for child in self.children if not child.dead)
-        others = self.threads[len(self.children) :]
+        others = self.threads[len(self.remotes()) :]
         return driven + whereabouts(others)
+
+    def remotes(self) -> list[Remote]:
+        """Return the readers of the worker processes. The first threads drive them."""
+        return [remote for child in self.children for remote in child.remotes]
 
     def is_whole(self) -> bool:
         """Return whether all worker processes are alive. Threads do not die."""
@@ -128,7 +133,7 @@ class Team:
             how = f"did not return from a call within {JOIN_SECONDS:g} s and was killed. Stacks:\n{stacks}"
         for child in hung:
             child.kill()
-        for thread in self.threads[: len(self.children)]:
+        for thread in self.threads[: len(self.remotes())]:
             thread.join(JOIN_SECONDS)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
         warnings.warn(f"{names} {how}", RuntimeWarning, stacklevel=4)

@@ -258,16 +258,20 @@ class Window(Generic[T]):
                 turn = workers.join()
             turn.acquire()
 
-    def merge(self, lane: int) -> bool:
+    def merge(self, lane: int, unread: T | None = None) -> bool:
         """Let the worker of another lane read what is left of a lane, whose worker has died, and what comes to it.
 
-        Return False if there is no other.
+        `unread` is a ticket that the lane's worker has claimed, all of it, and does not read. Return False if there is
+        no other worker.
         """
         with self._lock:
             left = self._open[lane]
             others = [k for k, line in enumerate(self._open) if line is not left]
             if not others:
                 return False
+            if unread is not None:
+                unread.claimed = 0
+                left.appendleft(unread)
             heir = next((k for k in others if k > lane), others[0])
             tickets = sorted([*self._open[heir], *left], key=lambda ticket: ticket.number)
             self._open[heir].clear()  # its worker may wait for this very object

@@ -16,11 +16,10 @@ import socket
 import struct
 import sys
 import threading
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -41,58 +40,68 @@ from fastload.isolation.in_modules import generators_of_modules
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
+from fastload.processes.beside import Beside
 from fastload.processes.jobs import Answer, Job, Sealed, Ticket
 from fastload.processes.observed import Observed
 from fastload.processes.open_files import take_positions
 from fastload.processes.packing import Packed, pack, pack_error, unpack
+from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, TicketMemory
-from fastload.processes.wire import Wire, can_be_read, with_core
+from fastload.processes.wire import Wire, can_be_read
 from fastload.random import global_draws
+from fastload.random.global_draws import global_states, restore_global_states
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
+from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 from fastload.settings import Settings
 
-LINGER_SECONDS = 10.0
-"""How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
-
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 
 def main(
-    alive: socket.socket, work: socket.socket, beside: socket.socket, job: Job, sealed: Sealed
+    alive: socket.socket,
+    works: list[socket.socket],
+    beside: socket.socket,
+    job: Job,
+    sealed: Sealed,
 ) -> None:
-    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
+    """Run a worker process. It ends if all of `works` are shut, and at once if the loop's process is gone.
 
     Args:
         alive: is closed once the loop's process is gone.
-        work: brings tickets, takes answers.
+        works: each brings tickets for one reader, takes answers.
         beside: brings commands while a sample is read: drop, end, show the stack.
-        job: which worker this is.
+        job: which workers these are.
         sealed: the loader's arguments.
     """
-    global_draws.in_worker_process = True
+    global_draws.in_worker_process = len(works) == 1
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     _end_with(alive)
-    wire = Wire(work)
-    heard = _Beside(beside)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        wire.send(pickle.dumps((jobs.STARTED, None)))
+    wires = [Wire(work) for work in works]
+    heard = Beside(beside, {main.__code__, _in_thread.__code__})
+    with _until_shut():
+        wires[0].send(pickle.dumps((jobs.STARTED, None)))
         try:
-            worker = _Worker(job, sealed, wire, heard)
+            reader = _set_up(job, sealed, wires, heard)
         except BaseException as exc:
             # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
                 annotate(exc, _NO_MAIN)
-            error = pack_error(contained(exc), f"worker {job.worker} (process {os.getpid()})")
-            wire.send(pickle.dumps((jobs.BROKEN, error)))
+            workers = ", ".join(map(str, job.workers))
+            error = pack_error(contained(exc), f"worker {workers} (process {os.getpid()})")
+            wires[0].send(pickle.dumps((jobs.BROKEN, error)))
             return
-        worker.serve()
+        reader.serve(ready=True)
+
+
+def _until_shut() -> AbstractContextManager[None]:
+    return suppress(EOFError, BrokenPipeError, ConnectionResetError)
 
 
 def _end_with(alive: socket.socket) -> None:
@@ -135,130 +144,128 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-class _Beside:
-    """A thread that hears the loop's process while the main thread reads. If that process is gone, it ends this one."""
+def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> _Reader:
+    """Set up the process and its readers. Return the first; the others wait for tickets in threads of their own.
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-        self._main = threading.get_ident()
-        self._changed = threading.Condition()  # owns the three fields below
-        self._dropped = -1
-        self._batch: Batch | None = None
-        self._ends = False
-        threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
-
-    def begin(self, batch: Batch, number: int) -> None:
-        """Begin a batch. It may be dropped already."""
-        with self._changed:
-            batch.number = number
-            batch.dropped = self._ends or number <= self._dropped
-            self._batch = batch
-
-    def over(self) -> None:
-        """Forget the batch."""
-        with self._changed:
-            self._batch = None
-
-    def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until `until()` is true or `seconds` have passed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ends or until(), seconds)
-
-    def _hear(self) -> None:
-        with suppress(OSError):
-            hears = partial(can_be_read, self._end.fileno())
-            while said := self._end.recv(1):
-                if said == jobs.STACK:
-                    self._tell_stack()
-                drops = said == jobs.DROP
-                last = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL)) if drops else ()
-                with self._changed:
-                    self._dropped = max((self._dropped, *last))
-                    self._ends = self._ends or said == jobs.END
-                    batch = self._batch
-                    if batch is not None and (self._ends or batch.number <= self._dropped):
-                        batch.dropped = True
-                    self._changed.notify_all()
-                if self._ends and not with_core(hears, LINGER_SECONDS, [os.getpid()]):
-                    break
-        os._exit(1)  # the loop's process is gone, or a sample hangs
-
-    def _tell_stack(self) -> None:
-        stack = traceback.extract_stack(sys._current_frames().get(self._main))
-        # Below `main`. Above it is what started this process, and under a fork all that called `iter()`.
-        ours = [k for k, at in enumerate(stack) if (at.filename, at.name) == (__file__, "main")]
-        text = "".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :])).encode()
-        self._end.sendall(struct.pack("=Q", len(text)) + text)
+    Several readers own copies of the loader's objects, as threads of the loop's process do. One has the objects
+    themselves. Each calls `worker_init_fn` in its thread, one after another.
+    """
+    notices = Notices(set())
+    if shared := take_positions():
+        notices.warn(
+            "positions",
+            f"worker processes share the position in some files: {', '.join(shared[:8])}. "
+            "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
+        )
+    show_worker_info_in_threads()
+    _seed(job, forked=sealed.generators is not None)
+    settings = sealed.open()
+    _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
+    if len(wires) == 1:
+        own = WorkerCopies(settings.dataset, settings.collate_fn, settings.worker_init_fn)
+        return _Reader(
+            job.workers[0], job, settings, own, wires[0], heard, notices, sealed.generators
+        )
+    isolation = settings.isolation()
+    isolation.check()
+    states = global_states() if isolation.initialises else None
+    try:
+        own = isolation.own()
+        first = _Reader(job.workers[0], job, settings, own, wires[0], heard, notices)
+        for worker, wire in zip(job.workers[1:], wires[1:], strict=True):
+            own = isolation.own()
+            done: SimpleQueue[BaseException | None] = SimpleQueue()
+            new = worker, job, settings, own, wire, heard, Notices(set())
+            threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
+            if (error := done.get()) is not None:
+                raise error
+        return first
+    finally:
+        if states is not None:
+            restore_global_states(states)
 
 
-class _Worker:
-    """Reads the batches of one worker process."""
+def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
+    """Set up a reader, tell `done` of it or of its error, and serve."""
+    heard: Beside = new[5]
+    heard.join()
+    with _until_shut():
+        try:
+            reader = _Reader(*new)
+        except BaseException as exc:
+            done.put(exc)
+            return
+        done.put(None)
+        reader.serve()
 
-    def __init__(self, job: Job, sealed: Sealed, wire: Wire, heard: _Beside) -> None:
-        self._job = job
+
+class _Reader:
+    """Reads the batches of one worker of the process, in the thread that makes it."""
+
+    def __init__(
+        self,
+        worker: int,
+        job: Job,
+        settings: Settings,
+        own: WorkerCopies,
+        wire: Wire,
+        heard: Beside,
+        notices: Notices,
+        generators: list[tuple[str, Any]] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._modes = job.modes
         self._wire = wire
         self._heard = heard
         self._pid = os.getpid()
-        self._who = f"worker {job.worker} (process {self._pid})"
-        name_thread(f"fastload-{job.worker}")
-        self._notices = Notices(set())
-        if shared := take_positions():
-            self._notices.warn(
-                "positions",
-                f"worker processes share the position in some files: {', '.join(shared[:8])}. "
-                "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
-            )
-        show_worker_info_in_threads()
+        self._who = f"worker {worker} (process {self._pid})"
+        self._notices = notices
+        name_thread(f"fastload-{worker}")
+        torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
         torch.set_num_threads(1)
-        _seed(job, forked=sealed.generators is not None)
-        settings, self._generators = sealed.open(), sealed.generators
-        _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
         if job.asks:
             settings = replace(settings, on_error=self._ask)
         self._iterable = settings.iterable
         self._memory = TicketMemory(
-            job.worker, channels_last=settings.memory_format is torch.channels_last
+            worker, channels_last=settings.memory_format is torch.channels_last
         )
         self._fetcher = Fetcher(settings, self._memory, self._notices)
+        alone = len(job.workers) == 1
+        method, rng = ("multiprocessing", None) if alone else ("thread", WorkerRng())
         info = make_worker_info(
-            job.worker, job.num_workers, job.seed + job.worker, settings.dataset, "multiprocessing"
+            worker, job.num_workers, job.seed + worker, own.dataset, method, rng
         )
-        with job.modes.entered():
-            if settings.worker_init_fn is not None:
+        with self._modes.entered():
+            if own.init_fn is not None:
                 set_worker_info(info)
                 try:
-                    settings.worker_init_fn(job.worker)
+                    own.init_fn(worker)
                 except BaseException as exc:
-                    annotate(exc, f"worker {job.worker}; stage: worker_init_fn")
+                    annotate(exc, f"worker {worker}; stage: worker_init_fn")
                     raise
                 finally:
                     set_worker_info(None)
         self._segments: dict[tuple[int, int], Segment] = {}
         self._keys = StreamKeys(0, 0)  # the first ticket brings others
-        self._observed = Observed()
-        self._context = self._context_of(settings, info)
-
-    def _context_of(self, settings: Settings, info: Any) -> WorkerContext:
-        """Return what this process reads with: the dataset itself, whose generators are keyed for each sample."""
+        self._observed = Observed(of_process=worker == job.workers[0])
         streams = streams_of(settings, draws=not self._fetcher.source.copies)
-        own = WorkerCopies(settings.dataset, settings.collate_fn, None)
-        if streams.keyed:
-            found = self._generators if settings.worker_init_fn is None else None
+        if streams.keyed and alone:
+            found = generators if own.init_fn is None else None
             if found is None:
-                # Whatever the loader copies for threads: this finds the generators, and copies nothing.
-                own = replace(settings, copy_dataset="state").isolation().originals()
-                found = [*own.generators, *generators_of_modules()]
+                found = [*own.current_generators(), *generators_of_modules()]
             own = replace(own, generators=found)
-        initialised = settings.worker_init_fn is not None
-        stream = streams.make(own.generators, initialised=initialised)
-        job, wait = self._job, self._heard.wait
-        return WorkerContext(job.worker, own, info, stream, self._fetcher, wait, job.modes)
+        elif own.init_fn is not None:
+            own = replace(own, generators=own.current_generators())
+        stream = streams.make(own.generators, initialised=own.init_fn is not None)
+        wait = heard.wait
+        self._context = WorkerContext(worker, own, info, stream, self._fetcher, wait, self._modes)
 
-    def serve(self) -> None:
-        """Answer one ticket after another, until the loop's process shuts the wire."""
-        with self._job.modes.entered(), entered(self._context.stream):
+    def serve(self, *, ready: bool = False) -> None:
+        """Answer one ticket after another, until the loop's process shuts the wire. Say first that all are `ready`."""
+        with self._modes.entered(), entered(self._context.stream):
             self._end_if_forked()
-            self._wire.send(pickle.dumps((jobs.READY, None)))
+            if ready:
+                self._wire.send(pickle.dumps((jobs.READY, None)))
             while True:
                 received = self._wire.receive()
                 assert received is not None
@@ -280,8 +287,9 @@ class _Worker:
         self._memory.begin(segment)
         batch = self._batch(ticket)
         self._heard.begin(batch, ticket.number)
-        read_run(batch, 0, batch.units, self._context)
-        finish(batch, self._context)
+        with busy:
+            read_run(batch, 0, batch.units, self._context)
+            finish(batch, self._context)
         self._end_if_forked()
         self._context.stream.move(None, None)
         self._heard.over()
@@ -305,22 +313,22 @@ class _Worker:
     def _end_if_forked(self) -> None:
         """End a process that user code has forked and that returned from it. Its answer would be taken for another."""
         if os.getpid() != self._pid:
-            sys.exit(
-                "fastload: a process that your code forked returned from it. End it by os._exit()"
-            )
+            said = "a process that your code forked returned from it. End it by os._exit()"
+            print(f"fastload: {said}", file=sys.stderr, flush=True)
+            os._exit(1)
 
     def _batch(self, ticket: Ticket) -> Batch:
         if ticket.keys is not None:
             self._keys = ticket.keys
         place: dict[str, Any] = {
             "keys": self._keys,
-            "recorders": {self._job.worker: self._observed},
+            "recorders": {self._worker: self._observed},
             "epoch": ticket.epoch,
             "ordinal": ticket.ordinal,
         }
         if self._iterable:
             size, saved = ticket.given
-            return LaneBatch(self._job.worker, size, saved, **place)
+            return LaneBatch(self._worker, size, saved, **place)
         given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
         return self._fetcher.source.batch(given, position=ticket.position, **place)
 
@@ -383,9 +391,10 @@ class RaisedInLoop(Exception):
 
 def _seed(job: Job, *, forked: bool) -> None:
     """Seed the global generators as torch's workers do. Each sample is keyed; this is for all else."""
-    random.seed(job.seed + job.worker)
+    worker = job.workers[0]
+    random.seed(job.seed + worker)
     if forked:  # it uses no accelerator, for which torch would keep a stack: 3 ms
-        torch.default_generator.manual_seed(job.seed + job.worker)
+        torch.default_generator.manual_seed(job.seed + worker)
     else:
-        torch.manual_seed(job.seed + job.worker)
-    np.random.seed(numpy_seed(job.seed, job.worker))
+        torch.manual_seed(job.seed + worker)
+    np.random.seed(numpy_seed(job.seed, worker))

@@ -22,10 +22,12 @@ STACK, DROP, END = b"s", b"d", b"e"
 
 
 class Job(NamedTuple):
-    """A worker's number, seed and modes."""
+    """What a worker process is to be."""
 
-    worker: int
+    workers: tuple[int, ...]
+    """The numbers of its workers, each with a thread of its own."""
     num_workers: int
+    """Of the loader."""
     seed: int
     """Torch's base seed."""
     asks: bool

@@ -11,9 +11,14 @@ from fastload.telemetry.recorder import PROBE_EVERY_S, Recorder, bucket, delayed
 
 
 class Observed(Recorder):
-    """A recorder of one batch after another. It keeps sums, so that stages in each sample leave an answer small."""
+    """A recorder of one batch after another. It keeps sums, so that stages in each sample leave an answer small.
+
+    Args:
+        of_process: count the CPU time of the process. Else another reader does.
+    """
 
     __slots__ = (
+        "_cpu_now",
         "_cpu_s",
         "_delayed_s",
         "_next_look",
@@ -23,12 +28,13 @@ class Observed(Recorder):
         "batches",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_process: bool) -> None:
         super().__init__()
+        self._cpu_now = process_time if of_process else float
         self.batches = 0
         self._next_look = 0.0
         self._delayed_s, self._switches_seen = delayed_s(), _switches()
-        self._cpu_s = process_time()
+        self._cpu_s = self._cpu_now()
         self._clear()
 
     def _clear(self) -> None:
@@ -65,7 +71,7 @@ class Observed(Recorder):
         if now < self._next_look:
             return 0.0, 0, 0.0
         self._next_look = now + PROBE_EVERY_S
-        delayed, switches, cpu_s = delayed_s(), _switches(), process_time()
+        delayed, switches, cpu_s = delayed_s(), _switches(), self._cpu_now()
         found = (
             delayed - self._delayed_s,
             max(0, switches - self._switches_seen - self.batches),  # each wait for a ticket is one

@@ -92,8 +92,9 @@ def start_children(
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
-            for worker in range(num_workers):
-                job = Job(worker, num_workers, seed, asks, modes_of_thread())
+            workers, n = range(num_workers), settings.processes
+            for k in range(n):  # batch i is worker i's: so processes take turns
+                job = Job(tuple(workers[k::n]), num_workers, seed, asks, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)

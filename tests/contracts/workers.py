@@ -53,6 +53,7 @@ from tests.promises.reading import drain, in_batches, wait_until
 from tests.resuming import resumes_twice, through_json
 
 SEED = 7
+THREADS: dict[str, Any] = {"worker_method": "thread", "worker_processes": None}
 SHARD = 1000  # more than any shard holds: sample k of shard s is s * SHARD + k
 
 # ---- datasets ----
@@ -1059,7 +1060,7 @@ class Workers(LikeTorch):
         """Process workers resume to what threads give, in one of the two ways."""
         resumes_twice(
             lambda: self.loader(dataset(), **options),
-            whole_by=lambda: self.loader(dataset(), **options, worker_method="thread"),
+            whole_by=lambda: self.loader(dataset(), **options, **THREADS),
             ways=self.some((False, True), turn),
         )
 

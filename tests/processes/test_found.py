@@ -30,7 +30,7 @@ from torch.utils.data import IterableDataset
 import fastload
 from fastload import sample_rng
 from fastload.processes.packing import packed_indices
-from fastload.processes.parent import Child
+from fastload.processes.remote import Remote
 from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
@@ -83,15 +83,15 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
 def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered = Child._answer
+    answered = Remote._answer
 
-    def two_segments(child: Child, *ticket: Any) -> Any:
-        answer, _ = answered(child, *ticket)
+    def two_segments(remote: Remote, *ticket: Any) -> Any:
+        answer, _ = answered(remote, *ticket)
         used = [((0, 1), 0, 65536), ((0, 2), 0, 65536)]
         return answer._replace(used=used), [os.memfd_create("test") for _ in used]
 
     before = open_descriptors()
-    monkeypatch.setattr(Child, "_answer", two_segments)
+    monkeypatch.setattr(Remote, "_answer", two_segments)
     monkeypatch.setattr(torch, "from_file", no_memory)
     loader = processes(Numbers(2), 2, workers=1)
     with loader, pytest.raises(OSError, match="Cannot allocate"):

@@ -38,6 +38,16 @@ class TestPersistentProcesses(
 ): ...
 
 
+class TestFourThreadsOfOneProcess(
+    InPairs, num_workers=4, worker_method="process", worker_processes=1
+): ...
+
+
+class TestTwoProcessesOfThreeThreads(
+    InPairs, num_workers=6, worker_method="process", worker_processes=2
+): ...
+
+
 @pytest.mark.slow
 class TestTorchsProcesses(
     LikeTorch, num_workers=2, worker_method="torch", multiprocessing_context="fork"

@@ -1,0 +1,91 @@
+"""What a worker process hears while it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Container
+from contextlib import suppress
+from functools import partial
+from types import CodeType, FrameType
+
+from fastload.memory.batch import Batch
+from fastload.processes import jobs
+from fastload.processes.wire import can_be_read, with_core
+
+LINGER_SECONDS = 10.0
+"""How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
+
+
+class Beside:
+    """A thread that hears the loop's process while the main thread reads. If that process is gone, it ends this one."""
+
+    def __init__(self, end: socket.socket, tops: Container[CodeType]) -> None:
+        self._end = end
+        self._tops = tops
+        self._changed = threading.Condition()  # owns the four fields below
+        self._readers = [threading.get_ident()]  # their threads
+        self._dropped = -1
+        self._batches: dict[int, Batch] = {}  # that they read, by thread
+        self._ends = False
+        threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
+
+    def join(self) -> None:
+        """Note that the calling thread is the next reader."""
+        with self._changed:
+            self._readers.append(threading.get_ident())
+
+    def begin(self, batch: Batch, number: int) -> None:
+        """Begin a batch. It may be dropped already."""
+        with self._changed:
+            batch.number = number
+            batch.dropped = self._ends or number <= self._dropped
+            self._batches[threading.get_ident()] = batch
+
+    def over(self) -> None:
+        """Forget the batch."""
+        with self._changed:
+            self._batches.pop(threading.get_ident(), None)
+
+    def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until `until()` is true or `seconds` have passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ends or until(), seconds)
+
+    def _hear(self) -> None:
+        with suppress(OSError):
+            hears = partial(can_be_read, self._end.fileno())
+            while said := self._end.recv(1):
+                if said == jobs.STACK:
+                    self._tell_stack()
+                drops = said == jobs.DROP
+                last = struct.unpack("=q", self._end.recv(8, socket.MSG_WAITALL)) if drops else ()
+                with self._changed:
+                    self._dropped = max((self._dropped, *last))
+                    self._ends = self._ends or said == jobs.END
+                    for batch in self._batches.values():
+                        if self._ends or batch.number <= self._dropped:
+                            batch.dropped = True
+                    self._changed.notify_all()
+                if self._ends and not with_core(hears, LINGER_SECONDS, [os.getpid()]):
+                    break
+        os._exit(1)  # the loop's process is gone, or a sample hangs
+
+    def _tell_stack(self) -> None:
+        frames = sys._current_frames()
+        text = json.dumps([self._stack(frames.get(reader)) for reader in self._readers])
+        self._end.sendall(struct.pack("=Q", len(text)) + text.encode())
+
+    def _stack(self, frame: FrameType | None) -> str:
+        """Return the stack of a reader below its first function. Above that, a fork has all that called `iter()`."""
+        depth, inner = 0, frame
+        while inner is not None and inner.f_code not in self._tops:
+            depth, inner = depth + 1, inner.f_back
+        return (
+            "".join(traceback.format_list(traceback.extract_stack(frame, depth))) if depth else ""
+        )
