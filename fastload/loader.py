@@ -56,9 +56,7 @@ class DataLoader(TorchDataLoader[T]):
     batches are in flight, or `prefetch_factor * num_workers` if only that is given. The default is
     `2 + ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for processes, your
     own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. A TensorDataset with batches of up to
-    1 MiB starts no worker: the loop copies them faster.
-
-    These arguments are beyond torch's, and keyword-only.
+    1 MiB starts no worker: the loop copies them faster. These arguments are beyond torch's, and keyword-only:
 
     Args:
         seed: makes the order of `shuffle=True`, and what any other sampler draws from global generators, a pure
@@ -72,8 +70,7 @@ class DataLoader(TorchDataLoader[T]):
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: what each thread copies at `iter()`. "state": what the dataset, transforms, `collate_fn` and
             `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers, read-only
-            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. It has no effect on
-            worker processes.
+            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. Not for processes.
         random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
             with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
             environment variable FASTLOAD_RANDOM_MODULES, or both. See docs/random.md.
@@ -92,8 +89,8 @@ class DataLoader(TorchDataLoader[T]):
             read faster. "thread", or "process" (torch calls it "multiprocessing"). "torch": torch's own iterator,
             which always reads data pipes. None: the value of the environment variable FASTLOAD_WORKER_METHOD, or
             "auto". See docs/workers.md.
-        worker_processes: over how many processes the workers of `worker_method="process"` are spread, each a thread
-            with its own copies, as `copy_dataset` says. None: each worker is a process.
+        worker_processes: over how many processes `worker_method="process"` spreads the workers, which are threads with
+            copies of their own, as `copy_dataset` says. None: each worker is a process. See docs/processes.md.
     """
 
     def __init__(
@@ -232,8 +229,7 @@ class DataLoader(TorchDataLoader[T]):
     def _chosen(self) -> Settings:
         """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
         settings = Settings.of(self)
-        asked = settings.worker_method not in ("auto", "thread")
-        if not settings.num_workers or (asked and not settings.in_threads):
+        if not (settings.num_workers and settings.in_threads):
             return settings
         chosen = choose(settings, stacklevel=5, before=self._choice)
         self._choice = chosen.worker_method, chosen.worker_reason
@@ -272,9 +268,11 @@ class DataLoader(TorchDataLoader[T]):
             given += f', worker_method="{self.worker_method}"'
         elif self._choice is not None:
             given += f', worker_method="auto" ({self._choice[0]})'
+        workers = f"num_workers={self.num_workers}"
+        if self.worker_processes is not None:
+            workers += f", worker_processes={self.worker_processes}"
         return (
-            f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
-            f"seed={self.seed})"
+            f"{type(self).__name__}({_named(self.dataset)}, {given}, {workers}, seed={self.seed})"
         )
 
     @property

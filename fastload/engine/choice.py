@@ -38,6 +38,8 @@ class Chosen(NamedTuple):
     """The number of workers: 0 for the loop itself."""
     reason: str
     """Why "auto" chose it, or ""."""
+    processes: int = 0
+    """Over how many processes the workers are spread; 0 if none is started."""
 
 
 def who_reads(settings: Settings) -> Chosen:
@@ -45,7 +47,8 @@ def who_reads(settings: Settings) -> Chosen:
     method = "process" if settings.in_processes else settings.worker_method
     if not settings.num_workers or method == "none":
         return Chosen("none", 0, settings.worker_reason or "num_workers is 0")
-    return Chosen(method, settings.num_workers, settings.worker_reason)
+    processes = settings.processes if settings.in_processes else 0
+    return Chosen(method, settings.num_workers, settings.worker_reason, processes)
 
 
 def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None) -> Settings:
