@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._kit.torch_private import has_function_modes
+from fastload._kit.user_errors import shown
 from fastload.random import torch_random
 from fastload.random.streams import MODULES, chosen_modules
 from fastload.verdicts.findings import Finding
@@ -52,7 +53,12 @@ def verdict(
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     found = [*_not_routed(random_modules), *_of_arguments(dataset, collate_fn, worker_init_fn)]
-    walk = Walk(roots, found, whole=whole)
+    try:
+        walk = Walk(roots, found, whole=whole)
+    except (
+        Exception
+    ) as error:  # `__getattribute__` or `__class__` of the user's: it runs where the reader looks
+        return Verdict((*found, Finding(f"it cannot be read: {shown(error)}")))
     return Verdict(tuple(dict.fromkeys(walk.findings)), walk.cuda)
 
 

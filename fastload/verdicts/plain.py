@@ -83,7 +83,8 @@ def is_safe_function(x: Any) -> bool:
 
 def is_numpys(x: Any) -> bool:
     """Return whether a function is NumPy's. Many write to an argument that follows those they read."""
-    of = getattr(x, "__module__", None) or ""
+    # Not of a module: it has none, and its `__getattr__` would run.
+    of = "" if type(x) is ModuleType else getattr(x, "__module__", None) or ""
     return callable(x) and not isinstance(x, type) and (isinstance(x, np.ufunc) or "numpy" in of)
 
 

@@ -224,7 +224,7 @@ class Walk:
         name = way.removeprefix("super.")
         special = name.startswith("__") and name.endswith("__")
         path = f"{cls.__module__}.{cls.__qualname__}.{name}"
-        assigns = name == "__setattr__" or getattr(member, "fset", None) is not None
+        assigns = name == "__setattr__" or (issubclass(type(member), property) and member.fset)
         if name in ("__getattribute__", "__del__", "__new__", "__getattr__") or (made and assigns):
             self._find(f"`{path}` is not read")
         elif name in _NOT_CALLED or (name in _MAKING and not made):

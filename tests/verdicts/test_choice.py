@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -214,6 +214,26 @@ def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("a.b", 3):
         with pytest.raises(ValueError, match="names of top-level packages"):
             fastload.threads_ok(wrong)  # type: ignore[arg-type]
+
+
+class Config(dict[str, int]):
+    def __getattribute__(self, name: str) -> int:
+        return self[name]
+
+
+def test_what_raises_as_it_is_read_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("settings")
+    module.__getattr__ = {"scale": 2}.__getitem__  # type: ignore[method-assign]
+    for config in (Config(scale=2), module):
+        monkeypatch.setattr(Configured, "config", config)
+        assert auto(Configured()).chosen().kind == "process"
+
+
+class Configured(Rows):
+    config: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index] * self.config.scale
 
 
 def test_what_is_set_between_two_epochs_is_looked_at_too() -> None:
