@@ -166,8 +166,7 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> _Read
         return _Reader(
             job.workers[0], job, settings, own, wires[0], heard, notices, sealed.generators
         )
-    isolation = settings.isolation()
-    isolation.check()
+    isolation = sealed.isolation or settings.isolation()
     states = global_states() if isolation.initialises else None
     try:
         own = isolation.own()

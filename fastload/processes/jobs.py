@@ -9,6 +9,7 @@ import io
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+from fastload.isolation import Isolation
 from fastload.processes.packing import Packed, PackedError
 from fastload.random.keys import StreamKeys
 from fastload.reading.modes import Modes
@@ -46,6 +47,8 @@ class Sealed:
         self._settings: Settings | None = settings
         self.generators: list[tuple[str, Any]] | None = None
         """Those of the dataset and of modules, if a fork is to inherit them: looking for them would copy memory."""
+        self.isolation: Isolation | None = None
+        """What makes the copies of several workers of a process, if a fork is to inherit it."""
         self._pickle = b""
         self._pickler: ForkingPickler | None = None
 
@@ -58,7 +61,7 @@ class Sealed:
         return file.getvalue()
 
     def __setstate__(self, state: bytes) -> None:
-        self._settings, self.generators, self._pickle = None, None, state
+        self._settings, self.generators, self.isolation, self._pickle = None, None, None, state
 
     def open(self) -> Settings:
         """Return the settings."""

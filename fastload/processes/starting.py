@@ -88,6 +88,8 @@ def start_children(
             if method == "fork":
                 plan = replace(theirs, copy_dataset="state").isolation().plan
                 sealed.generators = [*plan.generators(), *generators_of_modules()]
+                if settings.processes < num_workers:
+                    sealed.isolation = theirs.isolation()
                 for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
