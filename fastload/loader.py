@@ -148,7 +148,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators = weakref.WeakValueDictionary[int, LoaderIterator]()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
-        self._choice: tuple[str, str] | None = None  # of "auto": the kind of workers, and why
+        self._choice: Chosen | None = None  # of "auto"
         self._warned: set[str] = set()  # the warnings that were given, each once
         sampler = divided_once(sampler)
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
@@ -232,7 +232,7 @@ class DataLoader(TorchDataLoader[T]):
         if not (settings.num_workers and settings.in_threads):
             return settings
         chosen = choose(settings, stacklevel=5, before=self._choice)
-        self._choice = chosen.worker_method, chosen.worker_reason
+        self._choice = who_reads(chosen)
         return chosen
 
     def chosen(self) -> Chosen:
@@ -267,7 +267,7 @@ class DataLoader(TorchDataLoader[T]):
         if self.worker_method != "auto":
             given += f', worker_method="{self.worker_method}"'
         elif self._choice is not None:
-            given += f', worker_method="auto" ({self._choice[0]})'
+            given += f', worker_method="auto" ({self._choice.kind})'
         workers = f"num_workers={self.num_workers}"
         if self.worker_processes is not None:
             workers += f", worker_processes={self.worker_processes}"

@@ -35,8 +35,8 @@ CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
 WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
 COPIES = PACKAGE / "isolation" / "copies.py"
 """May have a lock: it sets the recursion limit, which all threads have in common."""
-PROCESS = PACKAGE / "processes" / "child.py"
-PROCESSES = {PACKAGE / "processes" / name for name in ("child.py", "parent.py", "pausing.py")}
+PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "child.py")}
+PROCESSES = {PACKAGE / "processes" / name for name in ("beside.py", "parent.py", "pausing.py")}
 """May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
 PARAMETERS = {
     PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")
@@ -214,7 +214,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert not faults, "what needs more is a plug-in"
 
 
-THREADS_HERE = {WORKERS, POOL, PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
+THREADS_HERE = {WORKERS, POOL, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
 LOCKS_HERE = {
     *{WINDOW, PACKAGE / "engine" / "waiting.py", COPIES},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},

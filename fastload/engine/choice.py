@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+from fastload._kit.cores import usable_cores
 from fastload.engine.trial import Trial
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
@@ -25,8 +26,7 @@ _told: set[tuple[str, str]] = set()
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
-Choice = tuple[str, str]
-"""The kind of workers and the reason."""
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 class Chosen(NamedTuple):
@@ -51,7 +51,7 @@ def who_reads(settings: Settings) -> Chosen:
     return Chosen(method, settings.num_workers, settings.worker_reason, processes)
 
 
-def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None) -> Settings:
+def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
     Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if its dataset
@@ -60,8 +60,8 @@ def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None)
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
     asked = settings.worker_method != "auto"  # for threads, of this process or of several
-    if before is not None and (asked or before[0] == "process"):
-        return replace(settings, worker_method=before[0], worker_reason=before[1])
+    if before is not None and (asked or before.kind == "process"):
+        return _as_before(settings, before)
     settings.check_loadable()
     with _no_collection():
         found = verdict(
@@ -79,9 +79,28 @@ def choose(settings: Settings, *, stacklevel: int, before: Choice | None = None)
             said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
             warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
         return settings
+    if found.plain and before is not None:
+        return _as_before(settings, before)
     method, reason = _kind(settings, found, stacklevel + 1, before)
     _tell(method, reason)
-    return replace(settings, worker_method=method, worker_reason=reason)
+    processes = _cores_of_rank() if found.plain and method == "process" else None
+    return replace(settings, worker_method=method, worker_reason=reason, worker_processes=processes)
+
+
+def _as_before(settings: Settings, before: Chosen) -> Settings:
+    return replace(
+        settings,
+        worker_method=before.kind,
+        worker_reason=before.reason,
+        worker_processes=before.processes or None,
+    )
+
+
+def _cores_of_rank() -> int:
+    """Return how many cores this rank has, if the ranks of a machine share them evenly."""
+    sizes = (os.environ.get(name, "") for name in _LOCAL_SIZE)
+    ranks = next((int(size) for size in sizes if size.isdecimal()), 1)
+    return max(1, usable_cores() // max(1, ranks))
 
 
 @contextmanager
@@ -96,10 +115,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Choice | None) -> Choice:
+def _kind(
+    settings: Settings, found: Verdict, stacklevel: int, before: Chosen | None
+) -> tuple[str, str]:
     """Return "thread", "process" or "none", and why."""
-    if found.plain and before is not None:
-        return before
     if found.plain:
         trial = Trial(settings)
         if trial.is_light or (not trial.fills_rows and trial.costs_little()):
@@ -112,8 +131,8 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Choice | 
     why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
         return "process", found.reason
-    if before is not None and before[1].startswith(why):
-        return before
+    if before is not None and before.reason.startswith(why):
+        return before.kind, before.reason
     warnings.warn(
         f"fastload: threads read what is not plainly safe in threads: {found.reason}. Worker processes are no choice: "
         f'{why}. worker_method="thread" silences this.',

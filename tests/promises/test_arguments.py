@@ -47,6 +47,7 @@ OURS = {
     "on_stats": None,
     "snapshot_every_n_steps": 1,
     "worker_method": None,
+    "worker_processes": None,
 }
 
 
