@@ -75,7 +75,7 @@ LISTED = {
     "process workers": """
         engine/drivers processes/__init__ processes/answers processes/child processes/deaths processes/jobs
         processes/observed processes/open_files processes/packing processes/parent processes/pausing processes/preload
-        processes/remote processes/beside processes/segments processes/starting processes/wire
+        processes/beside processes/reader processes/remote processes/segments processes/starting processes/wire
     """,
     "verdicts and allow list": """
         engine/choice engine/trial

@@ -10,9 +10,9 @@ import numpy as np
 from fastload._kit.user_errors import contained, file_of
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
-from fastload.processes.child import RaisedInLoop
 from fastload.processes.jobs import Answer
 from fastload.processes.packing import PackedError, unpack, unpack_error
+from fastload.processes.reader import RaisedInLoop
 from fastload.reading.notices import Notices
 from fastload.telemetry import Place, Recorder
 
