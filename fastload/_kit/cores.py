@@ -1,4 +1,4 @@
-"""The number of cores for this process."""
+"""The number of cores for this process, and for this rank."""
 
 import os
 
@@ -8,3 +8,13 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not Linux
+
+
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def cores_of_rank() -> int:
+    """Return how many cores this rank has, if the ranks of a machine share them evenly."""
+    sizes = (os.environ.get(name, "") for name in _LOCAL_SIZE)
+    ranks = next((int(size) for size in sizes if size.isdecimal()), 1)
+    return max(1, usable_cores() // max(1, ranks))

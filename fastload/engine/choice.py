@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from fastload._kit.cores import usable_cores
+from fastload._kit.cores import cores_of_rank
 from fastload.engine.trial import Trial
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
@@ -24,9 +24,6 @@ _told: set[tuple[str, str]] = set()
 """What was logged: each kind and reason once per process."""
 
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-
-
-_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 class Chosen(NamedTuple):
@@ -60,7 +57,8 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
     asked = settings.worker_method != "auto"  # for threads, of this process or of several
-    if before is not None and (asked or before.kind == "process"):
+    # Code that has become unsafe is safe in processes with one worker each, and in no others.
+    if before is not None and (asked or before.processes == settings.num_workers):
         return _as_before(settings, before)
     settings.check_loadable()
     with _no_collection():
@@ -83,7 +81,7 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
         return _as_before(settings, before)
     method, reason = _kind(settings, found, stacklevel + 1, before)
     _tell(method, reason)
-    processes = _cores_of_rank() if found.plain and method == "process" else None
+    processes = cores_of_rank() if found.plain and method == "process" else None
     return replace(settings, worker_method=method, worker_reason=reason, worker_processes=processes)
 
 
@@ -94,13 +92,6 @@ def _as_before(settings: Settings, before: Chosen) -> Settings:
         worker_reason=before.reason,
         worker_processes=before.processes or None,
     )
-
-
-def _cores_of_rank() -> int:
-    """Return how many cores this rank has, if the ranks of a machine share them evenly."""
-    sizes = (os.environ.get(name, "") for name in _LOCAL_SIZE)
-    ranks = next((int(size) for size in sizes if size.isdecimal()), 1)
-    return max(1, usable_cores() // max(1, ranks))
 
 
 @contextmanager
