@@ -57,41 +57,38 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
     asked = settings.worker_method != "auto"  # for threads, of this process or of several
+    chosen = before
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
-    if before is not None and (asked or before.processes == settings.num_workers):
-        return _as_before(settings, before)
-    settings.check_loadable()
-    with _no_collection():
-        found = verdict(
-            settings.dataset,
-            settings.collate_fn,
-            settings.worker_init_fn,
-            random_modules=settings.random_modules,
-            whole=asked,
-        )
-    if asked:
-        all_shared = settings.copy_dataset is False
-        known = (x for x in found.findings if x.shared or (all_shared and x.changes))
-        if (fault := next(known, None)) is not None:
-            remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
-            said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
-            warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
-        return settings
-    if found.plain and before is not None:
-        return _as_before(settings, before)
-    method, reason = _kind(settings, found, stacklevel + 1, before)
-    _tell(method, reason)
-    processes = cores_of_rank() if found.plain and method == "process" else None
-    return replace(settings, worker_method=method, worker_reason=reason, worker_processes=processes)
-
-
-def _as_before(settings: Settings, before: Chosen) -> Settings:
+    if before is None or not (asked or before.processes == settings.num_workers):
+        settings.check_loadable()
+        with _no_collection():
+            found = verdict(
+                settings.dataset,
+                settings.collate_fn,
+                settings.worker_init_fn,
+                random_modules=settings.random_modules,
+                whole=asked,
+            )
+        if asked:
+            _warn_of_shared(settings, found, stacklevel + 1)
+            return settings
+        if before is None or not found.plain:
+            chosen = _kind(settings, found, stacklevel + 1, before)
+            _tell(chosen)
+    assert chosen is not None
+    kind, _, reason, processes = chosen
     return replace(
-        settings,
-        worker_method=before.kind,
-        worker_reason=before.reason,
-        worker_processes=before.processes or None,
+        settings, worker_method=kind, worker_reason=reason, worker_processes=processes or None
     )
+
+
+def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None:
+    all_shared = settings.copy_dataset is False
+    known = (x for x in found.findings if x.shared or (all_shared and x.changes))
+    if (fault := next(known, None)) is not None:
+        remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
+        said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
+        warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
 
 
 @contextmanager
@@ -106,36 +103,37 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _kind(
-    settings: Settings, found: Verdict, stacklevel: int, before: Chosen | None
-) -> tuple[str, str]:
+def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Chosen | None) -> Chosen:
     """Return "thread", "process" or "none", and why."""
+    n = settings.num_workers
     if found.plain:
         trial = Trial(settings)
         if trial.is_light or (not trial.fills_rows and trial.costs_little()):
             why = "and the loop reads a batch faster than it is handed over"
-            return "none", f"{found.reason}, {why}"
+            return Chosen("none", 0, f"{found.reason}, {why}")
         if trial.fills_rows:
-            return "thread", f"{found.reason}, and reading hardly holds the GIL"
-        return "process", f"{found.reason}, and threads would take turns at the GIL"
+            return Chosen("thread", n, f"{found.reason}, and reading hardly holds the GIL")
+        why = "and threads of the loop's process would take turns at the GIL"
+        return Chosen("process", n, f"{found.reason}, {why}", min(n, cores_of_rank()))
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""
     why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
-        return "process", found.reason
+        return Chosen("process", n, found.reason, n)
     if before is not None and before.reason.startswith(why):
-        return before.kind, before.reason
+        return before
     warnings.warn(
         f"fastload: threads read what is not plainly safe in threads: {found.reason}. Worker processes are no choice: "
         f'{why}. worker_method="thread" silences this.',
         SharedStateWarning,
         stacklevel=stacklevel + 1,
     )
-    return "thread", f"{why}, although {found.reason}"
+    return Chosen("thread", n, f"{why}, although {found.reason}")
 
 
-def _tell(method: str, reason: str) -> None:
-    if (method, reason) in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
+def _tell(chosen: Chosen) -> None:
+    said = chosen.kind, chosen.reason
+    if said in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
         return
-    _told.add((method, reason))
-    kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[method]
-    _log.info("fastload: workers are %s: %s", kind, reason)
+    _told.add(said)
+    kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[said[0]]
+    _log.info("fastload: workers are %s: %s", kind, said[1])
