@@ -257,8 +257,6 @@ def cores_busy_s() -> float:
 
     They include time that a hypervisor gave to other machines: this machine could not use it.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return nan
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     try:
         with open("/proc/stat") as file:
