@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,10 @@ def version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
+    models = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()
 
 
