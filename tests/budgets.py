@@ -20,7 +20,7 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_917,
-    "loaded beside the way": 2_656,
+    "loaded beside the way": 2_653,
     "the core's other files": 572,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_105,
@@ -32,7 +32,7 @@ BUDGETS = {
     "fastload/cli": 2_206,
     "fastload/compat": 442,
     "fastload/datasets": 1_627,
-    "fastload/datasets/packed": 1_695,
+    "fastload/datasets/packed": 1_691,
     "fastload/distributed": 1_740,
     "fastload/elastic": 713,
     "fastload/flow": 924,
