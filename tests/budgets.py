@@ -42,7 +42,7 @@ BUDGETS = {
     "fastload/measure": 728,
     "fastload/parameters": 2_289,
     "fastload/sequences": 1_406,
-    "fastload/store": 3_196,
+    "fastload/store": 3_195,
     "fastload/stream": 1_059,
     "fastload/train": 1_206,
     "benchmarks": 2_697,
