@@ -129,11 +129,10 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
         assert 0 < figures["first_batch_s"] < figures["total_s"]
         assert 0 <= figures["wait_share"] <= 1
         assert len(figures["window_rates"]) == 2, "of the windows ending at 2, 4, 6 and 8"
-        if sys.platform == "linux":
-            assert figures["cpu_s_per_1000"] > 0
-            assert run["peak_bytes"] > 50 * 2**20, "torch alone is more"
-            assert run["cached_share"] == 1.0
-            assert 0 <= run["others_share"] <= 1
+        assert figures["cpu_s_per_1000"] > 0
+        assert run["peak_bytes"] > 50 * 2**20, "torch alone is more"
+        assert run["cached_share"] == 1.0
+        assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
 
     page = (tmp_path / "race.html").read_text()

@@ -42,6 +42,7 @@ JOIN_S = 30.0
 def at_line(code: CodeType, line: int, act: Callable[[], object], call: Callable[[], Any]) -> Any:
     """Return what `call` returns if `act` comes before the `line`-th line of `code`, or None past its end."""
     struck = []
+    before = sys.gettrace()  # that of coverage
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code is not code:
@@ -57,7 +58,7 @@ def at_line(code: CodeType, line: int, act: Callable[[], object], call: Callable
     try:
         result = call()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return result if len(struck) >= line else None
 
 

@@ -23,7 +23,7 @@ def fingerprint(*values: Any, paths: bool = False) -> str:
     A function counts by its code, defaults, closure and attributes, and by the functions, classes and values that it
     names. A class counts by its members and bases, an object by its class and by what pickle would store of it.
     Installed code counts by its name, unless one of `values` belongs to the same package. Tensors, arrays and plain
-    values count by their content. An object with a string `fastload_fingerprint` counts by that string.
+    values count by their content.
 
     With `paths`, raises TypeError for an object that pickle cannot store: two of its type would look the same.
     """
@@ -91,8 +91,6 @@ class Content:
             yield repr(value).encode()
         elif id(value) in self._met:
             yield f"met {self._met[id(value)][0]}".encode()
-        elif isinstance(text := getattr(value, "fastload_fingerprint", None), str):
-            yield text.encode()
         else:
             # The compiler decides whether two equal tuples are one object.
             if not isinstance(value, tuple | frozenset):

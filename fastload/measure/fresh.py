@@ -166,14 +166,13 @@ def _sentence(error: Exception) -> str:
 
 
 def _end_with_parent() -> None:
-    """Let this process and its children be killed when its parent ends in any way (Linux).
+    """Let this process and its children be killed when its parent ends in any way.
 
     The children of a fork server would not notice: their parent, the server, lives on.
     """
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGKILL))
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    PR_SET_PDEATHSIG = 1
+    signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGKILL))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
 
 
 class _Barrier:

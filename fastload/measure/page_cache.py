@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-
-from fastload.errors import UsageError
 
 CacheState = Literal["warm", "cold"]
 """State of the page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
@@ -21,12 +18,8 @@ _READ_BYTES = 1 << 20
 def prepare_cache(files: Sequence[str], state: CacheState) -> None:
     """Read the files into the page cache ("warm"), or ask the kernel to drop them from it ("cold").
 
-    Raise OSError if a file cannot be read, and UsageError if the system cannot drop files.
+    Raise OSError if a file cannot be read.
     """
-    if state == "cold" and not hasattr(os, "posix_fadvise"):
-        raise UsageError(
-            "--cache cold needs posix_fadvise, which this system does not have. Use --cache warm"
-        )
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -42,8 +35,6 @@ def prepare_cache(files: Sequence[str], state: CacheState) -> None:
 
 def cached_share(files: Sequence[str]) -> float | None:
     """Return the share (0 to 1) of the files' pages in the page cache, by mincore(2), or None if unknown."""
-    if sys.platform != "linux":
-        return None
     libc = ctypes.CDLL(None)
     pages = resident = 0
     for path in files:

@@ -1,4 +1,4 @@
-"""CPU seconds and memory of a process and its descendants, from /proc. On other systems than Linux they are None."""
+"""CPU seconds and memory of a process and its descendants, from /proc."""
 
 from __future__ import annotations
 

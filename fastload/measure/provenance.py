@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,8 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def cores(origin: dict[str, Any]) -> int:
-    """Return the number of cores that the process could use, or those of the machine if that is unknown."""
-    machine = origin["machine"]
-    usable: int = machine["cores_usable"] or machine["cores"]
+    """Return the number of cores that the process could use."""
+    usable: int = origin["machine"]["cores_usable"]
     return usable
 
 
@@ -73,15 +73,10 @@ def version(distribution: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = [
-        line.partition(":")[2].strip()
-        for line in info.splitlines()
-        if line.startswith("model name")
-    ]
+    models = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()
 
 

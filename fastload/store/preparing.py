@@ -16,7 +16,7 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import current_process, get_context
 from typing import Any, Literal
@@ -231,8 +231,7 @@ def _executor(
 def _begin(parent: int) -> None:
     """Make this worker process end silently on Ctrl-C, and when its parent ends, even if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with suppress(OSError, AttributeError):  # systems without prctl(2)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -109,12 +109,9 @@ class Histogram:
         self.cpu_seconds += other.cpu_seconds
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
-        """Return the quantile of each share (0 to 1), or 0.0 if nothing was counted."""
+        """Return the quantile of each share (0 to 1) of what was counted: something must be."""
         reached = list(accumulate(self._counts))
-        total = reached[-1]
-        if not total:
-            return (0.0,) * len(shares)
-        places = (bisect_left(reached, max(1, ceil(share * total))) for share in shares)
+        places = (bisect_left(reached, max(1, ceil(share * reached[-1]))) for share in shares)
         return tuple(_LOWEST_S * 2 ** ((place + 0.5) / _PER_OCTAVE) for place in places)
 
 
@@ -257,8 +254,6 @@ def cores_busy_s() -> float:
 
     They include time that a hypervisor gave to other machines: this machine could not use it.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return nan
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     try:
         with open("/proc/stat") as file:

@@ -46,9 +46,6 @@ from tests.distributed.launching import is_over
 from tests.image_files import listed_images
 
 ROOT = Path(__file__).parents[2]
-"""The rates that the third seed document prints; the average that it prints under them is over all but two."""
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +197,6 @@ def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
     assert figures.wait_share <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
 
 
-@linux
 def test_what_others_take_of_the_machine_is_measured_and_what_our_children_take_is_not_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -261,7 +257,6 @@ def command_of(pid: int) -> bytes:
 
 
 @pytest.mark.slow
-@linux
 def test_a_bench_that_is_killed_takes_its_run_and_the_run_s_workers_along(file_list: Path) -> None:
     options = f"--loaders torch --workers 2 -b 2 -s 1000 --step-ms 300 --file-list {file_list}"
     with Python(["-m", "fastload", "bench", *options.split()], stdout=PIPE, text=True) as racer:
@@ -275,7 +270,6 @@ def test_a_bench_that_is_killed_takes_its_run_and_the_run_s_workers_along(file_l
         assert wait_for_the_end_of(processes, limit_s=30) == []
 
 
-@linux
 @pytest.mark.usefixtures("_warm_runs")
 @pytest.mark.parametrize(
     ("sent", "code", "said"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +80,6 @@ def test_a_step_of_all_ranks_is_a_piece_of_one_order(ranks: int) -> None:
 
 
 @pytest.mark.usefixtures("_warm_ranks")
-@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
     file_list: Path,
 ) -> None:
@@ -127,7 +125,6 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("_warm_ranks")
-@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 def test_what_interrupts_a_run_of_ranks_ends_all_of_them(file_list: Path) -> None:
     run = run_over(file_list, ranks=2, loader="serial", workers=0)
     run = replace(run, workload=replace(run.workload, steps=100, step_ms=1000))

@@ -593,7 +593,10 @@ def test_ctrl_c_ends_a_loaders_wait(closing: Make, monkeypatch: pytest.MonkeyPat
 
 def _forked(leases: Leases, loader: Any, answers: Any) -> None:
     before = leases._epoch is not None
-    answers.put((before, sum(map(len, loader)), leases._join().worker))
+    batches = iter(loader)
+    first = next(batches)
+    answers.put(None)
+    answers.put((before, len(first) + sum(map(len, batches)), leases._join().worker))
     leases.close()
 
 
@@ -610,6 +613,7 @@ def test_a_fork_is_a_worker_of_its_own(tmp_path: Path, closing: Make) -> None:
         target=_forked, args=(leases, loader_of(leases, num_workers=0), answers)
     )
     child.start()
+    answers.get()  # it has begun: the epoch must not end before
     rest = sum(map(len, batches))
     begun, read, worker = answers.get()
     child.join(DEADLINE_S)

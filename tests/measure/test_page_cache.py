@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from fastload.measure.page_cache import cached_share, prepare_cache
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
 
 
 def in_memory(path: Path) -> bool:
@@ -20,7 +17,6 @@ def in_memory(path: Path) -> bool:
     return max(holding)[1] in {"tmpfs", "ramfs"}
 
 
-@linux
 def test_warm_and_cold_are_measured_and_not_only_asked_for(tmp_path: Path) -> None:
     if in_memory(tmp_path):
         pytest.skip("the temporary files are on a file system in memory, which is never cold")
@@ -35,7 +31,6 @@ def test_warm_and_cold_are_measured_and_not_only_asked_for(tmp_path: Path) -> No
     assert cached_share(files) == 0.0
 
 
-@linux
 def test_empty_files_have_no_share_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert cached_share([str(tmp_path / "empty")]) is None

@@ -5,11 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from fastload.measure.processes import cpu_seconds, descendants, tree_memory
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 ALLOCATE = """
 import os, sys

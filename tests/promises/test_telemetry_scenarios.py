@@ -354,7 +354,6 @@ def in_turn(_: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("busy_machine")
 def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:
     names(

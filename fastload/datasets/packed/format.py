@@ -164,8 +164,7 @@ def read_table(
     size = os.fstat(fd).st_size
     expect_size(path, shard, size)
     sparse = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        sparse.madvise(mmap.MADV_NOHUGEPAGE)  # or each batch's columns would cost 2 MiB and more
+    sparse.madvise(mmap.MADV_NOHUGEPAGE)  # or each batch's columns would cost 2 MiB and more
     found, at = 0, 0
     with memoryview(sparse) as whole:
         for start, length in (*shard.payload, (size, 0)):

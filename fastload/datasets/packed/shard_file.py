@@ -81,10 +81,6 @@ class Sink:
         self.at += count
         return count
 
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.at
-
     def flush(self) -> None:
         """Do nothing: this has no buffer."""
 

@@ -29,9 +29,6 @@ class Input:
     encoded: Any = None  # the value of a table's image column, of any type
     extras: dict[str, Any] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return self.name
-
 
 class Files:
     """The images of a file list or of a tree with one directory per class, in a fixed order.
