@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_917,
-    "loaded beside the way": 2_653,
+    "the way of an index": 3_939,
+    "loaded beside the way": 2_658,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_105,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_697,
     # parts of their own, and parts to come
-    "process workers": 1_768,
-    "verdicts and allow list": 895,
+    "process workers": 1_952,
+    "verdicts and allow list": 912,
 }
 
 LISTED = {
