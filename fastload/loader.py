@@ -148,7 +148,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators = weakref.WeakValueDictionary[int, LoaderIterator]()
         self._teams: list[Team] = []  # of all iterators, if they may still run
         self._counts: EpochCounts | None = None  # of the latest iterator
-        self._choice: Chosen | None = None  # of "auto"
+        self._choice: Chosen | None = None  # the latest, if one was to be made
         self._warned: set[str] = set()  # the warnings that were given, each once
         sampler = divided_once(sampler)
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
@@ -229,11 +229,10 @@ class DataLoader(TorchDataLoader[T]):
     def _chosen(self) -> Settings:
         """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
         settings = Settings.of(self)
-        if not (settings.num_workers and settings.in_threads):
-            return settings
-        chosen = choose(settings, stacklevel=5, before=self._choice)
-        self._choice = who_reads(chosen)
-        return chosen
+        if settings.num_workers and settings.in_threads:
+            settings = choose(settings, stacklevel=5, before=self._choice)
+            self._choice = who_reads(settings)
+        return settings
 
     def chosen(self) -> Chosen:
         """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none.
@@ -268,12 +267,10 @@ class DataLoader(TorchDataLoader[T]):
             given += f', worker_method="{self.worker_method}"'
         elif self._choice is not None:
             given += f', worker_method="auto" ({self._choice.kind})'
-        workers = f"num_workers={self.num_workers}"
         if self.worker_processes is not None:
-            workers += f", worker_processes={self.worker_processes}"
-        return (
-            f"{type(self).__name__}({_named(self.dataset)}, {given}, {workers}, seed={self.seed})"
-        )
+            given += f", worker_processes={self.worker_processes}"
+        given += f", num_workers={self.num_workers}, seed={self.seed}"
+        return f"{type(self).__name__}({_named(self.dataset)}, {given})"
 
     @property
     def _is_accelerate_prepared(self) -> bool:
