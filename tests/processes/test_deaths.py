@@ -320,10 +320,13 @@ class DiesUnpickled(Numbers):
 # ---- iterable datasets ----
 
 
-def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "over"), [(2, None), (4, 2)])
+def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(
+    workers: int, over: int | None, tmp_path: Path
+) -> None:
     def make() -> fastload.DataLoader[Any]:
         dataset = DyingLane(11, 7, tmp_path / "moment")
-        return processes(dataset, 3, seed=5)
+        return processes(dataset, 3, workers=workers, worker_processes=over, seed=5)
 
     note = tmp_path / "moment"
     note.touch()
