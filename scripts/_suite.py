@@ -106,7 +106,7 @@ WHEEL = Step("wheel and sdist", (), command=["bash", "scripts/build-check"])
 
 _COVERED = '"$0" -m pytest -n auto -m "not slow" --cov || (($? == 1))'
 COVERAGE = Step("coverage", (), command=["bash", "-c", _COVERED, sys.executable])
-"""Measures the tests that are not slow. A failure is no news: the tracer is slow, and some tests have limits in seconds."""
+"""Measures the tests that are not slow. A failure is no news: the tracer is slow, and some have limits in seconds."""
 
 
 def slow(files: Sequence[str]) -> Step:

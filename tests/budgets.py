@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_939,
+    "the way of an index": 3_935,
     "loaded beside the way": 2_658,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_697,
     # parts of their own, and parts to come
-    "process workers": 1_952,
+    "process workers": 1_957,
     "verdicts and allow list": 912,
 }
 

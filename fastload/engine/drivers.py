@@ -34,20 +34,20 @@ def start(
     """
     children = start_children(num_workers, base_seed, settings, segments, notices)
     team = Team(window, children)
+    driven = [(child, remote) for child in children for remote in child.remotes]
     device = current_device()
     try:
         with torch_threads_kept() as torch_threads:
-            for child in children:
-                for remote in child.remotes:
-                    name = f"fastload-driver-{remote.worker}"
-                    team.launch(name, _drive, window, child, remote, device, torch_threads)
+            for child, remote in driven:
+                name = f"fastload-driver-{remote.worker}"
+                team.launch(name, _drive, window, child, remote, device, torch_threads)
             if window.collected:
                 team.launch("fastload-collector", collect, window, device, torch_threads)
             team.wait_until_set_up()
     except BaseException:
         window.close()
-        for remote in team.remotes()[len(team.threads) :]:
-            remote.child.leave(remote, JOIN_SECONDS)
+        for child, remote in driven[len(team.threads) :]:
+            child.leave(remote, JOIN_SECONDS)
         join([team])
         raise
     return team

@@ -30,7 +30,6 @@ from fastload.engine.threads import (
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.processes.parent import Child
-from fastload.processes.remote import Remote
 from fastload.processes.wire import with_core
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()
@@ -95,12 +94,12 @@ class Team:
     def whereabouts(self) -> str:
         """Return the stack of each thread, or of the process that it drives, innermost call last."""
         driven = "".join(child.stack() for child in self.children if not child.dead)
-        others = self.threads[len(self.remotes()) :]
+        others = self.threads[self._drivers() :]
         return driven + whereabouts(others)
 
-    def remotes(self) -> list[Remote]:
-        """Return the readers of the worker processes. The first threads drive them."""
-        return [remote for child in self.children for remote in child.remotes]
+    def _drivers(self) -> int:
+        """Return how many threads, the first ones, drive the readers of worker processes."""
+        return sum(len(child.remotes) for child in self.children)
 
     def is_whole(self) -> bool:
         """Return whether all worker processes are alive. Threads do not die."""
@@ -133,7 +132,7 @@ class Team:
             how = f"did not return from a call within {JOIN_SECONDS:g} s and was killed. Stacks:\n{stacks}"
         for child in hung:
             child.kill()
-        for thread in self.threads[: len(self.remotes())]:
+        for thread in self.threads[: self._drivers()]:
             thread.join(JOIN_SECONDS)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
         warnings.warn(f"{names} {how}", RuntimeWarning, stacklevel=4)

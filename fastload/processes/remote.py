@@ -8,11 +8,12 @@ import os
 import pickle
 import socket
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fastload._kit.user_errors import shown_indices
+from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
@@ -28,13 +29,26 @@ from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
-if TYPE_CHECKING:
-    from fastload.processes.parent import Child
-
 IDLE_SECONDS = 30.0
 """How long a worker may use no CPU time before it says that it runs, or while a batch is due."""
 
 _log = logging.getLogger("fastload")
+
+
+class Process(Protocol):
+    """What a reader needs of its process; see `Child`."""
+
+    dead: bool
+    pid: int
+
+    def on_drop(self, number: int, *, closing: bool = False) -> None:
+        """See `Child`."""
+
+    def died(self, doing: str, hint: str = "", of: Remote | None = None) -> WorkerDiedError:
+        """See `Child`."""
+
+    def waits(self, did: str) -> str:
+        """See `Child`."""
 
 
 class Remote:
@@ -49,12 +63,12 @@ class Remote:
     """
 
     def __init__(
-        self, child: Child, worker: int, settings: Settings, segments: Segments, notices: Notices
+        self, child: Process, worker: int, settings: Settings, segments: Segments, notices: Notices
     ) -> None:
         self.worker = worker
         self.cpu_s = 0.0
         self.reading: Batch | None = None
-        self.child: Child = weakref.proxy(child)  # no cycle, which would keep segments
+        self._child: Process = weakref.proxy(child)  # no cycle, which would keep segments
         self._settings = settings
         self._segments = segments
         self._notices = notices
@@ -70,14 +84,14 @@ class Remote:
 
     def head(self) -> str:
         """Return which reader this is, and what it reads."""
-        said, batch = f"worker {self.worker} (process {self.child.pid})", self.reading
+        said, batch = f"worker {self.worker} (process {self._child.pid})", self.reading
         if batch is not None:
             said += f", reading sample indices {shown_indices(batch.indices)} of {batch}"
         return said
 
     def read(self, batch: Batch) -> float:
         """Let the process read a batch. Return the seconds that reading took."""
-        self.reading, batch.lost, batch.on_drop = batch, self.child.dead, self.child.on_drop
+        self.reading, batch.lost, batch.on_drop = batch, self._child.dead, self._child.on_drop
         segment = None
         try:
             segment = self._segments.lend()
@@ -87,16 +101,16 @@ class Remote:
             return self._failed(batch, segment, exc)
         try:
             if batch.dropped:
-                self.child.on_drop(batch.number)
+                self._child.on_drop(batch.number)
             answer, descriptors = self._answer(message, descriptors)
         except (EOFError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno == errno.EMFILE:
-                batch.where = f"{batch}; stage: hand over from worker process {self.child.pid}"
+                batch.where = f"{batch}; stage: hand over from worker process {self._child.pid}"
                 return self._failed(batch, segment, exc)
             what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
             batch.where = ""
             doing = f"{'no other was left to read' if batch.lost else 'it read'} {what}{batch}"
-            return self._failed(batch, segment, self.child.died(doing, of=self))
+            return self._failed(batch, segment, self._child.died(doing, of=self))
         finally:
             batch.on_drop = None
             self.reading = None
@@ -108,7 +122,7 @@ class Remote:
             finally:
                 for descriptor in descriptors:  # of segments after one that cannot be mapped
                     os.close(descriptor)
-            fill(batch, answer, memories, self._raised, self.child.pid)
+            fill(batch, answer, memories, self._raised, self._child.pid)
             recorder = batch.recorders[self.worker]
             report(answer, batch, recorder, self._notices, self._settings.dataset)
         self.cpu_s += answer.waits[2]
@@ -165,11 +179,11 @@ class Remote:
         cpu_s = -1.0
         while True:
             while (received := self.wire.receive(IDLE_SECONDS)) is None:
-                before, cpu_s = cpu_s, cpu_seconds(self.child.pid)
+                before, cpu_s = cpu_s, cpu_seconds(self._child.pid)
                 if cpu_s == before and "idle" not in self._notices.warned:
                     self._notices.warned.add("idle")
                     # Not a warning: the loop may be waiting for this very batch.
-                    _log.warning("fastload: %s", self.child.waits("read a batch"))
+                    _log.warning("fastload: %s", self._child.waits("read a batch"))
             what, found = pickle.loads(received[0])
             if what != jobs.FAILED_SAMPLE:
                 return found, received[1]
