@@ -167,18 +167,17 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> _Read
             job.workers[0], job, settings, own, wires[0], heard, notices, sealed.generators
         )
     isolation = settings.isolation()
-    isolation.check()
     states = global_states() if isolation.initialises else None
     try:
         own = isolation.own()
         first = _Reader(job.workers[0], job, settings, own, wires[0], heard, notices)
         for worker, wire in zip(job.workers[1:], wires[1:], strict=True):
-            own = isolation.own()
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, own, wire, heard, Notices(set())
+            new = worker, job, settings, isolation.own(), wire, heard, Notices(set())
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
+        notices.warnings.extend(isolation.said_of_shared())
         return first
     finally:
         if states is not None:
@@ -289,6 +288,7 @@ class _Reader:
         self._heard.begin(batch, ticket.number)
         with busy:
             read_run(batch, 0, batch.units, self._context)
+            self._end_if_forked()  # before `collate_fn` gets what it has of the batch
             finish(batch, self._context)
         self._end_if_forked()
         self._context.stream.move(None, None)
