@@ -23,7 +23,7 @@ BUDGETS = {
     "loaded beside the way": 2_658,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
-    "fastload/isolation": 1_105,
+    "fastload/isolation": 1_104,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_206,
     "benchmarks": 2_697,
     # parts of their own, and parts to come
-    "process workers": 1_957,
+    "process workers": 1_962,
     "verdicts and allow list": 912,
 }
 

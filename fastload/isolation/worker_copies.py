@@ -105,16 +105,17 @@ class Isolation:
 
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of objects that could not be copied. Call this after the first `own()`, which finds them."""
+        if said := self.said_of_shared():
+            warnings.warn(f"fastload: {said}", SharedStateWarning, stacklevel=stacklevel + 1)
+
+    def said_of_shared(self) -> str:
+        """Return what `warn_of_shared` says, or ""."""
         found = [*map(str, self.plan.uncopyable)]
-        if not found:
-            return
         named = "; ".join(found[:8] + [f"and {len(found) - 8} more"] * (len(found) > 8))
-        warnings.warn(
-            f"fastload: all workers share what cannot be copied: {named}. If such an object keeps a position or "
+        return named and (
+            f"all workers share what cannot be copied: {named}. If such an object keeps a position or "
             "a value between two calls, samples can be wrong. Create it at the first sample, or pass "
-            'worker_method="process".',
-            SharedStateWarning,
-            stacklevel=stacklevel + 1,
+            'worker_method="process" without worker_processes.'
         )
 
 

@@ -33,7 +33,13 @@ class Beside:
         self._dropped = -1
         self._batches: dict[int, Batch] = {}  # that they read, by thread
         self._ends = False
+        os.register_at_fork(after_in_child=self._forked)
         threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
+
+    def _forked(self) -> None:
+        """Read no further sample in a process that a sample forks: locks that other threads hold stay locked there."""
+        for batch in self._batches.values():
+            batch.dropped = True
 
     def join(self) -> None:
         """Note that the calling thread is the next reader."""

@@ -28,6 +28,7 @@ from fastload._kit.torch_private import (
     show_worker_info_in_threads,
 )
 from fastload._kit.user_errors import annotate, contained
+from fastload.errors import SharedStateWarning
 from fastload.isolation import WorkerCopies
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
@@ -154,12 +155,13 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
         own = isolation.own()
         first = Reader(job.workers[0], job, settings, own, wires[0], heard, notices)
         for worker, wire in zip(job.workers[1:], wires[1:], strict=True):
-            own = isolation.own()
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, own, wire, heard, Notices(set())
+            new = worker, job, settings, isolation.own(), wire, heard, Notices(set())
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
+        if said := isolation.said_of_shared():
+            notices.warn("shared", said, SharedStateWarning)
         return first
     finally:
         if states is not None:
@@ -179,9 +181,8 @@ def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
     try:
         with _until_shut():
             reader.serve()
-    except (
-        BaseException
-    ):  # of fastload: as in the main thread, it ends the process, and the loop learns of it
+    except BaseException:
+        # A fault of fastload ends the process, as in the main thread: so the loop learns of it.
         traceback.print_exc()
         os._exit(1)
 

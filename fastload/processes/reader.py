@@ -126,6 +126,7 @@ class Reader:
         self._heard.begin(batch, ticket.number)
         with busy:
             read_run(batch, 0, batch.units, self._context)
+            self._end_if_forked()  # before `collate_fn` gets what it has of the batch
             finish(batch, self._context)
         self._end_if_forked()
         self._context.stream.move(None, None)

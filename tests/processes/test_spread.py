@@ -7,8 +7,7 @@
   last process the iterator closes, and the state resumes at the first batch that was lost.
 - Kills, forks beside threads, and samples that fork or start programs cost no hang and no wrong batch.
 - Memory that the loop keeps stays. SIGTERM and Ctrl-C to the group do what they do with one reader a process.
-
-`FASTLOAD_STRESS_ROUNDS` is the number of kills and of starts.
+- `FASTLOAD_STRESS_ROUNDS` is the number of kills and of starts in these tests.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from fastload import DataLoader
-from fastload.engine import team
-from fastload.errors import DatasetCopyError, LoaderClosedError, LoaderTimeoutError, WorkerDiedError
+from fastload import DataLoader, errors
+from fastload.engine import choice, team
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
 from tests.children import Python
 from tests.fakes import Numbers
 from tests.processes import holding
@@ -101,7 +100,7 @@ def states() -> int:
         return hash(str([pool.submit(take).result() for take in taken]))
 
 
-def seed_all(worker: int) -> None:
+def seeds(worker: int) -> None:
     info: Any = get_worker_info()
     info.dataset.told = worker, states()
     with suppress(threading.BrokenBarrierError):
@@ -121,9 +120,7 @@ class Told(Numbers):
 
 
 def test_init_fn_runs_for_one_reader_after_another_and_random_states_return() -> None:
-    loader = spread(
-        Told(24), None, 6, 2, collate_fn=tuple, worker_init_fn=seed_all, random_modules=()
-    )
+    loader = spread(Told(24), None, 6, 2, collate_fn=tuple, worker_init_fn=seeds, random_modules=())
     for _, group in groupby(sorted(loader), key=operator.itemgetter(0)):
         (_, _, _, before, _), *_ = samples = list(group)
         assert {(worker - told, after) for _, worker, told, _, after in samples} == {(0, before)}
@@ -133,10 +130,12 @@ def test_what_threads_must_not_read_is_an_error_as_for_threads() -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         held, said = Holds(connection), set()
         for kind in ({"worker_method": "thread"}, {"worker_processes": 1}):
-            with pytest.raises(DatasetCopyError, match=r"dataset\.transform") as caught:
+            with pytest.raises(errors.DatasetCopyError, match=r"dataset\.transform") as caught:
                 iter(DataLoader(held, num_workers=2, **{"worker_method": "process", **kind}))
             said.add(str(caught.value))
     assert len(said) == 1
+    with pytest.warns(errors.SharedStateWarning, match=r"dataset\.transform"):  # it has no copy
+        list(spread(Holds(memoryview(b"")), 1, 2, 1))
 
 
 class Torn(Numbers):
@@ -349,3 +348,35 @@ def test_sigterm_and_ctrl_c_to_the_group(pipe: Pipe, gate: Gate, tmp_path: Path)
             _, said = job.communicate("", timeout=60)
             assert (job.returncode, workers.alive(10)) == (0, []), said
     assert "Traceback" not in said, "no worker prints one"
+
+
+# ---- the default ----
+
+
+def slowly(row: Any) -> Any:
+    time.sleep(0.01)
+    return row
+
+
+class Transformed(Numbers):
+    transform: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(index)
+
+
+def test_the_default_spreads_what_is_plainly_safe_and_only_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Code that becomes unsafe between two epochs has a process for each worker again."""
+    monkeypatch.setattr(choice, "cores_of_rank", lambda: 2)
+    dataset = Transformed(16)
+    dataset.transform = slowly
+    with DataLoader(dataset, 4, num_workers=3, worker_method="auto") as loader:
+        assert [batch.tolist() for batch in loader] == in_batches(range(16), 4)
+        assert loader.chosen()[0::3] == ("process", 2)
+        dataset.transform = SEEN.append
+        assert loader.chosen()[0::3] == ("process", 3)
+
+
+SEEN: list[int] = []
