@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_935,
+    "the way of an index": 3_936,
     "loaded beside the way": 2_658,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own

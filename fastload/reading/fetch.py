@@ -140,6 +140,7 @@ def _source_of(settings: Settings, pool: SlotPool, notices: Notices, failures: F
 
 def _reads_batches(dataset: Any) -> bool:
     """Return whether the dataset has its own `__getitems__`. That of torch's Subset may only loop over samples."""
-    while type(dataset) is Subset and "__getitems__" not in vars(dataset):
+    torchs = getattr(Subset.__getitems__, "__module__", "") == Subset.__module__  # and not replaced
+    while torchs and type(dataset) is Subset and "__getitems__" not in vars(dataset):
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))

@@ -346,6 +346,14 @@ def test_rows_are_filled_only_if_nothing_nearer_overrides_what_fill_rows_stands_
     assert any(getattr(leaf, "runs", ()) for leaf in leaves_of(dataset)) == used
 
 
+def test_a_method_of_torchs_own_class_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subset, "__getitems__", all_negative)
+    dataset = Subset(TensorDataset(torch.arange(8)), range(8))
+    expected = list(TorchDataLoader(dataset, 3))
+    with DataLoader(dataset, 3, num_workers=2) as loader:
+        check_same(list(loader), expected)
+
+
 def leaves_of(dataset: Any) -> list[Any]:
     """Return the datasets that torch's own ones wrap, each once."""
     if isinstance(dataset, Subset):
