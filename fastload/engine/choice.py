@@ -51,8 +51,8 @@ def who_reads(settings: Settings) -> Chosen:
 def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
-    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if its dataset
-    fills rows and hardly holds the GIL; by the loop if that costs less than handing a batch over; else by processes.
+    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if that only
+    copies memory; by the loop if that costs less than handing a batch over; else by processes with several workers.
     What was chosen `before`, at an earlier `iter()`, stays while the code is plainly safe.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
@@ -108,11 +108,11 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Chosen | 
     n = settings.num_workers
     if found.plain:
         trial = Trial(settings)
-        if trial.is_light or (not trial.fills_rows and trial.costs_little()):
+        if trial.is_light or (not trial.copies and trial.costs_little()):
             why = "and the loop reads a batch faster than it is handed over"
             return Chosen("none", 0, f"{found.reason}, {why}")
-        if trial.fills_rows:
-            return Chosen("thread", n, f"{found.reason}, and reading hardly holds the GIL")
+        if trial.copies:
+            return Chosen("thread", n, f"{found.reason}, and reading only copies memory")
         why = "and threads of the loop's process would take turns at the GIL"
         return Chosen("process", n, f"{found.reason}, {why}", min(n, cores_of_rank()))
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""

@@ -1,4 +1,4 @@
-"""A trial of plainly safe code: whether its dataset hardly holds the GIL, and what a batch costs the loop."""
+"""A trial of plainly safe code: whether reading only copies memory, and what a batch costs the loop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import entered
-from fastload.reading.filling import Rows
 from fastload.reading.notices import Notices
 from fastload.reading.worker_context import finish, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, delayed_s
-from fastload.verdicts.plain import listed
 
 HAND_OVER_SECONDS = 0.5e-3
 """What it costs the loop's process to take a batch from a worker process: 0.2 to 0.4 ms of CPU time, and a wake-up."""
@@ -36,8 +34,7 @@ _OF_POSITIONS = (
 class Trial:
     """Readers without workers, for plainly safe code.
 
-    `fills_rows` says whether the dataset fills rows and hardly holds the GIL. `is_light` says whether making a batch
-    only copies some memory.
+    `copies` says whether making a batch only copies memory, and `is_light` whether that is little.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -46,8 +43,7 @@ class Trial:
         )
         self._readers = Readers(self._settings, Notices(set()), stacklevel=1)
         source = self._readers.fetcher.source
-        light_on_gil = source.copies or listed("threads", type(settings.dataset))
-        self.fills_rows = isinstance(source, Rows) and light_on_gil
+        self.copies = source.copies
         self.is_light = source.is_light(settings.samples_per_batch) and not settings.pin_memory
 
     def costs_little(self) -> bool:

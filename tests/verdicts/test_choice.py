@@ -1,7 +1,7 @@
 """Promises:
 - `worker_method="auto"` reads by processes what is not plainly safe, as torch does: right without any proof.
 - Plainly safe code is read by the loop if that costs less than handing over, as worker 0 would read it: in the same
-  random streams, with worker info. It is read by threads if the dataset fills rows. Else by processes.
+  random streams, with worker info. It is read by threads if that only copies memory. Else by processes.
 - `chosen()`, `repr`, `stats()` and the log name the kind and the reason.
 - Threads that were asked for are warned of what they are known to share. So are those that read because MPI is in use
   or the dataset holds CUDA tensors.
@@ -96,7 +96,7 @@ def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.D
         (Rows(), {"sampler": ["a"]}, "process", "turns at the GIL"),
         (Rows(), {"num_workers": 0}, "none", "num_workers is 0"),
         (TensorDataset(torch.zeros(8, 4)), {}, "none", "faster than it is handed over"),
-        (TensorDataset(torch.zeros(8, 1 << 20)), {}, "thread", "hardly holds the GIL"),
+        (TensorDataset(torch.zeros(8, 1 << 20)), {}, "thread", "only copies memory"),
         (Rows(), {"worker_method": "process"}, "process", ""),
         (Rows(), {"worker_method": "torch"}, "torch", ""),
     ],
