@@ -70,7 +70,8 @@ class DataLoader(TorchDataLoader[T]):
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: what each thread copies at `iter()`. "state": what the dataset, transforms, `collate_fn` and
             `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers, read-only
-            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. Not for processes.
+            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. Processes of one
+            worker copy nothing.
         random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
             with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
             environment variable FASTLOAD_RANDOM_MODULES, or both. See docs/random.md.
@@ -196,7 +197,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def check_worker_number_rationality(self) -> None:
         """Skip torch's warning about more workers than cores, for threads: those that wait for storage use no core."""
-        if self.worker_method not in ("auto", "thread"):
+        if self.worker_method not in ("auto", "thread") and self.worker_processes is None:
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own

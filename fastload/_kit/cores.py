@@ -11,7 +11,7 @@ def usable_cores() -> int:
 
 
 def cores_of_rank() -> int:
-    """Return how many cores this rank has, if the ranks of a machine share them evenly."""
+    """Return how many cores this rank has: those that it may run on, and at most its even share of the machine's."""
     sizes = (os.environ.get(name, "") for name in _LOCAL_SIZE)
     ranks = next((int(size) for size in sizes if size.isdecimal()), 1)
-    return max(1, usable_cores() // max(1, ranks))
+    return min(usable_cores(), max(1, (os.cpu_count() or 1) // max(1, ranks)))

@@ -57,9 +57,11 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
     asked = settings.worker_method != "auto"  # for threads, of this process or of several
+    if asked and before is not None:
+        return settings
     chosen = before
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
-    if before is None or not (asked or before.processes == settings.num_workers):
+    if before is None or before.processes != settings.num_workers:
         settings.check_loadable()
         with _no_collection():
             found = verdict(

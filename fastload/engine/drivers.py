@@ -73,9 +73,10 @@ def _drive(
             while (claim := window.claim(remote.worker)) is not None:
                 batch = claim.ticket
                 # Another driver may have seen the death. Then nobody has begun this batch.
-                if child.dead and not child.iterable and window.merge(remote.worker, batch):
+                lost = child.dead
+                if lost and not child.iterable and window.merge(remote.worker, batch):
                     break
-                seconds = remote.read(batch)
+                seconds = remote.read(batch, lost=lost)
                 if window.deliver(batch, claim.stop, seconds):
                     window.complete(batch)
                 del batch, claim

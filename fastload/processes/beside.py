@@ -23,7 +23,7 @@ LINGER_SECONDS = 10.0
 
 
 class Beside:
-    """A thread that hears the loop's process while the main thread reads. If that process is gone, it ends this one."""
+    """A thread that hears the loop's process while its readers read. If that process is gone, it ends this one."""
 
     def __init__(self, end: socket.socket, tops: Container[CodeType]) -> None:
         self._end = end

@@ -8,12 +8,14 @@ import gc
 import os
 import pickle
 import random
+import resource
 import signal
 import socket
 import struct
+import sys
 import threading
 import traceback
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from types import FrameType
@@ -68,7 +70,7 @@ def main(
     _end_with(alive)
     wires = [Wire(work) for work in works]
     heard = Beside(beside, {main.__code__, _in_thread.__code__})
-    with _until_shut():
+    with suppress(*_SHUT):
         wires[0].send(pickle.dumps((jobs.STARTED, None)))
         try:
             reader = _set_up(job, sealed, wires, heard)
@@ -80,11 +82,20 @@ def main(
             error = pack_error(contained(exc), f"worker {workers} (process {os.getpid()})")
             wires[0].send(pickle.dumps((jobs.BROKEN, error)))
             return
-        reader.serve(ready=True)
+        _serve(reader, ready=True)
 
 
-def _until_shut() -> AbstractContextManager[None]:
-    return suppress(EOFError, BrokenPipeError, ConnectionResetError)
+_SHUT = EOFError, BrokenPipeError, ConnectionResetError
+
+
+def _serve(reader: Reader, *, ready: bool = False) -> None:
+    """Let a reader serve until its wire is shut. A fault ends the process, so that the loop learns of it."""
+    try:
+        with suppress(*_SHUT):
+            reader.serve(ready=ready)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _end_with(alive: socket.socket) -> None:
@@ -133,6 +144,9 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
     Several readers own copies of the loader's objects, as threads of the loop's process do. One has the objects
     themselves. Each calls `worker_init_fn` in its thread, one after another.
     """
+    # Before anything computes: in a fork, OpenMP waits for threads that the fork has lost.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
     notices = Notices(set())
     if shared := take_positions():
         notices.warn(
@@ -141,7 +155,8 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
             "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
         )
     show_worker_info_in_threads()
-    _seed(job, forked=sealed.generators is not None)
+    forked = sealed.generators is not None
+    _seed(job.workers[0], job.seed, forked=forked)
     settings = sealed.open()
     _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
     if len(wires) == 1:
@@ -151,12 +166,19 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
         )
     isolation = sealed.isolation or settings.isolation()
     states = global_states() if isolation.initialises else None
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
+    threading.stack_size(max(limit, 8 << 20))  # as the main thread has
     try:
         own = isolation.own()
+        notices.shared = isolation.shared_state()
         first = Reader(job.workers[0], job, settings, own, wires[0], heard, notices)
         for worker, wire in zip(job.workers[1:], wires[1:], strict=True):
+            mine = Notices(set())
+            mine.shared = notices.shared
+            if states is not None:
+                _seed(worker, job.seed, forked=forked)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, isolation.own(), wire, heard, Notices(set())
+            new = worker, job, settings, isolation.own(), wire, heard, mine
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
@@ -172,27 +194,22 @@ def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
     """Set up a reader, tell `done` of it or of its error, and serve."""
     heard: Beside = new[5]
     heard.join()
+    if decimal := sys.modules.get("decimal"):
+        decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares it
     try:
         reader = Reader(*new)
     except BaseException as exc:
         done.put(exc)
         return
     done.put(None)
-    try:
-        with _until_shut():
-            reader.serve()
-    except BaseException:
-        # A fault of fastload ends the process, as in the main thread: so the loop learns of it.
-        traceback.print_exc()
-        os._exit(1)
+    _serve(reader)
 
 
-def _seed(job: Job, *, forked: bool) -> None:
+def _seed(worker: int, seed: int, *, forked: bool) -> None:
     """Seed the global generators as torch's workers do. Each sample is keyed; this is for all else."""
-    worker = job.workers[0]
-    random.seed(job.seed + worker)
+    random.seed(seed + worker)
     if forked:  # it uses no accelerator, for which torch would keep a stack: 3 ms
-        torch.default_generator.manual_seed(job.seed + worker)
+        torch.default_generator.manual_seed(seed + worker)
     else:
-        torch.manual_seed(job.seed + worker)
-    np.random.seed(numpy_seed(job.seed, worker))
+        torch.manual_seed(seed + worker)
+    np.random.seed(numpy_seed(seed, worker))

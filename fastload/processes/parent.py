@@ -255,10 +255,13 @@ class Child:
         with self._state:
             if not self.dead:
                 self.dead = True
-                self._lost = [remote.reading for remote in self.remotes if remote.reading]
+                reading = [remote.reading for remote in self.remotes]
+                self._lost = [batch for batch in reading if batch is not None]
             ended = self._has_ended(1.0)
             code = self._process.exitcode
-        if of is not None and (others := [str(x) for x in self._lost if x is not of.reading]):
+        batch = None if of is None else of.reading
+        others = [str(other) for other in self._lost if other is not batch]
+        if batch in self._lost and others:
             doing += f", and other threads of the process {', '.join(others)}"
         who = self.name if of is None else f"worker {of.worker}"
         return death(f"{who} (process {self.pid})", doing, ended, code, hint)

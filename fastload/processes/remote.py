@@ -89,9 +89,9 @@ class Remote:
             said += f", reading sample indices {shown_indices(batch.indices)} of {batch}"
         return said
 
-    def read(self, batch: Batch) -> float:
-        """Let the process read a batch. Return the seconds that reading took."""
-        self.reading, batch.lost, batch.on_drop = batch, self._child.dead, self._child.on_drop
+    def read(self, batch: Batch, *, lost: bool) -> float:
+        """Let the process read a batch. Return the seconds that reading took. `lost` says that it was dead already."""
+        self.reading, batch.lost, batch.on_drop = batch, lost, self._child.on_drop
         segment = None
         try:
             segment = self._segments.lend()

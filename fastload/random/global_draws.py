@@ -21,7 +21,7 @@ def shared_draws(state: str) -> str:
     """Return the warning about samples that draw from `state`, without its beginning "the dataset seems to"."""
     fact = (
         "which all threads share: samples are not reproducible. A sample that seeds that state twice, to repeat a "
-        'draw, may get the draws of another (not with worker_method="process")'
+        'draw, may get the draws of another (not with worker_method="process" without worker_processes)'
     )
     if in_worker_process:
         fact = "of which each worker has one: a draw depends on which samples that worker has read"

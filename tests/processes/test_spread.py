@@ -350,6 +350,63 @@ def test_sigterm_and_ctrl_c_to_the_group(pipe: Pipe, gate: Gate, tmp_path: Path)
     assert "Traceback" not in said, "no worker prints one"
 
 
+# ---- what a fork and its threads begin with ----
+
+
+class Computed(Numbers):
+    """A tensor that the copies of each reader clone."""
+
+    told = (0, 0.0, 0.0)
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.table = torch.zeros(64, 1024)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.table[index].sum(), *self.told
+
+
+def test_readers_begin_after_a_parallel_operation_of_the_loop() -> None:
+    """In a fork, OpenMP would wait for threads that the fork has lost."""
+    (torch.rand(2000, 2000) * 2).sum()
+    with spread(Computed(16), 4, 3, 1, timeout=60) as loader:
+        assert len(list(loader)) == 4
+
+
+def draws_in_init(worker: int) -> None:
+    drawn = torch.initial_seed() % 2**31, random.random(), np.random.rand()
+    get_worker_info().dataset.told = drawn  # type: ignore[union-attr]
+
+
+def test_init_fn_draws_what_it_draws_in_a_process_of_its_own() -> None:
+    told = []
+    for over in (None, 1):
+        torch.manual_seed(1)
+        with spread(Computed(6), None, 3, over, worker_init_fn=draws_in_init) as loader:
+            told.append([[float(x) for x in sample[1:]] for sample in loader])
+    assert told[0] == told[1]
+    assert told[0][0] != told[0][1]
+
+
+def test_an_index_that_cannot_be_unpickled_ends_the_process() -> None:
+    sampler = [[0, 1], [Poisoned(2), 3], [4, 5]]
+    for k in (0, 1):  # of the first reader, and of another
+        with spread(Numbers(8), None, 2, 1, sampler=sampler[k:], timeout=60) as loader:
+            assert "WorkerDiedError" in {type(each).__name__ for each in outcomes(iter(loader))}
+
+
+class Poisoned(int):
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def test_an_argument_that_changes_counts_from_the_next_epoch() -> None:
+    with spread(Numbers(8), 4, 2, 2) as loader:
+        assert len(list(loader)) == 2
+        loader.worker_processes = 1
+        assert loader.chosen().processes == 1
+
+
 # ---- the default ----
 
 
