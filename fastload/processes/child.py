@@ -82,17 +82,23 @@ def main(
             error = pack_error(contained(exc), f"worker {workers} (process {os.getpid()})")
             wires[0].send(pickle.dumps((jobs.BROKEN, error)))
             return
-        _serve(reader, ready=True)
+        if len(wires) == 1:
+            reader.serve(ready=True)
+        else:
+            _serve(reader, ready=True)
 
 
 _SHUT = EOFError, BrokenPipeError, ConnectionResetError
 
 
 def _serve(reader: Reader, *, ready: bool = False) -> None:
-    """Let a reader serve until its wire is shut. A fault ends the process, so that the loop learns of it."""
+    """Let one of several readers serve until its wire is shut. A fault ends the process: else the others wait on."""
     try:
         with suppress(*_SHUT):
             reader.serve(ready=ready)
+    except SystemExit as exc:  # in a process that a sample forked
+        sys.stdout.flush()
+        os._exit(exc.code if isinstance(exc.code, int) else 1)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
