@@ -20,7 +20,8 @@ The way of an index, room by room, from what a user holds to the batch:
                   waiting: lines of threads; pinning: the collector's work; reports: warnings and `on_stats`;
                   epoch_counts
     processes/    worker processes
-                  starting: how they start; parent: one as the loop's process sees it; child: what it runs; jobs: what
+                  starting: how they start; parent: one as the loop's process sees it; remote: a reader of it, likewise;
+                  child: what it runs; reader: one of its workers; beside: what it hears while they read; jobs: what
                   they say to each other, over a wire; answers: what comes of it; packing: batches and errors as bytes;
                   segments: the memory of batches, lent again; pausing: stops threads for a fork; observed: what a
                   process measures

@@ -72,7 +72,7 @@ def _drive(
                 become_worker(device, torch_threads)
             while (claim := window.claim(remote.worker)) is not None:
                 batch = claim.ticket
-                # Another driver may have seen the death. Then nobody has begun this batch.
+                # A dead process has not begun this batch, so another may read it.
                 lost = child.dead
                 if lost and not child.iterable and window.merge(remote.worker, batch):
                     break
@@ -80,8 +80,6 @@ def _drive(
                 if window.deliver(batch, claim.stop, seconds):
                     window.complete(batch)
                 del batch, claim
-                if child.dead and not child.iterable and window.merge(remote.worker):
-                    break
         finally:
             child.leave(remote, 2 * JOIN_SECONDS)
             if window.closed:
