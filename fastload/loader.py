@@ -230,7 +230,7 @@ class DataLoader(TorchDataLoader[T]):
     def _chosen(self) -> Settings:
         """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
         settings = Settings.of(self)
-        if settings.num_workers and settings.in_threads:
+        if settings.processes < settings.num_workers:
             settings = choose(settings, stacklevel=5, before=self._choice)
             self._choice = who_reads(settings)
         return settings

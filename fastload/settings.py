@@ -17,6 +17,7 @@ from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules, routable
 from fastload.telemetry import Stats
 
+_PROCESSES = "process", "multiprocessing"
 METHODS = "auto", "thread", "process", "multiprocessing", "torch"
 """The kinds of workers.
 
@@ -109,7 +110,7 @@ class Settings:
         _at_least(1, prefetch_batches=self.prefetch_batches, prefetch_bytes=self.prefetch_bytes)
         _at_least(0, retries=integer("retries", self.retries))
         _at_least(1, ", or None for one for each worker", worker_processes=self.worker_processes)
-        if self.worker_processes is not None and not self.in_processes:
+        if self.worker_processes is not None and self.worker_method not in _PROCESSES:
             raise ValueError(
                 'worker_processes needs worker_method="process": it spreads num_workers over that many processes'
             )
@@ -176,19 +177,11 @@ class Settings:
         return routable(chosen_modules(self.random_modules))
 
     @property
-    def in_processes(self) -> bool:
-        """Whether workers are processes."""
-        return self.worker_method in ("process", "multiprocessing")
-
-    @property
     def processes(self) -> int:
-        """Number of worker processes, if workers are processes."""
+        """Number of worker processes: 0 if workers are threads. If it is less than that of workers, some share one."""
+        if self.worker_method not in _PROCESSES:
+            return 0
         return min(self.num_workers, self.worker_processes or self.num_workers)
-
-    @property
-    def in_threads(self) -> bool:
-        """Whether a process has several workers, each with copies of its own."""
-        return not self.in_processes or self.processes < self.num_workers
 
     @property
     def iterable(self) -> bool:

@@ -59,7 +59,7 @@ LISTED = {
         order/state
         engine/iterator engine/readers engine/reports engine/window engine/waiting engine/workers engine/team
         engine/threads engine/pinning reading/worker_context reading/modes
-        reading/fetch reading/sources reading/failures reading/filling reading/rows reading/run_length
+        reading/fetch reading/sources reading/failures reading/filling reading/rows reading/runs
         memory/ticket memory/batch memory/collate memory/layout memory/slots
     """,
     # What else `fastload.DataLoader` loads, without isolation/.
@@ -73,9 +73,10 @@ LISTED = {
         telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/drivers processes/__init__ processes/answers processes/child processes/deaths processes/jobs
-        processes/observed processes/open_files processes/packing processes/parent processes/pausing processes/preload
-        processes/beside processes/reader processes/remote processes/segments processes/starting processes/wire
+        engine/crew processes/__init__ processes/answers processes/beside processes/child processes/deaths
+        processes/jobs processes/observed processes/open_files processes/packed_errors processes/packing
+        processes/parent processes/pausing processes/preload processes/reader processes/remote processes/segments
+        processes/starting processes/wire processes/work
     """,
     "verdicts and allow list": """
         engine/choice engine/trial

@@ -13,7 +13,7 @@ import pytest
 
 from fastload.engine.window import Window
 from fastload.memory.ticket import Ticket
-from fastload.reading.run_length import RUN_SECONDS
+from fastload.reading.runs import RUN_SECONDS
 
 COSTS_S = [1e-3, 50e-6, 10e-6, 1e-6]  # of a unit
 OUTLIERS = {"100 times as long": 100.0, "100 times as short": 0.01}

@@ -27,7 +27,7 @@ import fastload.engine.window as window_module
 from fastload.engine.window import Claim, Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
 from fastload.memory.ticket import Ticket
-from fastload.reading.run_length import RUN_SECONDS
+from fastload.reading.runs import RUN_SECONDS
 
 INTERLEAVINGS_PER_EXAMPLE = 10
 

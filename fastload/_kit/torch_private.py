@@ -274,3 +274,8 @@ def resize_antialiased(
     into = torch.from_numpy(out.reshape(1, *out.shape).transpose(0, 3, 1, 2))
     torch._C._nn._upsample_bilinear2d_aa(image, size, False, out=into)  # type: ignore[call-arg]
     return out
+
+
+def modes_are_on() -> bool:
+    """Return whether operations in this thread do more than they say: inference mode, a default device, a counter."""
+    return has_function_modes() or dispatch_modes() > 0 or torch.is_inference_mode_enabled()

@@ -41,11 +41,10 @@ class Chosen(NamedTuple):
 
 def who_reads(settings: Settings) -> Chosen:
     """Return who reads under these settings, whose kind of workers is chosen."""
-    method = "process" if settings.in_processes else settings.worker_method
+    method = "process" if settings.processes else settings.worker_method
     if not settings.num_workers or method == "none":
         return Chosen("none", 0, settings.worker_reason or "num_workers is 0")
-    processes = settings.processes if settings.in_processes else 0
-    return Chosen(method, settings.num_workers, settings.worker_reason, processes)
+    return Chosen(method, settings.num_workers, settings.worker_reason, settings.processes)
 
 
 def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:

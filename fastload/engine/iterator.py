@@ -13,7 +13,7 @@ from typing import Any
 from fastload._kit.user_errors import annotate
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.pinning import LOOP, pin_batch
-from fastload.engine.readers import Readers
+from fastload.engine.readers import readers_of
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
 from fastload.engine.window import Window
@@ -47,8 +47,8 @@ class LoaderIterator(Iterator[Any]):
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
         self._notices = Notices(warned)
         # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
-        self._readers = Readers(settings, self._notices, stacklevel=4)
-        self._inline = self._readers.workers == 0
+        self._readers = readers_of(settings, self._notices, stacklevel=4)
+        self._inline = self._readers.is_inline
         self._window = self._readers.window()
         self._loop_context = self._readers.of_loop(self._window) if self._inline else None
         self.counts = EpochCounts(self._readers.workers, self._readers.pools, settings)
@@ -59,7 +59,7 @@ class LoaderIterator(Iterator[Any]):
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
         self._begin(settings)
-        if settings.worker_init_fn is None and not self._readers.in_processes:
+        if settings.worker_init_fn is None and self._readers.runs_ahead:
             self._issue()  # before the threads start: each finds work at once
         self.team = self._readers.start(self._window, self._order.base_seed)
         self.counts.children = self.team.children
@@ -113,7 +113,7 @@ class LoaderIterator(Iterator[Any]):
             and settings.in_order
             and not settings.iterable
             and has_pure_order(settings.sampler)
-            and not self._readers.in_processes  # they have the dataset of `iter()`
+            and self._readers.runs_ahead
             and not self._readers.hear_of_the_loop
         ):
             try:

@@ -1,4 +1,4 @@
-"""Who reads a loader's batches: threads, processes, or the loop itself. What each owns, and its random streams."""
+"""Who reads a loader's batches: the loop itself, threads, or processes. What each owns, and its random streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
-from fastload.engine import drivers, workers
+from fastload.engine import crew, workers
 from fastload.engine.pinning import can_pin
 from fastload.engine.team import Team
 from fastload.engine.window import Window
-from fastload.isolation import WorkerCopies
+from fastload.isolation import Isolation, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
@@ -25,8 +25,8 @@ from fastload.reading.worker_context import WorkerContext, streams_of
 from fastload.settings import Settings
 
 
-class Readers:
-    """The readers of an iterator. All its epochs have the same.
+def readers_of(settings: Settings, notices: Notices, *, stacklevel: int) -> Readers:
+    """Return the readers of an iterator. All its epochs have the same.
 
     Args:
         settings: the loader's arguments.
@@ -35,31 +35,45 @@ class Readers:
 
     Raises `DatasetCopyError` if an object of the dataset can neither be copied nor shared.
     """
+    pins = settings.pin_memory and can_pin(settings.pin_memory_device, stacklevel=stacklevel + 1)
+    pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
+    fetcher = Fetcher(settings, pool, notices)
+    # The loop copies a light batch faster than a worker could hand it over.
+    light = settings.worker_init_fn is None and fetcher.source.is_light(settings.samples_per_batch)
+    kind: type[Readers] = Processes if settings.processes else Threads
+    if not settings.num_workers or settings.worker_method == "none" or (light and not pins):
+        kind = Readers
+    return kind(settings, fetcher, pool, pins=pins)
 
-    def __init__(self, settings: Settings, notices: Notices, *, stacklevel: int) -> None:
-        self.pins = settings.pin_memory and can_pin(
-            settings.pin_memory_device, stacklevel=stacklevel + 1
-        )
-        self.pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
-        self.fetcher = Fetcher(settings, self.pool, notices)
-        source = self.fetcher.source
-        # The loop copies a light batch faster than a worker could hand it over.
-        light = settings.worker_init_fn is None and source.is_light(settings.samples_per_batch)
-        inline = settings.worker_method == "none" or (light and not self.pins)
-        self.workers = 0 if inline else settings.num_workers
-        self.in_processes = self.workers > 0 and settings.in_processes
+
+class Readers:
+    """The loop itself. Threads and processes derive from it."""
+
+    workers = 0
+    in_turn = False
+    """Whether each worker reads its own batch, rather than all of them the same one."""
+    runs_ahead = True
+    """Whether workers may read from the next epoch before the loop begins it."""
+    is_inline = True
+    """Whether the loop itself reads."""
+
+    def __init__(self, settings: Settings, fetcher: Fetcher, pool: SlotPool, *, pins: bool) -> None:
+        self.pins = pins
+        self.fetcher = fetcher
+        self.pools: tuple[SlotPool | Segments, ...] = (pool,)
         self._settings = settings
-        self._segments = Segments()
-        self.pools = self.pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-        draws = not source.copies and settings.keyed
+        draws = not fetcher.source.copies and settings.keyed
         self._streams = streams_of(settings, draws=draws)
-        isolated = (draws or self.workers) and (settings.in_threads or not self.in_processes)
-        self._isolation = settings.isolation() if isolated else None
+        self._isolation = settings.isolation() if self._owns_copies(draws) else None
         if self._isolation is not None and settings.num_workers:
             self._isolation.check()
             if settings.persistent_workers:
                 self._isolation.plan.keep_lists()
+
+    def _owns_copies(self, draws: bool) -> bool:
+        """Return whether readers need copies of the dataset, or a list of its generators, in this process."""
+        return draws
 
     @cached_property
     def hear_of_the_loop(self) -> bool:
@@ -71,16 +85,20 @@ class Readers:
         settings, source = self._settings, self.fetcher.source
         window: Window[Batch] = Window(
             settings.depth(
-                self.workers, batches_in_parallel=source.batches_in_parallel or self.in_processes
+                self.workers, batches_in_parallel=source.batches_in_parallel or self.in_turn
             ),
             in_order=settings.in_order,
             collected=self.pins and self.workers > 0,
-            lanes=0 if self.in_processes else settings.lanes,
+            lanes=self._lanes(),
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
-        self.pool.limit = self._segments.limit = window.depth + 1
+        for pool in self.pools:
+            pool.limit = window.depth + 1
         return window
+
+    def _lanes(self) -> int:
+        return self._settings.lanes
 
     def of_loop(self, window: Window[Batch]) -> WorkerContext:
         """Return what the loop reads with if there are no workers: the loader's own objects, not copied."""
@@ -104,36 +122,78 @@ class Readers:
         return make_worker_info(0, settings.num_workers, base_seed, dataset, rng=WorkerRng())
 
     def batch(self, given: Any, **place: Any) -> Batch:
-        """Return a new batch of what the sampler gave.
-
-        A worker process reads the whole batch. Batch k is read by worker k modulo their number, as in torch: code that
-        changes what its process holds then gives the same samples in each run.
-        """
-        batch = self.fetcher.source.batch(given, **place)
-        if self.in_processes:
-            batch.given, batch.builder, batch.units = own_indices(given), None, 1
-            batch.lane = batch.ordinal % self.workers
-        return batch
+        """Return a new batch of what the sampler gave."""
+        return self.fetcher.source.batch(given, **place)
 
     def start(self, window: Window[Batch], base_seed: int) -> Team:
-        """Start the workers, if there are any; see `workers.start` and `drivers.start`."""
-        if not self.workers:
-            return Team(window)
-        if self.in_processes:
-            return drivers.start(
-                window,
-                self._settings,
-                self._segments,
-                self.fetcher.notices,
-                num_workers=self.workers,
-                base_seed=base_seed,
-            )
-        assert self._isolation is not None
+        """Start the workers, if there are any."""
+        return Team(window)
+
+
+class Threads(Readers):
+    """Threads of this process, with copies of their own. They share the runs of a batch."""
+
+    is_inline = False
+    _isolation: Isolation
+
+    def __init__(self, settings: Settings, *given: Any, pins: bool) -> None:
+        self.workers = settings.num_workers
+        super().__init__(settings, *given, pins=pins)
+
+    def _owns_copies(self, draws: bool) -> bool:
+        return True
+
+    def start(self, window: Window[Batch], base_seed: int) -> Team:
+        """See `workers.start`."""
         return workers.start(
             window,
             self.fetcher,
             self._isolation,
             self._streams,
+            num_workers=self.workers,
+            base_seed=base_seed,
+        )
+
+
+class Processes(Readers):
+    """Processes, each of which reads whole batches, by one worker or by several that share its runs."""
+
+    in_turn = True
+    runs_ahead = False  # they have the dataset of `iter()`
+    is_inline = False
+
+    def __init__(self, settings: Settings, *given: Any, pins: bool) -> None:
+        self.workers = settings.num_workers
+        super().__init__(settings, *given, pins=pins)
+        self._segments = Segments()
+        self.pools = (*self.pools, self._segments)
+
+    def _owns_copies(self, draws: bool) -> bool:
+        return (
+            self._settings.processes < self.workers
+        )  # to see before a fork whether they can be copied
+
+    def _lanes(self) -> int:
+        return 0
+
+    def batch(self, given: Any, **place: Any) -> Batch:
+        """See `Readers`.
+
+        Batch k is read by worker k modulo their number, as in torch: code that changes what its process holds then
+        gives the same samples in each run.
+        """
+        batch = super().batch(given, **place)
+        batch.given, batch.builder, batch.units = own_indices(given), None, 1
+        batch.lane = batch.ordinal % self.workers
+        return batch
+
+    def start(self, window: Window[Batch], base_seed: int) -> Team:
+        """See `crew.start`."""
+        return crew.start(
+            window,
+            self._settings,
+            self._segments,
+            self.fetcher.notices,
             num_workers=self.workers,
             base_seed=base_seed,
         )

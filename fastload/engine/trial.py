@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils import data
 
-from fastload.engine.readers import Readers
+from fastload.engine.readers import readers_of
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
 from fastload.random.keys import StreamKeys
@@ -41,7 +41,7 @@ class Trial:
         self._settings = replace(
             settings, worker_method="none", pin_memory=False, on_error="raise", retries=0
         )
-        self._readers = Readers(self._settings, Notices(set()), stacklevel=1)
+        self._readers = readers_of(self._settings, Notices(set()), stacklevel=1)
         source = self._readers.fetcher.source
         self.copies = source.copies
         self.is_light = source.is_light(settings.samples_per_batch) and not settings.pin_memory

@@ -25,8 +25,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from fastload.engine.waiting import Changes, Line
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
 from fastload.memory.ticket import COMPLETE, OPEN, READY, TAKEN, Ticket
-from fastload.reading.run_length import RUN_SECONDS
-from fastload.reading.runs import Claim, Runs
+from fastload.reading.runs import RUN_SECONDS, Claim, Runs
 from fastload.telemetry import WaitClock
 
 T = TypeVar("T", bound=Ticket)
@@ -237,6 +236,8 @@ class Window(Generic[T]):
 
     def ready(self) -> T | None:
         """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
+        if (listener := self.listener) is not None:
+            listener.pull(0)
         with self._lock:
             return None if self.closed else self._next()
 

@@ -11,7 +11,8 @@ from fastload._kit.user_errors import contained, file_of
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes.jobs import Answer, Read
-from fastload.processes.packing import Forms, PackedError, UnknownClass, unpack, unpack_error
+from fastload.processes.packed_errors import PackedError, unpack_error
+from fastload.processes.packing import unpack
 from fastload.processes.reader import RaisedInLoop
 from fastload.reading.notices import Notices
 from fastload.telemetry import Place
@@ -23,60 +24,43 @@ def fill(
     memories: Sequence[np.ndarray],
     raised: list[BaseException],
     pid: int,
-    forms: Forms | None,
-) -> bool:
-    """Give a batch what a worker process made of it. Return False if that may run the user's code and must not.
+) -> None:
+    """Give a batch what a worker process made of it.
 
     Args:
         batch: the ticket.
         answer: the process's.
         memories: those of the segments that the batch takes.
-        raised: what `on_error` raised for this batch, in the loop's process.
+        raised: what `on_error` raised for this batch, in the loop's process. It is cleared.
         pid: the process.
-        forms: unpacks plain data without code of the user's. None: that may run, as it does if unpickling makes objects
-            of classes beyond torch's and NumPy's.
     """
-    unpacks = unpack if forms is None else forms.unpack
-    if answer.failure is not None and forms is not None:
-        return False
     batch.nbytes, batch.left_out = answer.nbytes, answer.left_out
     if isinstance(batch, LaneBatch):
         assert answer.lane is not None
         batch.position, batch.size, batch.ended, state = answer.lane
         batch.indices = range(batch.position, batch.position + batch.size)
-        if isinstance(state, PackedError):
-            batch.state = unpack_error(state)
-        else:
-            try:
-                batch.state = unpacks(state, ())
-            except UnknownClass:
-                return False
+        batch.state = unpack_error(state) if isinstance(state, PackedError) else state
     if answer.failure is not None:
-        _fail(batch, answer.failure, raised)
+        packed, batch.where, batch.hint, handled, batch.skipped, retries = answer.failure
+        batch.retries.extend(retries)
+        batch.handled = {k: unpack_error(error) for k, error in handled.items()}
+        if packed is not None:
+            error = unpack_error(packed)
+            batch.error = (
+                contained(raised[error.args[0]]) if isinstance(error, RaisedInLoop) else error
+            )
+    raised.clear()  # the traceback of each holds the frame that holds this list
     if answer.data is not None and not batch.dropped:
         try:
-            batch.data = unpacks(answer.data, memories)
-        except UnknownClass:
-            return False
+            batch.data = unpack(answer.data, memories)
         except BaseException as exc:
             batch.error = contained(exc)
             batch.where = f"{batch}; stage: hand over from worker process {pid}"
-    return True
-
-
-def _fail(batch: Batch, failure: Any, raised: list[BaseException]) -> None:
-    packed, batch.where, batch.hint, handled, batch.skipped, retries = failure
-    batch.retries.extend(retries)
-    batch.handled = {k: unpack_error(error) for k, error in handled.items()}
-    if packed is not None:
-        error = unpack_error(packed)
-        batch.error = contained(raised[error.args[0]]) if isinstance(error, RaisedInLoop) else error
-    raised.clear()  # the traceback of each holds the frame that holds this list
 
 
 def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> float:
     """Add what workers measured and noticed to their recorders and the notices. Return the CPU seconds since last."""
-    for read in map(Read._make, answer.reads):
+    for read in [Read(*read) for read in answer.reads]:
         recorder = batch.recorders[read.worker]
         if read.samples:
 

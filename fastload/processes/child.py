@@ -37,7 +37,7 @@ from fastload.processes import jobs
 from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import take_positions
-from fastload.processes.packing import pack_error
+from fastload.processes.packed_errors import pack_error
 from fastload.processes.reader import Reader, ask
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read

@@ -10,7 +10,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from fastload.isolation import Isolation
-from fastload.processes.packing import Packed, PackedError
+from fastload.processes.packed_errors import PackedError
+from fastload.processes.packing import Packed
 from fastload.random.keys import StreamKeys
 from fastload.reading.modes import Modes
 from fastload.settings import Settings

@@ -22,7 +22,7 @@ from fastload.errors import LoaderTimeoutError, WorkerDiedError
 from fastload.processes import child, jobs
 from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Job, Sealed
-from fastload.processes.packing import unpack_error
+from fastload.processes.packed_errors import unpack_error
 from fastload.processes.remote import Remote, what_is_read
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, cpu_seconds, pair, watched, with_core

@@ -19,7 +19,8 @@ from fastload.isolation import WorkerCopies
 from fastload.isolation.in_modules import generators_of_modules
 from fastload.processes.jobs import Job
 from fastload.processes.observed import Looks
-from fastload.processes.packing import pack_error, unpack
+from fastload.processes.packed_errors import pack_error
+from fastload.processes.packing import unpack
 from fastload.processes.pausing import busy
 from fastload.processes.work import Work, who_is
 from fastload.random.streams import entered

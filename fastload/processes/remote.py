@@ -21,7 +21,8 @@ from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.answers import fill, report
 from fastload.processes.jobs import Answer, Ticket
-from fastload.processes.packing import Forms, PackedError, pack, packed_indices, unpack_error
+from fastload.processes.packed_errors import PackedError, unpack_error
+from fastload.processes.packing import pack, packed_indices
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
 from fastload.processes.wire import Wire
@@ -80,8 +81,7 @@ class Remote:
             len(workers), -1
         )  # the number of the batch that each reads, or read last
         self._idle = WaitClock()  # workers, while there is no batch for them
-        self._forms = Forms()  # of the thread that receives
-        self._lane_states: dict[int, Any] = {}  # after the latest batch; setting one is atomic
+        self._lane_states: dict[int, Any] = {}  # after the latest batch; only who receives uses it
 
     def connect(self, end: socket.socket, pid: int) -> None:
         """Use a socket to a process, and share with it the marks of what its workers read."""
@@ -180,12 +180,11 @@ class Remote:
 
     # ---- receiving ----
 
-    def receive(self) -> tuple[Batch | None, Callable[[], Any] | None]:
-        """Return what came: a batch that was read, or None for a question, and a call.
+    def receive(self) -> Batch | Callable[[], None]:
+        """Return what came: a batch, filled, or a call that answers a question by `on_error`.
 
-        The call is None if the batch is filled. Else the call fills it, or answers the question, and may run code of
-        the user's. Call this if the wire can be read. Raise EOFError or OSError if the process is dead and all that it
-        sent was received.
+        Call this if the wire can be read. Raise EOFError or OSError if the process is dead and all that it sent was
+        received.
         """
         received = self.wire.receive(waits=False)
         assert received is not None
@@ -193,12 +192,10 @@ class Remote:
         what, found = pickle.loads(message)
         if what == jobs.FAILED_SAMPLE:
             number, *question = found
-            return None, partial(self._handle, self._sent[number].raised, *question)
-        return self._take(Answer._make(found), descriptors)
+            return partial(self._handle, self._sent[number].raised, *question)
+        return self._take(Answer(*found), descriptors)
 
-    def _take(
-        self, answer: Answer, descriptors: list[int]
-    ) -> tuple[Batch, Callable[[], Any] | None]:
+    def _take(self, answer: Answer, descriptors: list[int]) -> Batch:
         with self._lock:
             batch, segment, raised = self._sent.pop(answer.number)
             if not self._sent:
@@ -210,26 +207,15 @@ class Remote:
         except OSError as exc:  # no more descriptors, or no more memory
             batch.where = f"{batch}; stage: hand over from worker process {self._pid}"
             self.fail(batch, segment, exc)
-            return batch, None
+            return batch
         finally:
             for descriptor in descriptors:  # of segments after one that cannot be mapped
                 os.close(descriptor)
-        filling = partial(self._fill, batch, answer, memories, raised)
-        return batch, None if filling(self._forms) else filling
-
-    def _fill(
-        self,
-        batch: Batch,
-        answer: Answer,
-        memories: list[np.ndarray],
-        raised: list[BaseException],
-        forms: Forms | None = None,
-    ) -> bool:
         with busy:
-            filled = fill(batch, answer, memories, raised, self._pid, forms)
-        if filled and isinstance(batch, LaneBatch):
+            fill(batch, answer, memories, raised, self._pid)
+        if isinstance(batch, LaneBatch):
             self._lane_states[batch.lane] = batch.state
-        return filled
+        return batch
 
     def fail(self, batch: Batch, segment: Segment | None, error: Exception) -> None:
         """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""

@@ -21,7 +21,8 @@ from fastload.processes import jobs
 from fastload.processes.beside import Beside
 from fastload.processes.jobs import Answer, Job, Ticket
 from fastload.processes.observed import Looks, ObservedByWorker
-from fastload.processes.packing import Packed, pack, pack_error, unpack
+from fastload.processes.packed_errors import pack_error
+from fastload.processes.packing import Packed, pack, unpack
 from fastload.processes.segments import ProcessMemory, Segment, TicketMemory
 from fastload.processes.wire import Wire
 from fastload.random.keys import StreamKeys
@@ -122,7 +123,7 @@ class Work:
         assert received is not None
         what, found = pickle.loads(received[0])
         if what == jobs.TICKET:
-            self._begin(Ticket._make(found), received[1])
+            self._begin(Ticket(*found), received[1])
         else:
             worker, *handled = found
             self._handled[worker] = handled
@@ -201,10 +202,8 @@ class Work:
         who, lane, said = who_is(self._job.workers), None, self.notices.warnings
         if isinstance(batch, LaneBatch):
             state: Any = batch.state
-            try:
-                state = pack_error(state, who) if isinstance(state, Exception) else pack(state)
-            except Exception as exc:
-                state = pack_error(exc, who)
+            if isinstance(state, Exception):
+                state = pack_error(state, who)
             lane = batch.position, batch.size, batch.ended, state
         failure = None
         if batch.error is not None or batch.handled or batch.retries:

@@ -12,7 +12,7 @@ from fastload.memory.layout import Layout
 from fastload.memory.slots import SlotPool
 from fastload.reading.notices import Notices
 from fastload.reading.rows import Filler, NotPositions, alike, filler, positions
-from fastload.reading.run_length import FILL_SECONDS
+from fastload.reading.runs import FILL_SECONDS
 from fastload.reading.sources import Reader, Source
 from fastload.rows import Run
 

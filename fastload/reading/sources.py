@@ -19,7 +19,7 @@ from fastload.memory.collate import BatchBuilder, ListBuilder, list_builder
 from fastload.random.streams import Stream
 from fastload.reading.failures import Failures, Wait, fail
 from fastload.reading.rows import Filler
-from fastload.reading.run_length import RUN_SECONDS
+from fastload.reading.runs import RUN_SECONDS
 
 
 class Reader(Protocol):

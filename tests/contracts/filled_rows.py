@@ -29,7 +29,7 @@ from fastload import DataLoader, random_stream
 from fastload._kit.nested import map_leaves
 from fastload.errors import TooManyErrorsError
 from fastload.memory.slots import SlotPool
-from fastload.reading.run_length import RunLength
+from fastload.reading.runs import RunLength
 from fastload.rows import Run
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice

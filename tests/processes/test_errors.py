@@ -37,7 +37,7 @@ from fastload.engine import team
 from fastload.engine import threads as engine_threads
 from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
 from fastload.processes import parent, wire
-from fastload.processes.packing import pack_error, unpack_error
+from fastload.processes.packed_errors import pack_error, unpack_error
 from tests.fakes import Numbers
 from tests.processes.holding import (
     Gate,

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import select
+import threading
 from collections.abc import Callable
-from functools import partial
 from queue import SimpleQueue
 from time import monotonic, perf_counter
-from typing import Any
 
 import torch
 
+from fastload._kit.torch_private import modes_are_on
 from fastload.engine.team import Team, join
 from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device, torch_threads_kept
 from fastload.engine.waiting import Bell
@@ -33,7 +33,7 @@ from fastload.processes.wire import cpu_seconds
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
-Calls = SimpleQueue[tuple[Callable[[], Any], Callable[[], None] | None] | None]
+Calls = SimpleQueue[Callable[[], None] | None]
 
 IN_LOOP_SECONDS, MOST_SLOW = 1e-3, 3
 """How long the loop may take to receive a batch. After three in turn that take longer, a thread receives all others."""
@@ -100,12 +100,15 @@ class Crew:
         self._owner = os.getpid()
         self._bell = Bell()
         self._background = background  # the loop sets it once, and receives no more
-        # The thread that receives has these.
+        self._receiving = (
+            threading.Lock()
+        )  # owns the processes' sockets, for receiving, and these fields
         self._slow = 0
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
         self._next_look = monotonic() + parent.IDLE_SECONDS
         self._calls: dict[Child, Calls] = {}
+        self._last_words: dict[Child, str] = {}  # what the workers of a dead process read
         self._seen: dict[Child, tuple[float, tuple[int, ...]]] = {}  # at the last look
         window.listener = self
         for child in children:
@@ -152,21 +155,28 @@ class Crew:
                 break
         else:
             batch.lost, batch.where = True, ""
-            error = heirs[0].died(f"no other was left to read {what_is_read(batch)}")
-            heirs[0].remote.fail(batch, None, error)
+            words = self._last_words[heirs[0]]
+            doing = f"{words}, and no other was left to read {what_is_read(batch)}"
+            heirs[0].remote.fail(batch, None, heirs[0].died(doing))
         self._window.complete(batch)
 
     # ---- receiving ----
 
     def pull(self, seconds: float | None) -> bool:
         """See `Listener`. Only the loop calls this."""
-        if not self._background:
-            self._receive_all(seconds)
-            self._background = self._slow >= MOST_SLOW
-            if not self._background:
-                return True
-            self._bell.ring()
-        return False
+        if (
+            seconds == 0 and self._receiving.locked()
+        ):  # by another thread of the user's, in `next()`
+            return True
+        with self._receiving:
+            if self._background or self._window.closed:
+                return False
+            if not modes_are_on():  # else batches would be made in them
+                self._receive_all(seconds)
+            self._background = self._slow >= MOST_SLOW or modes_are_on()
+            if self._background:
+                self._bell.ring()
+            return not self._background
 
     def serve(self, device: int | None, torch_threads: int, team: Team) -> None:
         """Receive in the background if need be, until the window is closed. Then end the processes."""
@@ -221,23 +231,22 @@ class Crew:
         """Receive a message of a process. Return False if it is dead."""
         started = perf_counter()
         try:
-            batch, call = child.remote.receive()
+            came = child.remote.receive()
         except (EOFError, OSError):
             return False
-        if call is not None and self._background:
-            self._call(child, batch, call)
-            return True
-        if call is not None:
-            call()
-        if batch is not None:
-            self._window.complete(batch)
-        self._slow = self._slow + 1 if perf_counter() - started > IN_LOOP_SECONDS else 0
+        if isinstance(came, Batch):
+            self._window.complete(came)
+            self._slow = self._slow + 1 if perf_counter() - started > IN_LOOP_SECONDS else 0
+        else:
+            self._call(child, came)
         return True
 
     def _bury(self, child: Child) -> None:
         """Let others read what a dead process had not begun. What it had begun raises: any of it may be the cause."""
-        child.died("it read")
+        child.died("it read")  # so that nothing asks it any more
         lost = child.remote.close()
+        begun = [f"worker {k} read {what_is_read(sent.batch)}" for k, sent in lost.begun.items()]
+        self._last_words[child] = ", and ".join(begun) or "it waited"
         for worker, sent in lost.begun.items():
             batch = sent.batch
             batch.where = ""
@@ -266,27 +275,24 @@ class Crew:
         late = monotonic() + 2 * JOIN_SECONDS
         for child in self._children:
             child.begin_end()
-        for child in self._children:
-            child.end(max(0.0, late - monotonic()))
+        with self._receiving:  # the loop has left
+            for child in self._children:
+                child.end(max(0.0, late - monotonic()))
 
-    # ---- the user's code ----
-
-    def _call(self, child: Child, batch: Batch | None, call: Callable[[], Any]) -> None:
-        """Run a call on a thread of its process, which starts now if need be, and then complete the batch."""
+    def _call(self, child: Child, call: Callable[[], None]) -> None:
+        """Run a call, which may take long, on a thread of its process. It starts now if need be."""
         if child not in self._calls:
             self._calls[child] = SimpleQueue()
             name = f"fastload-calls-{child.job.workers[0]}"
             self._team.launch(name, _run, self._calls[child])
-        done = partial(self._window.complete, batch) if batch is not None else None
-        self._calls[child].put((call, done))
+        self._calls[child].put(call)
 
 
 def _run(calls: Calls, team: Team) -> None:
-    """Run pairs of calls, one after another, until None comes."""
+    """Run calls, one after another, until None comes."""
     with team.serving():
         del team  # the traceback of an error that a user keeps holds this frame
         become_worker(None, torch.get_num_threads())
-        while (pair := calls.get()) is not None:
-            for call in filter(None, pair):
-                call()
-            del call, pair  # not kept while waiting
+        while (call := calls.get()) is not None:
+            call()
+            del call  # not kept while waiting
