@@ -87,9 +87,7 @@ def test_torchs_own_loader_takes_a_plan_too(pngs: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("plan", [PLAN, ResizeCenterCrop()])
 def test_stats_show_the_stages(plan: Any, workers: int, pngs: Path) -> None:
-    with fastload.DataLoader(
-        ImageFileList(pngs, transform=plan), 6, num_workers=workers
-    ) as loader:
+    with fastload.DataLoader(ImageFileList(pngs, transform=plan), 6, num_workers=workers) as loader:
         for _ in loader:
             pass
         stages = loader.stats().stages
