@@ -1044,6 +1044,8 @@ def test_a_sample_that_seeds_at_random_is_another_each_time_and_seeds_nobody_els
             seeds.add(torch.seed())
     assert len(seeds) == 2
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.seed() == torch.initial_seed() == torch.default_generator.initial_seed()
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 # What a worker of torch answers.
