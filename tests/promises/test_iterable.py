@@ -36,7 +36,6 @@ from torch.utils.data import IterableDataset
 import fastload
 from fastload.errors import (
     LoaderClosedError,
-    LoaderTimeoutError,
     StateError,
 )
 from fastload.reading import hub_streams
@@ -135,30 +134,6 @@ def test_without_order_a_worker_that_stalls_holds_back_only_its_own() -> None:
         assert early == [[SHARD + k for k in range(at, at + 4)] for at in (0, 4, 8)]
         dataset.log.add("go")
         assert given(iterator) == [[*range(at, at + 4)] for at in (0, 4, 8)]
-
-
-def test_a_time_out_says_which_worker_it_waits_for_and_loses_nothing() -> None:
-    class Stuck(Sharded):
-        def __init__(self) -> None:
-            super().__init__([2, 2])
-            self.log = Log()
-
-        def __iter__(self) -> Iterator[int]:
-            if my_part()[0] == 1:
-                self.stand_still()
-            return super().__iter__()
-
-        def stand_still(self) -> None:
-            self.log.wait_for(lambda entries: "go" in entries)
-
-    dataset = Stuck()
-    with fastload.DataLoader(dataset, 2, num_workers=2, timeout=1) as loader:
-        iterator = iter(loader)
-        assert plain(next(iterator)) == [0, 1]
-        with pytest.raises(LoaderTimeoutError, match="stand_still"):
-            next(iterator)
-        dataset.log.add("go")
-        assert given(iterator) == [[SHARD, SHARD + 1]]
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
