@@ -105,7 +105,7 @@ class Other:
 class Foreign(Draws):
     """Has a `state_dict` of another protocol, with arguments of its own."""
 
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+    def state_dict(self, num_samples: int, num_workers: int) -> dict[str, Any]:
         raise AssertionError("not called: its arguments are missing")
 
     def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
