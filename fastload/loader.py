@@ -374,8 +374,8 @@ class DataLoader(TorchDataLoader[T]):
 
     def _samplers(self) -> list[Any]:
         """Return the samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
-        batch_sampler = self.batch_sampler
-        found = [batch_sampler, getattr(batch_sampler, "sampler", None), self.sampler]
+        batched = getattr(self._index_sampler, "sampler", None)
+        found = [self.batch_sampler, batched, self.sampler]
         return list({id(s): s for s in found if s is not None}.values())
 
 

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -259,21 +258,6 @@ def start_script(script: str, *, limit: float = 45.0) -> Script:
 def run_script(script: str, *, limit: float = 45.0) -> Ended:
     """Run a script to its end."""
     return start_script(script, limit=limit).wait()
-
-
-def run_fresh(script: str, *, limit: float = 60.0) -> Ended:
-    """Run a script in a fresh interpreter, torch's import included; no stamp is needed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    return Ended(
-        done.returncode, seconds_in(done.stdout, time.monotonic()), done.stdout, done.stderr
-    )
 
 
 def seconds_in(out: str, ended: float) -> float:

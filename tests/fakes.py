@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset, IterableDataset
 
 
@@ -25,6 +26,13 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Draws(Numbers):
+    """An index and a number drawn for it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(())
 
 
 class OwnIterator(IterableDataset[int]):

@@ -309,16 +309,6 @@ def test_a_thread_is_seen_under_any_name() -> None:
     assert not [source for source in sources if not used(source, THREADS)]
 
 
-def test_what_starts_no_thread_is_none() -> None:
-    sources = [
-        "class Thread: ...\nThread()\nself.threading.Thread()",
-        "import threading\nthreading.current_thread()",
-        "import threading\ndef f(t: threading.Thread) -> list[threading.Thread]: ...",
-        "from threading import Thread\nclass A:\n    threads: list[Thread] = []",
-    ]
-    assert not [source for source in sources if used(source, THREADS)]
-
-
 OF_LIBRARIES = {*dir(torch.Tensor), "_asdict", "_fields", "_replace"}
 """Private names of tensors, and those of a NamedTuple, which are public."""
 

@@ -1,10 +1,9 @@
 """Promise: Every private name of torch that fastload uses means what fastload expects, on the oldest and the newest
-torch.
+torch. See also `tests/promises/test_randomness.py`.
 """
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +17,6 @@ from torch.utils.data import get_worker_info as imported_before
 from torch.utils.data._utils import collate as torch_collate
 
 from fastload._kit import torch_private
-from fastload.random import torch_random
-
-seed_imported_before = torch.manual_seed
 
 
 def in_a_thread(function: Any) -> Any:
@@ -122,96 +118,6 @@ def test_without_torch_functions_neither_modes_nor_subclasses_see_a_call() -> No
     assert [name for name in mode.seen if name in ("add", "sub", "mul")] == ["add", "mul"]
     with pytest.raises(LookupError, match="add"):
         own.add(1)
-
-
-@pytest.mark.parametrize("size", [(7, 5), (1, 1), (61, 90)])
-def test_resizing_is_interpolate_s_antialiased_one_byte_by_byte(size: tuple[int, int]) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (31, 45, 3), dtype=np.uint8)
-    before = pixels.copy()
-    resized = torch_private.resize_antialiased(pixels, size)
-    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    expected = torch.nn.functional.interpolate(
-        planes, size, mode="bilinear", antialias=True, align_corners=False
-    )
-    assert resized.dtype == np.uint8
-    assert (resized == expected[0].permute(1, 2, 0).numpy()).all()
-    assert resized.flags.c_contiguous  # pixel by pixel, as the input: what makes it fast
-    assert (pixels == before).all()
-    assert not np.shares_memory(resized, pixels)
-
-
-def test_seeding_acts_on_the_thread_s_own_generator_whoever_imported_it() -> None:
-    before = getattr(torch.random, "_fastload_generator", lambda: None)
-    local = threading.local()
-    own = torch.Generator()
-
-    def seed() -> None:
-        local.own = own
-        assert seed_imported_before(5) is own
-        assert (torch.initial_seed(), own.initial_seed()) == (5, 5)
-        torch.manual_seed(seed=6)
-        state = torch.get_rng_state()
-        assert torch.equal(state, torch.Generator().manual_seed(6).get_state())
-        assert torch.seed() == torch.initial_seed() == own.initial_seed() != 6
-        torch.set_rng_state(new_state=state)
-        assert torch.equal(own.get_state(), state)
-
-    torch_private.seed_in_threads(lambda: getattr(local, "own", None))
-    try:
-        torch.manual_seed(3)
-        in_a_thread(seed)
-        # A thread without one, and the loop's: as ever.
-        assert torch.initial_seed() == 3
-        assert in_a_thread(torch.initial_seed) == 3
-        assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
-        assert in_a_thread(lambda: seed_imported_before(4)) is torch.default_generator
-        assert torch.initial_seed() == 4
-        state = torch.get_rng_state()
-        drawn = torch.rand(1)
-        torch.set_rng_state(state)
-        assert torch.equal(torch.rand(1), drawn)
-        assert torch.seed() == torch.default_generator.initial_seed()
-    finally:
-        torch_private.seed_in_threads(before)
-
-
-def test_kernels_are_called_in_threads_that_look_at_their_key_and_for_their_operators_alone() -> (
-    None
-):
-    torch_random.install()
-    show = torch_random._show
-    assert show is not None
-    routed = {f"aten::{name}" for name in torch_random.kernels()}
-    known = torch._C._dispatch_get_registrations_for_dispatch_key(torch_private._KERNELS_KEY)
-    assert set(known) == {name.replace(".default", "") for name in routed}
-    torch.manual_seed(1)
-    hidden = torch.rand(3)
-    torch_random.enter(lambda: torch.Generator().manual_seed(2))
-    try:
-        shown = torch.rand(3)
-        show(False)
-        hidden_again = torch.rand(3)
-        show(True)
-        assert torch.equal(torch.rand(3), shown)
-    finally:
-        torch_random.enter(None)
-    torch.manual_seed(1)
-    assert torch.equal(torch.rand(3), hidden)
-    assert torch.equal(torch.rand(3), hidden_again)
-    assert torch.equal(shown, torch.rand(3, generator=torch.Generator().manual_seed(2)))
-
-
-def test_the_default_generator_is_known_whatever_object_stands_for_it() -> None:
-    assert torch_private.is_default_generator(torch.default_generator)
-    assert not torch_private.is_default_generator(torch.Generator())
-    seeded = torch.Generator().manual_seed(1)
-    torch_random.install()
-    torch_random.enter(lambda: seeded)
-    try:  # the kernel gets another object for it
-        drawn = torch.rand(3, generator=torch.default_generator)
-    finally:
-        torch_random.enter(None)
-    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(1)))
 
 
 def test_computing_without_values_is_seen() -> None:

@@ -72,16 +72,6 @@ def test_what_is_open_is_refused(recording: Path) -> None:
             wrong_pairs(clips, worker_method="thread")
 
 
-def test_a_sample_read_before_the_loop_leaves_it_open(recording: Path) -> None:
-    clips = Clips(recording)
-    clips[3]
-    with refused(r"dataset\.sound"):
-        wrong_pairs(clips, worker_method="thread")
-    clips.sound.close()
-    clips.sound = None
-    assert wrong_pairs(clips) == 0
-
-
 class Frozen(Pairs):
     """Clean and noisy speech get one draw: the transform is frozen for the second."""
 

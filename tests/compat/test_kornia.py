@@ -63,20 +63,6 @@ def test_the_parameters_of_a_call_given_to_the_next() -> None:
     assert wrong_pairs(OneAfterTheOther(flip)) == 0
 
 
-def test_parameters_and_matrix_read_after_the_call() -> None:
-    flip = augmentation.RandomHorizontalFlip(p=0.5)
-    turned = augmentation.AugmentationSequential(flip, data_keys=["input"])
-    assert wrong_pairs(Inverted(turned)) == 0
-
-
-class Inverted(Together):
-    """The image is turned and turned back by what the transform remembers of its last call."""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image, mask = image_and_mask(index)
-        return self.transform.inverse(self.transform(image))[0], mask[0]
-
-
 def test_a_sequence_in_collate_fn() -> None:
     """kornia's own advice is to augment whole batches; the sequence is the collate function's."""
     augment = rotation()

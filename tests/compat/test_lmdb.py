@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,6 @@ def test_an_environment_opened_at_the_first_sample(store: Path) -> None:
     assert wrong_pairs(Records(store), **IN_PROCESSES) == 0
 
 
-def test_for_two_epochs_and_two_loaders(store: Path) -> None:
-    records = Records(store)
-    loaded = records, records, Records(store)
-    assert [wrong_pairs(each, **IN_PROCESSES) for each in loaded] == [0, 0, 0]
-
-
 class ByCursor(Records):
     """A record found by a cursor, which is the reader's own and has a position."""
 
@@ -84,45 +77,11 @@ class ByCursor(Records):
         return self.cursor.value()
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["environment early", "environment lazy"])
-def test_a_cursor_opened_at_the_first_sample(store: Path, early: bool) -> None:
+def test_a_cursor_opened_after_the_environment(store: Path) -> None:
     records = ByCursor(store)
-    if early:
-        records.open()
-    assert wrong_pairs(records, **({} if early else IN_PROCESSES)) == 0
-    if early:
-        records.env.close()
-
-
-class Scanned(ByCursor):
-    """Eight neighbours, walked through by the cursor."""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        first = min(index, PAIRS - 8)
-        self.read(first)
-        walked = itertools.islice(self.cursor.iternext(keys=False), 8)
-        return filled(b"".join(walked)), filled(range(first, first + 8))
-
-
-def test_a_cursor_that_walks(store: Path) -> None:
-    assert wrong_pairs(Scanned(store), **IN_PROCESSES) == 0
-
-
-def test_a_transaction_kept_with_its_buffers(store: Path) -> None:
-    class Kept(Records):
-        txn: Any = None
-
-        def read(self, index: int) -> Any:
-            self.open()
-            if self.txn is None:
-                self.txn = self.env.begin(buffers=True)
-            self.found = self.txn.get(key(index))
-            return self.checked(index)
-
-        def checked(self, index: int) -> Any:
-            return bytes(self.found)
-
-    assert wrong_pairs(Kept(store), **IN_PROCESSES) == 0
+    records.open()
+    assert wrong_pairs(records) == 0
+    records.env.close()
 
 
 class ByState(Records):
@@ -144,14 +103,11 @@ class ByState(Records):
             return txn.get(key(self.index))
 
 
-@pytest.mark.parametrize("early", [True, False], ids=["open", "lazy"])
-def test_an_open_environment_is_shared_and_the_rest_is_not(store: Path, early: bool) -> None:
+def test_an_open_environment_is_shared_and_the_rest_is_not(store: Path) -> None:
     records = ByState(store)
-    if early:
-        records.open()
-    assert wrong_pairs(records, **({} if early else IN_PROCESSES)) == 0
-    if early:
-        records.env.close()
+    records.open()
+    assert wrong_pairs(records) == 0
+    records.env.close()
 
 
 @pytest.mark.parametrize("kind", ["txn", "cursor"])
@@ -164,14 +120,4 @@ def test_what_is_open_is_refused(store: Path, kind: str) -> None:
         wrong_pairs(records, worker_method="thread")
     records.transform = None
     txn.abort()
-    records.env.close()
-
-
-def test_a_sample_read_before_the_loop_leaves_the_cursor_open(store: Path) -> None:
-    records = ByCursor(store)
-    assert records[3] is not None
-    with refused(r"dataset\.cursor"):
-        wrong_pairs(records, worker_method="thread")
-    records.cursor = None
-    assert wrong_pairs(records) == 0
     records.env.close()

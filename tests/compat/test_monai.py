@@ -115,15 +115,6 @@ def test_its_own_dataset_with_its_collate_and_worker_init_fn() -> None:
     assert wrong_pairs(scans, **options) == 0
 
 
-def test_its_cache_dataset() -> None:
-    fixed = transforms.EnsureChannelFirstd(KEYS, channel_dim="no_channel")
-    drawn = transforms.RandSpatialCropd(KEYS, (8, 8))
-    items = [scan(i, 24, 24) for i in range(256)]
-    cached = data.CacheDataset(items, transforms.Compose([fixed, drawn]), progress=False)
-    eightfold = torch.utils.data.ConcatDataset([cached] * 8)
-    assert wrong_pairs(eightfold, collate_fn=as_pair) == 0
-
-
 def test_a_transform_in_collate_fn() -> None:
     augment = crop()
 

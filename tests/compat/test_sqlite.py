@@ -102,16 +102,6 @@ def test_what_is_open_is_refused(store: Path, kind: str) -> None:
             wrong_pairs(rows, worker_method="thread")
 
 
-def test_a_sample_read_before_the_loop_leaves_it_open(store: Path) -> None:
-    rows = Rows(store)
-    rows[3]
-    with refused(r"dataset\.connection"):
-        wrong_pairs(rows, worker_method="thread")
-    rows.connection.close()
-    rows.connection = None
-    assert wrong_pairs(rows) == 0
-
-
 class DuckRows(Rows):
     """A row of DuckDB, whose connection holds the rows of its last query."""
 

@@ -142,14 +142,3 @@ def test_a_decord_reader_that_is_open_is_refused_by_processes(video: Path) -> No
     dataset.transform = Holder(reader=decord.VideoReader(dataset.path), loader=loader)
     with refused(r"dataset\.transform\.reader.* dataset\.transform\.loader"):
         wrong_pairs(dataset, worker_method="process", num_workers=2)
-
-
-@pytest.mark.parametrize("dataset", [AvFrames, CvFrames])
-def test_a_sample_read_before_the_loop_leaves_it_open(video: Path, dataset: type[Frames]) -> None:
-    library("av" if dataset is AvFrames else "cv2")
-    read = dataset(video)
-    read[3]
-    with refused(r"dataset\.video"):
-        wrong_pairs(read, worker_method="thread")
-    read.video = None
-    assert wrong_pairs(read) == 0

@@ -24,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import fastload
 from fastload.datasets import ImageFileList, ImageFolder
 from fastload.datasets.image_files import PathTable
 from fastload.errors import DecodeError, FileListError
@@ -152,12 +151,6 @@ def test_ranks_stride_through_the_list_and_agree_on_the_classes(
             assert (part.rank, part.world_size) == (rank, world_size)
 
 
-def test_the_loader_does_not_partition_a_part_again(tree: Path) -> None:
-    part = ImageFileList(write_list(tree / "list.txt", LISTED), rank=1, world_size=2)
-    with pytest.raises(ValueError, match="rank"):
-        fastload.DataLoader(part, sampler=fastload.RankSampler(part, rank=1, world_size=2))
-
-
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
 def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match=f"{rank=} and {world_size=}"):
@@ -249,23 +242,6 @@ def test_a_missing_and_a_damaged_file_are_errors_that_name_it(tree: Path) -> Non
     with pytest.raises(DecodeError) as damaged:
         dataset[2]
     assert damaged.value.path == str(tree / LISTED[2])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_names_the_file_of_a_sample_that_fails(tree: Path, workers: int) -> None:
-    def refuse_shade_4(image: Image.Image) -> int:
-        if shade_of(image) == 4:
-            raise KeyError("the transform's own error")
-        return shade_of(image)
-
-    dataset = ImageFileList(write_list(tree / "list.txt", LISTED), transform=refuse_shade_4)
-    with fastload.DataLoader(dataset, batch_size=2, num_workers=workers) as loader:
-        batches = iter(loader)
-        shades = [next(batches)[0].tolist() for _ in range(2)]
-        with pytest.raises(KeyError, match="the transform's own error") as caught:
-            next(batches)
-    assert shades == [[0, 1], [2, 3]]
-    assert str(tree / LISTED[4]) in "\n".join(caught.value.__notes__)
 
 
 def test_a_dataset_says_what_it_is_and_survives_pickling_and_copying(tree: Path) -> None:

@@ -1,10 +1,10 @@
 """Promises:
 - `MNIST` gives torchvision's samples and attributes from the same files, gzipped or not.
-- Each of MNIST's 60,000 pairs is read once, for 1, 2, 3, 4 and 32 ranks.
 - A file of MNIST that is cut off, damaged or another one is named.
 - One of several processes downloads MNIST, and the others wait. torchvision's download is a fake here.
 - A download that fails leaves no file, and its error names `fastload mnist --synthetic`.
-- Synthetic digits are marked as such, learnable and the same for a seed. They exist whole or not at all.
+- Synthetic digits are marked as such, learnable and the same for a seed. They exist whole or not at all. See
+  also `tests/parameters/test_parameters_examples.py`.
 - Synthetic digits never overwrite a file that fastload did not make.
 """
 
@@ -15,7 +15,6 @@ import io
 import json
 import multiprocessing
 import shutil
-import struct
 import sys
 import threading
 import time
@@ -28,9 +27,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
 
-import fastload
 from fastload import DataLoader
 from fastload.cli import main
 from fastload.datasets import MNIST
@@ -64,11 +61,6 @@ def numbered(root: Path, count: int, split: str = "train") -> Path:
     (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(images))
     (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(labels))
     return folder
-
-
-def numbers(images: torch.Tensor) -> list[int]:
-    high_to_low = images.reshape(len(images), -1)[:, :4].numpy()
-    return np.ascontiguousarray(high_to_low).view(">u4")[:, 0].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -262,27 +254,6 @@ def test_a_transform_or_pil_images_are_read_sample_by_sample(small: Path) -> Non
         {"tensors": True, "target_transform": float},
     ):
         assert MNIST(small, **other).empty_sample() is None
-
-
-@pytest.fixture(scope="module")
-def numbered_60_000(tmp_path_factory: pytest.TempPathFactory) -> MNIST:
-    root = tmp_path_factory.mktemp("numbered")
-    numbered(root, 60_000)
-    return MNIST(root, tensors=True)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 32])
-def test_60_000_pairs_arrive_once_each_over_all_ranks(numbered_60_000: MNIST, world: int) -> None:
-    dataset = numbered_60_000
-    seen: list[int] = []
-    for rank in range(world):
-        sampler = fastload.RankSampler(dataset, rank=rank, world_size=world, seed=5, ends="uneven")
-        for images, labels in DataLoader(dataset, batch_size=512, sampler=sampler, num_workers=2):
-            found = numbers(images)
-            assert labels.tolist() == [number % 10 for number in found]
-            seen += found
-    assert len(seen) == 60_000
-    assert sorted(seen) == list(range(60_000))
 
 
 # ---- what is wrong with the files ----
@@ -548,35 +519,6 @@ def test_an_argument_out_of_range_is_named(tmp_path: Path, argument: dict[str, i
     assert not (tmp_path / "out").exists()
 
 
-def accuracy(model: nn.Module, epochs: int, train: MNIST, test: MNIST) -> float:
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(epochs):
-        for images, labels in DataLoader(train, batch_size=64, shuffle=True, seed=0):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images.float() / 255), labels).backward()
-            optimizer.step()
-    with torch.no_grad():
-        found = model(test.data[:, None].float() / 255).argmax(1)
-    return (found == test.targets).float().mean().item()
-
-
-@pytest.mark.slow
-def test_a_convolutional_network_learns_them_and_a_linear_model_does_so_less(
-    tmp_path: Path,
-) -> None:
-    generate_digits(tmp_path, train=8000, test=2000)
-    sets = MNIST(tmp_path, tensors=True), MNIST(tmp_path, train=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = nn.Sequential(
-            *(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(800, 64), nn.ReLU(), nn.Linear(64, 10)),
-        )
-        assert accuracy(network, 3, *sets) >= 0.9
-        assert accuracy(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), 3, *sets) < 0.8
-
-
 # ---- the command ----
 
 
@@ -608,9 +550,3 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     )
     assert result.output.count("\n") == 1
     assert "--synthetic" in call().output
-
-
-def test_the_header_of_the_written_files_is_mnist_s(small: Path) -> None:
-    images, labels = ((small / "MNIST" / "raw" / name).read_bytes() for name in NAMES[:2])
-    assert struct.unpack(">4I", images[:16]) == (2051, 1200, 28, 28)
-    assert struct.unpack(">2I", labels[:8]) == (2049, 1200)

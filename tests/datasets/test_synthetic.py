@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision import transforms
 
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images
@@ -39,31 +38,14 @@ def inner(*sides: slice) -> tuple[slice, ...]:
     )
 
 
-def read_number(image: Any) -> int:
-    """Return the number of a synthetic image, read from its pixels.
-
-    `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
-    image, perhaps resized to 256 x 256 or normalised, but neither cropped nor flipped. Raises ValueError if it shows no
-    number.
-    """
+def read_number(image: Image.Image) -> int:
+    """Return the number of a synthetic image, which may be resized, read from its pixels."""
     pixels = np.asarray(image)
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
-        pixels = np.moveaxis(pixels, 0, -1)
-    if pixels.ndim not in (2, 3):
-        raise ValueError(f"expected one image, got an array of shape {pixels.shape}")
-    height, width = pixels.shape[:2]
-    blocks = [pixels[inner(*synthetic._block(height, width, bit))] for bit in range(40)]
-    if not all(block.size for block in blocks):
-        raise ValueError(f"an image of {width}x{height} pixels is too small to hold a number")
-    means = np.array([block.mean() for block in blocks])
-    black, white = means[:2]
-    bits = means > (black + white) / 2
-    clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
+    blocks = (synthetic._block(*pixels.shape[:2], bit) for bit in range(40))
+    means = np.array([pixels[inner(*block)].mean() for block in blocks])
+    bits = means > means[:2].mean()  # of black and of white
     number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
-    if not (clear.all() and np.array_equal(bits, synthetic._code(number))):
-        raise ValueError(
-            "the image holds no number. It was cropped or flipped, or was not made by fastload"
-        )
+    assert np.array_equal(bits, synthetic._code(number)), "the image holds no number"
     return number
 
 
@@ -156,32 +138,12 @@ def test_colours_go_together_and_brightness_varies_more_than_colour(
     assert np.mean(spreads) > 1
 
 
-def test_the_number_is_read_from_the_pixels(images: list[Image.Image]) -> None:
-    assert [read_number(image) for image in images] == list(range(COUNT))
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        transforms.ToTensor(),
-        np.asarray,
-        lambda image: image.convert("L"),
-        transforms.Resize(256),
-        transforms.Compose(
-            [
-                transforms.Resize((256, 256)),
-                transforms.ToTensor(),
-                transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-            ]
-        ),
-    ],
-    ids=["float", "numpy", "grey", "shorter side", "normalised"],
-)
-def test_the_number_survives_what_keeps_the_whole_image(
-    images: list[Image.Image], transform: transforms.Compose
+def test_the_number_is_read_from_the_pixels_also_of_a_smaller_image(
+    images: list[Image.Image],
 ) -> None:
-    read = [read_number(transform(image)) for image in images[::4]]
-    assert read == list(range(0, COUNT, 4))
+    assert [read_number(image) for image in images] == list(range(COUNT))
+    for size in ((256, 256), (300, 240)):
+        assert [read_number(image.resize(size)) for image in images[:8]] == list(range(8))
 
 
 @pytest.mark.parametrize("number", [2**30 - 1, 2**30 - 2, 0x2AAAAAAA, 0x15555555])
@@ -189,21 +151,6 @@ def test_large_numbers_survive_too(number: int) -> None:
     field = np.zeros((1024, 1024), dtype=np.float32)
     planes = synthetic._paint(np.random.default_rng(number), [field], number, hue=0.0)
     assert read_number(planes[0]) == number
-
-
-def test_no_number_is_made_up(images: list[Image.Image]) -> None:
-    for image in images:
-        for other in (
-            image.crop((0, 0, image.width, image.height * 3 // 4)),
-            image.transpose(Image.Transpose.ROTATE_180),
-            Image.new("RGB", (400, 300)),
-        ):
-            with pytest.raises(ValueError, match="holds no number"):
-                read_number(other)
-    with pytest.raises(ValueError, match="too small"):
-        read_number(images[0].resize((8, 8)))
-    with pytest.raises(ValueError, match="expected one image"):
-        read_number(torch.zeros(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("workers", [0, 5])

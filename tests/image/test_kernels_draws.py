@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchvision.transforms import v2
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.drawing import WordDraws, base_and_span, fused
@@ -52,26 +51,6 @@ def test_boxes_and_flips_are_those_of_the_plan(
         generator = torch.Generator().manual_seed(int(image["key"]))
         region = plan.region(height, width, generator)
         assert image[BOX].item() == (*region.box, region.flip)
-
-
-def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
-    random = np.random.default_rng(0)
-    count = 500
-    sides = random.integers(1, 700, (count, 2))
-    keys = random.integers(0, 2**63, count)
-    images = draw(kernels, RandomResizedCrop(8, flip=0.5), keys, *sides.T)
-    undecided = 0
-    with torch.random.fork_rng(devices=[]):
-        for image, key in zip(images, keys, strict=True):
-            if image["state"] == UNDECIDED:
-                undecided += 1
-                continue
-            torch.manual_seed(int(key))
-            pixels = torch.empty(3, int(image["height"]), 1).expand(-1, -1, int(image["width"]))
-            box = v2.RandomResizedCrop.get_params(pixels, (0.08, 1.0), (3 / 4, 4 / 3))  # type: ignore[attr-defined]
-            flip = bool(torch.rand(1) < 0.5)
-            assert image[BOX].item() == (*box, flip)
-    assert undecided < 0.02 * count
 
 
 def test_both_ways_of_rounding(kernels: Kernels) -> None:

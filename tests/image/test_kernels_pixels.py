@@ -31,7 +31,6 @@ from tests.image.kernel_runs import (
     make,
     noise,
 )
-from tests.image.photographs import photographs
 
 FLOATS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 SIDES = st.one_of(st.integers(1, 12), st.integers(1, 80), st.integers(1, 600))
@@ -69,18 +68,6 @@ def test_any_plan_gives_what_torch_gives(
     assert made.state == DONE
     assert made.needed == 0
     torch.testing.assert_close(made.row, by_torch(plan, pixels, key), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", photographs())
-@pytest.mark.parametrize("options", [{}, {"channels_last": True}, FLOATS], ids=str)
-def test_photographs(kernels: Kernels, name: str, options: Any) -> None:
-    pixels = photographs()[name]
-    for key in range(4):
-        plan = RandomResizedCrop(224, flip=0.5, **options)
-        made = make(kernels, plan, pixels, key)
-        assert made.state == UNDECIDED or torch.equal(made.row, by_torch(plan, pixels, key))
-    centre = ResizeCenterCrop(256, 224, **options)
-    assert torch.equal(make(kernels, centre, pixels).row, by_torch(centre, pixels))
 
 
 @pytest.mark.parametrize(("height", "width", "size"), EXTREMES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +126,3 @@ def test_an_arena_too_small_for_the_payload(kernels: Kernels, file: int) -> None
         assert torch.equal(made.row, by_torch(PLAN, PIXELS))
         less = from_file(kernels, file, checksum=checksum, arena=arena[1:])
         assert (less.state, less.needed) == (TOO_LARGE, first.needed)
-
-
-def test_many_threads_with_an_arena_each(kernels: Kernels, file: int) -> None:
-    plan = RandomResizedCrop(24, flip=0.5)
-
-    def work(first: int) -> bool:
-        arena = np.empty(1 << 20, np.uint8)
-        made = [
-            (k, from_file(kernels, file, plan, key=k, arena=arena))
-            for k in range(first, first + 50)
-        ]
-        return all(
-            m.state == UNDECIDED or torch.equal(m.row, by_torch(plan, PIXELS, k)) for k, m in made
-        )
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(0, 400, 50)))

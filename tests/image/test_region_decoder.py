@@ -11,7 +11,6 @@ import os
 import resource
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -309,19 +308,6 @@ def test_damaged_images_end_no_process_and_change_no_pixels(trial: Trial) -> Non
     assert counts[f"state {DONE}"] > 50
     assert counts[f"state {DAMAGED}"] > 50
     assert not [what for what in counts if what.startswith(("DIFFERENT", "REFUSED"))], counts
-
-
-def test_threads_decode_as_one_does(kernels: Kernels, trial: Trial) -> None:
-    plan = crop((50, 50))
-
-    def results() -> list[bytes]:
-        trial = Trial(kernels)
-        contents = (JPEG, JPEG[:2000], KINDS["4:2:2"](NOISE))
-        return [trial.run_bytes(plan, key, contents[key % 3])[1].tobytes() for key in range(60)]
-
-    alone = results()
-    with ThreadPoolExecutor(6) as pool:
-        assert all(other == alone for other in pool.map(lambda _: results(), range(12)))
 
 
 def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 import fastload
 from fastload.errors import StateError
+from tests.fakes import Draws
 
 GLOBAL_BATCH = 8
 LENGTH = 52
@@ -25,14 +26,9 @@ WAYS = [("save", "loader"), ("save", "json"), ("async_save", "loader")]
 """How DCP saves, and what it is given: the loader itself, or its state as a string."""
 
 
-class Rows(Dataset[Any]):
-    """An index, and a number that is drawn for it."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(())
+class Rows(Draws):
+    def __init__(self) -> None:
+        super().__init__(LENGTH)
 
 
 class Stream(IterableDataset[int]):

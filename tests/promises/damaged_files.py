@@ -12,9 +12,12 @@ import dataclasses
 import json
 import os
 import random
+import re
 import resource
 import shutil
+import struct
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,18 +30,18 @@ import pyarrow.parquet as pq
 import torch
 
 from fastload import DataLoader, store
-from fastload.datasets import PackedDataset, ParquetDataset
-from fastload.datasets.manifest import INDEX, dump_index, read_index
+from fastload.datasets import PackedDataset, PackedWriter, ParquetDataset
+from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
 from fastload.errors import PackedDataError, ParquetError
 from fastload.store.inspecting import inspect
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
-from tests.promises import packed_fuzz
 from tests.promises.equal import check_same
 
 ROWS = 8  # in each part, so that most bytes are structure and offsets
 ROOM = 2 * 2**30  # bytes of address space beside what the imports take
 PART = "shard-00000.arrow"
+EXTREMES = [0, 1, -1, 7, 255, 2**31 - 1, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
 Read = Callable[[random.Random], Counter[str]]
 
 
@@ -60,13 +63,53 @@ def rows(begin: int) -> dict[str, Any]:
     }
 
 
+def mutated(rng: random.Random, content: bytes) -> bytes:
+    """`content` with one to four things done to it that a parser fears."""
+    changed = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(changed))
+        kind = rng.randrange(6)
+        if kind == 0:
+            changed[place] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            changed[place] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
+        elif kind == 2:
+            place -= place % 8
+            changed[place : place + 8] = struct.pack("<q", rng.choice(EXTREMES))
+        elif kind == 3:
+            place -= place % 4
+            changed[place : place + 4] = struct.pack(
+                "<i", max(-(2**31), min(2**31 - 1, rng.choice(EXTREMES)))
+            )
+        elif kind == 4:
+            other = rng.randrange(len(changed))
+            length = rng.randint(1, 32)
+            changed[place : place + length] = changed[other : other + length]
+        else:
+            del changed[place : place + rng.randint(1, 16)]
+            changed = changed or bytearray(1)
+    return bytes(changed)
+
+
+def mutated_index(rng: random.Random, content: bytes) -> bytes:
+    """The text changed as bytes, or one of its numbers or words changed as JSON."""
+    if rng.random() < 0.4:
+        return mutated(rng, content)
+    numbers = list(re.finditer(rb"\d+|\"[a-z_0-9]+\"|\[|\{", content))
+    found = rng.choice(numbers)
+    other = rng.choice(
+        [str(x) for x in EXTREMES] + ["null", "true", '"x"', "[]", "{}", "1e99", "[" * 9]
+    )
+    return content[: found.start()] + other.encode() + content[found.end() :]
+
+
 def damaged(rng: random.Random, content: bytes) -> bytes:
     """Return the content with some flipped bits, cut off, or with what a parser fears."""
     kind = rng.random()
     if kind < 0.1:
         return content[: rng.randrange(len(content))]
     if kind < 0.6:
-        return packed_fuzz.mutated(rng, content)
+        return mutated(rng, content)
     changed = bytearray(content)
     for _ in range(rng.randint(1, 3)):
         changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -82,6 +125,21 @@ def form(value: Any) -> Any:
     return type(value)
 
 
+def with_checksum(text: bytes) -> bytes:
+    """An index with the checksum of what it now says."""
+    body = re.sub(rb',\n "checksum": -?\d+\n}\n\Z', b"", text)
+    return body + b',\n "checksum": %d\n}\n' % zlib.crc32(body)
+
+
+def fitted(shard: Shard, content: bytes) -> Shard:
+    """What an index would say of a shard with this content."""
+    checksum, at = 0, 0
+    for start, length in (*shard.payload, (len(content), 0)):
+        checksum = zlib.crc32(content[at:start], checksum)
+        at = start + length
+    return dataclasses.replace(shard, bytes=len(content), checksum=checksum)
+
+
 # ---- sets of columns ----
 
 
@@ -94,9 +152,9 @@ def columns(folder: Path, *, checksums: bool) -> tuple[Path, Read]:
 
     def read(rng: random.Random) -> Counter[str]:
         found = (path / PART).read_bytes()
-        fitted = rng.random() < 0.3
-        if fitted:
-            first = packed_fuzz.fitted(index.shards[0], found)
+        fits = rng.random() < 0.3
+        if fits:
+            first = fitted(index.shards[0], found)
             first = first if checksums else dataclasses.replace(first, checksum=None)
             changed = dataclasses.replace(index, shards=(first, *index.shards[1:]))
             (path / INDEX).write_bytes(dump_index(changed))
@@ -104,7 +162,7 @@ def columns(folder: Path, *, checksums: bool) -> tuple[Path, Read]:
         way = rng.randrange(8)  # one of the slower ones
         if way < 2:
             bad = verify(path, workers=0).bad
-            if checksums and not fitted:
+            if checksums and not fits:
                 assert len(bad) == (found != content), bad
         elif way < 4:
             with suppress(PackedDataError):
@@ -142,23 +200,29 @@ def read_rows(path: Path, whole: list[Any]) -> Counter[str]:
     return ends
 
 
-def index_of_columns(folder: Path) -> tuple[Path, Read]:
+def index_of(
+    folder: Path, write: Callable[[Path], Any], opened: Callable[[Path], Any]
+) -> tuple[Path, Read]:
     """Make a set whose index is damaged, often with a checksum that fits."""
+
+    def rows_of() -> list[Any]:
+        dataset = opened(path)
+        return [dataset[k] for k in range(len(dataset))]
+
     path = folder / "set"
-    store.put(rows(0), path)
-    whole = [store.get(path)[k] for k in range(ROWS)]
+    write(path)
+    whole = rows_of()
     content = (path / INDEX).read_bytes()
 
     def read(rng: random.Random) -> Counter[str]:
         if rng.random() < 0.8:
-            changed = packed_fuzz.mutated_index(rng, content)
-            (path / INDEX).write_bytes(packed_fuzz.with_checksum(changed))
+            changed = mutated_index(rng, content)
+            (path / INDEX).write_bytes(with_checksum(changed))
         try:
-            dataset = store.get(path)
-            found = [dataset[k] for k in range(len(dataset))]
+            found = rows_of()
             inspect(path)
             verify(path, workers=0)
-        except PackedDataError as error:
+        except (PackedDataError, ValueError) as error:
             assert str(path) in str(error)
             return Counter(["refused"])
         check_same(found, whole)
@@ -170,26 +234,57 @@ def index_of_columns(folder: Path) -> tuple[Path, Read]:
 # ---- packed sets ----
 
 
+def make(path: Path, mode: Any) -> Path:
+    """A set of two shards with nested and textual columns."""
+    columns = {"caption": pa.string(), "box": pa.list_(pa.float32()), "small": pa.int8()}
+    with PackedWriter(path, mode=mode, columns=columns, shard_bytes=60) as writer:
+        for k in range(1, 6):
+            sides = {"height": k, "width": 2} if mode == "raw" else {}
+            extras = {"caption": f"é{k}", "box": [0.5] * k, "small": k if k % 2 else None}
+            writer.add(bytes(k * 6), label=k, source=str(k), **sides, **extras)
+    return path
+
+
+def opened(path: Path) -> PackedDataset:
+    return PackedDataset(path, decode=False, columns=["caption", "box", "small"])
+
+
 def packed(folder: Path, mode: Any) -> tuple[Path, Read]:
-    """Make a packed set with a checksum of every byte: what is read is right, or refused."""
-    path = packed_fuzz.make(folder / "set", mode)
+    """Make a packed set with a checksum of every byte: what is read is right, or refused.
 
-    def opened() -> PackedDataset:
-        return PackedDataset(path, decode=False, columns=["caption", "box", "small"])
+    In one of three turns the entry of the damaged shard fits, as in `columns`: then any record may come.
+    """
+    path = make(folder / "set", mode)
+    whole = [opened(path)[k] for k in range(5)]
+    index = read_index(str(path))
 
-    whole = [opened()[k] for k in range(5)]
-
-    def read(_: random.Random) -> Counter[str]:
+    def read(rng: random.Random) -> Counter[str]:
         ends: Counter[str] = Counter()
-        dataset = opened()
-        for record, expected in enumerate(whole):
-            try:
-                check_same(dataset[record], expected)
-                ends["read"] += 1
-            except PackedDataError as error:
-                assert error.shard == PART
-                ends["refused"] += 1
-        dataset.close()
+        fits = rng.random() < 0.3
+        if fits:
+            first = fitted(index.shards[0], (path / PART).read_bytes())
+            changed = dataclasses.replace(index, shards=(first, *index.shards[1:]))
+            (path / INDEX).write_bytes(dump_index(changed))
+        try:
+            dataset = opened(path)
+        except PackedDataError:
+            assert fits, "its file is shorter than the index says of the payloads"
+            ends["refused"] += 1
+        else:
+            for record, expected in enumerate(whole):
+                try:
+                    sample = dataset[record]
+                    ends["read"] += 1
+                except PackedDataError as error:
+                    assert error.shard == PART
+                    ends["refused"] += 1
+                else:
+                    if not fits:
+                        check_same(sample, expected)
+            with suppress(PackedDataError):
+                _ = dataset.targets
+            dataset.close()
+        (path / INDEX).write_bytes(dump_index(index))
         return ends
 
     return path / PART, read
@@ -275,7 +370,8 @@ def write_npz(path: Path) -> None:
 FORMATS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "columns": lambda folder: columns(folder, checksums=True),
     "columns-in-memory": lambda folder: columns(folder, checksums=False),
-    "index": index_of_columns,
+    "index": lambda folder: index_of(folder, lambda path: store.put(rows(0), path), store.get),
+    "packed-index": lambda folder: index_of(folder, lambda path: make(path, "raw"), opened),
     "packed-encoded": lambda folder: packed(folder, "encoded"),
     "packed-raw": lambda folder: packed(folder, "raw"),
     "parquet": parquet,

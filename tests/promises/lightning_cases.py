@@ -14,9 +14,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import fastload
+from tests.fakes import Draws
 from tests.promises.framework_ranks import on_ranks
 
 Spec = dict[str, Any]
@@ -27,19 +28,6 @@ def run(world_size: int, function: Any, *arguments: Any) -> list[Any]:
     if world_size > 1:
         return on_ranks(function, *arguments, world_size=world_size, modules="lightning")
     return [function(*arguments)]
-
-
-class Rows(Dataset[Any]):
-    """An index, and a number that is drawn for it."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(())
 
 
 class Stream(IterableDataset[Any]):
@@ -114,10 +102,10 @@ class Other:
         self.first = state["at"]
 
 
-class Foreign(Rows):
+class Foreign(Draws):
     """Has a `state_dict` of another protocol, with arguments of its own."""
 
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+    def state_dict(self, num_samples: int, num_workers: int) -> dict[str, Any]:
         raise AssertionError("not called: its arguments are missing")
 
     def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
@@ -137,7 +125,7 @@ class Groups:
 
 
 DATASETS = {
-    "rows": Rows,
+    "rows": Draws,
     "stream": Stream,
     "counted": Counted,
     "foreign": Foreign,
@@ -313,7 +301,7 @@ def resumed(spec: Spec, folder: str, path: str) -> Any:
 
 def early(folder: str) -> Any:
     """Make the loader before the ranks meet. Return what was trained on, and the sampler that was used."""
-    dataset = Rows(12)
+    dataset = Draws(12)
     loader = fastload.DataLoader(dataset, 3, sampler=fastload.RankSampler(dataset, seed=3))
     module = Model({}, None, None)
     one = trainer({"trainer": {"max_epochs": 1}}, Path(folder))

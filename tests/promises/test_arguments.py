@@ -423,22 +423,6 @@ def test_a_length_that_raises_is_not_needed(workers: int, error: Exception) -> N
     assert "Secretive" in repr(again)
 
 
-def test_prefetch_factor_keeps_its_meaning_and_prefetch_batches_goes_first() -> None:
-    def depth(**arguments: Any) -> int:
-        loader = DataLoader(DATA, 2, num_workers=3, **arguments)
-        next(iter(loader))
-        loader.close()
-        return loader.stats().depth
-
-    assert depth() == 2 + 2  # 2 + ceil(3 workers / batches of 2)
-    assert depth(prefetch_factor=5) == 15
-    assert depth(prefetch_factor=2) == 6
-    assert depth(prefetch_batches=7) == 7
-    assert depth(prefetch_batches=1) == 1
-    assert depth(prefetch_batches=7, prefetch_factor=5) == 7
-    assert depth(collate_fn=collate) == 2 + 3
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

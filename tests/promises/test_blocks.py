@@ -9,18 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 import fastload
 from fastload import RankSampler
-from tests.fakes import Numbers
-
-
-class Draws(Numbers):
-    """An index and a number drawn for it."""
-
-    def __getitem__(self, index: int) -> Any:
-        return index, float(torch.rand(()))
+from tests.fakes import Draws
 
 
 def loader(length: int, rank: int, world: int, size: int, **options: Any) -> Any:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +32,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from fastload import DataLoader
-from tests.children import Ended, run_fresh, run_script
+from tests.children import Ended, run_script
 from tests.fakes import Numbers
 
 
@@ -243,7 +245,6 @@ print("PARENT")
 
 NUM_THREADS = """
 import threading
-{first}
 def loads(collate):
     loader = fastload.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(40)), 4, num_workers=3, collate_fn=collate
@@ -261,14 +262,9 @@ print(torch.get_num_threads(), later[0])
 """
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["", pytest.param("torch.set_num_threads(3)", marks=pytest.mark.slow)],
-    ids=["nothing before", "set before"],
-)
-def test_torch_num_threads_is_left_alone(first: str) -> None:
-    """Of the main thread and of threads started later, whatever torch did before."""
-    out = [fine(run_script(NUM_THREADS.format(first=first, loads=loads))) for loads in (0, 1)]
+def test_torch_num_threads_is_left_alone() -> None:
+    """Of the main thread and of threads started later, where torch has not started its own yet."""
+    out = [fine(run_script(NUM_THREADS.format(loads=loads))) for loads in (0, 1)]
     without, with_loader = (lines.splitlines()[0] for lines in out)
     if without == "1 1":
         pytest.skip("one core: torch has one thread anyway")
@@ -323,44 +319,19 @@ def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers(
         assert all(each is dataset for each in datasets)
 
 
-# ---- get_worker_info ----
+# ---- a fresh interpreter ----
 
 
 @pytest.mark.slow
-def test_get_worker_info_for_every_importer() -> None:
-    """A name bound before fastload was imported, in torch's own modules too; torch's processes still see their own.
-
-    The one script without the warm server that leaves an epoch unfinished, of which nothing is to be heard.
-    """
-    ended = run_fresh(
-        """
-from torch.utils.data import get_worker_info as early
-from torch.utils.data._utils.worker import get_worker_info as earliest
-import torch, torch.utils.data as data
-torch.multiprocessing.set_start_method("fork")  # this script has no main guard
-kept = [early, earliest, data.get_worker_info]
+def test_nothing_is_heard_of_an_epoch_that_a_program_leaves_unfinished() -> None:
+    """All other scripts begin as forks of a Python that has imported torch."""
+    script = """
 import fastload
-
-class Asks(data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, index):
-        infos = [ask() for ask in kept]
-        assert all(info is not None for info in infos), infos
-        assert {info.num_workers for info in infos} == {2}
-        assert {info.id for info in infos} <= {0, 1} and len({info.id for info in infos}) == 1
-        return index
-
-assert all(ask() is None for ask in kept)
-assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2))) == 4
-assert all(ask() is None for ask in kept)
-assert len(list(data.DataLoader(Asks(), 2, num_workers=2))) == 4
-for method in ("process", "torch"):
-    assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2, worker_method=method))) == 4
-unfinished = iter(fastload.DataLoader(Asks(), 2, num_workers=2))
-print(next(unfinished).tolist())
+left = iter(fastload.DataLoader([0, 1], num_workers=2, worker_method="thread"))
+print(next(left))
 """
-    )
-    assert (ended.code, ended.out, ended.err) == (0, "[0, 1]\n", ""), ended
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "tensor([0])\n", "")
 
 
 # ---- no shared memory ----

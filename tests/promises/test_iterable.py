@@ -36,7 +36,6 @@ from torch.utils.data import IterableDataset
 import fastload
 from fastload.errors import (
     LoaderClosedError,
-    LoaderTimeoutError,
     StateError,
 )
 from fastload.reading import hub_streams
@@ -135,30 +134,6 @@ def test_without_order_a_worker_that_stalls_holds_back_only_its_own() -> None:
         assert early == [[SHARD + k for k in range(at, at + 4)] for at in (0, 4, 8)]
         dataset.log.add("go")
         assert given(iterator) == [[*range(at, at + 4)] for at in (0, 4, 8)]
-
-
-def test_a_time_out_says_which_worker_it_waits_for_and_loses_nothing() -> None:
-    class Stuck(Sharded):
-        def __init__(self) -> None:
-            super().__init__([2, 2])
-            self.log = Log()
-
-        def __iter__(self) -> Iterator[int]:
-            if my_part()[0] == 1:
-                self.stand_still()
-            return super().__iter__()
-
-        def stand_still(self) -> None:
-            self.log.wait_for(lambda entries: "go" in entries)
-
-    dataset = Stuck()
-    with fastload.DataLoader(dataset, 2, num_workers=2, timeout=1) as loader:
-        iterator = iter(loader)
-        assert plain(next(iterator)) == [0, 1]
-        with pytest.raises(LoaderTimeoutError, match="stand_still"):
-            next(iterator)
-        dataset.log.add("go")
-        assert given(iterator) == [[SHARD, SHARD + 1]]
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
@@ -307,8 +282,8 @@ def test_the_state_says_what_the_loop_had_and_not_what_was_read_ahead(kind: type
     assert_equal([*had, *resumed], whole)
 
 
-class LitDatas(Shuffles):
-    """Has the methods of litdata.StreamingDataset, with its arguments."""
+class OtherProtocol(Shuffles):
+    """Has the methods of litdata.StreamingDataset, with its arguments; those of streaming have others."""
 
     def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> Any:
         raise AssertionError(f"called with {num_samples_yielded}, {num_workers}, {batch_size}")
@@ -317,41 +292,22 @@ class LitDatas(Shuffles):
         raise AssertionError("called")
 
 
-class MosaicMLs(Shuffles):
-    """Has the methods of streaming.StreamingDataset, with its arguments."""
-
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
-        raise AssertionError(f"called with {num_samples}, {from_beginning}")
-
-    def load_state_dict(self, obj: dict[str, Any]) -> None:
-        raise AssertionError("called")
-
-
-OTHER_PROTOCOLS = [LitDatas, MosaicMLs]
-
-
 @pytest.mark.filterwarnings("ignore:fastload. .* lacks state_dict")
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
 )
-@pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
-def test_methods_of_another_protocol_are_not_called(
-    kind: type[Drawing], options: dict[str, Any]
-) -> None:
-    resumes_twice(lambda: fastload.DataLoader(kind(LENGTHS), 2, seed=1, **options))
+def test_methods_of_another_protocol_are_not_called(options: dict[str, Any]) -> None:
+    resumes_twice(lambda: fastload.DataLoader(OtherProtocol(LENGTHS), 2, seed=1, **options))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", OTHER_PROTOCOLS)
-def test_a_dataset_of_another_protocol_is_read_again_with_a_warning(
-    kind: type[Drawing], workers: int
-) -> None:
-    loader = fastload.DataLoader(kind(LENGTHS), 2, num_workers=workers, seed=1)
+def test_a_dataset_of_another_protocol_is_read_again_with_a_warning(workers: int) -> None:
+    loader = fastload.DataLoader(OtherProtocol(LENGTHS), 2, num_workers=workers, seed=1)
     next(iter(loader))
     state = through_json(loader.state_dict())
     loader.close()
     loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match=f"{kind.__name__} lacks state_dict.*read again"):
+    with pytest.warns(RuntimeWarning, match="OtherProtocol lacks state_dict.*read again"):
         list(loader)
 
 

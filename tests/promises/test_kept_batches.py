@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from torch.utils.data import Dataset
 import fastload
 from tests.children import run_python
 
-WORKERS = [0, 1, 3]
 SIZES = {"small": 5, "large": 20_000}  # floats of a row; large: 80 KB
 LENGTH, BATCH, EPOCHS = 24, 4, 6
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -209,32 +207,6 @@ def test_members_are_kept_apart(as_array: bool, workers: int) -> None:
         check_rows(part - offset, values)
 
 
-@pytest.mark.parametrize("options", [{"in_order": False}, {"prefetch_batches": 8}, {}], ids=str)
-def test_all_batches_of_an_epoch_at_once(options: dict[str, Any]) -> None:
-    dataset = Rows(SIZES["large"], length=60)
-    with loader_of(dataset, 3, **options) as loader:
-        for _ in range(3):
-            batches = list(loader)
-            values = [value for batch in batches for value in batch["y"].tolist()]
-            assert sorted(values) == list(range(60))
-            check_rows(torch.cat([batch["x"] for batch in batches]), values)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_batch_outlives_its_iterator_and_its_loader(workers: int) -> None:
-    kept = []
-    for _ in range(5):
-        dataset = Rows(SIZES["large"])
-        loader = loader_of(dataset, workers)
-        for batch in islice(loader, 3):
-            kept.append((batch["x"][1:].numpy(), batch["y"].tolist()[1:]))
-        loader.close()
-        del loader, batch
-        gc.collect()
-    for alias, values in kept:
-        check_rows(alias, values)
-
-
 # What the user does to a batch is the user's.
 
 CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -383,7 +355,6 @@ def test_memory_that_nobody_keeps_is_reused_and_no_other(workers: int, as_array:
 # larger than the 33.6 MB (32 MiB) from which on malloc returns memory to the system at once.
 KEEP_MANY = """
 import gc, os
-from itertools import islice
 from pathlib import Path
 
 import fastload, torch

@@ -285,7 +285,7 @@ def test_a_program_without_our_loaders_is_left_alone(tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
     trainer = cases.trainer({"trainer": {"max_epochs": 1}}, tmp_path)
-    trainer.fit(cases.Model({}, None, None), DataLoader(cases.Rows(6), 3))
+    trainer.fit(cases.Model({}, None, None), DataLoader(cases.Draws(6), 3))
     trainer.save_checkpoint(path := tmp_path / "theirs.ckpt")
     import torch
 
@@ -304,7 +304,7 @@ def test_a_checkpoint_of_torch_s_loader_begins_its_epoch_anew(steps: int, tmp_pa
     from torch.utils.data import DataLoader
 
     first = cases.trainer({"trainer": {"max_steps": steps}}, tmp_path)
-    first.fit(cases.Model({}, None, None), DataLoader(cases.Rows(14), 3))
+    first.fit(cases.Model({}, None, None), DataLoader(cases.Draws(14), 3))
     first.save_checkpoint(path := tmp_path / "theirs.ckpt")
     again = cases.trainer({"trainer": {"max_steps": 9}}, tmp_path)
     model, spec = cases.Model({}, None, None), {"shuffle": False}

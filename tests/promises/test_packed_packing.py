@@ -145,17 +145,6 @@ def test_killed_before_any_write_it_is_no_set_and_running_again_gives_the_same_b
     assert len(set(taken_over)) > 4
 
 
-def test_killed_again_and_again_it_is_completed(
-    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
-) -> None:
-    deaths = 0
-    while pack_and_die(listed, tmp_path / "set", 60 + deaths % 7):
-        deaths += 1
-        assert deaths < 50
-    assert deaths > 1
-    assert contents(tmp_path / "set") == uninterrupted
-
-
 @pytest.mark.parametrize("interruption", ["disk full", "Ctrl-C"])
 def test_a_full_disk_and_ctrl_c_leave_nothing_half_written(
     listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, interruption: str

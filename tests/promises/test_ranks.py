@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Literal
@@ -130,27 +129,6 @@ def test_the_same_global_batches_for_any_world(ends: Ends) -> None:
         assert global_batches(rank_batches(96, world, 12 // world, seed=7, ends=ends)) == one
 
 
-@pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
-@pytest.mark.parametrize("length", [85, 95])
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_full_global_batches_of_any_length(world: int, length: int, ends: Ends) -> None:
-    one = rank_batches(length, 1, 12, seed=7)[0]
-    ranks = rank_batches(length, world, 12 // world, seed=7, ends=ends)
-    full = length // 12
-    together = [interleaved(step) for step in zip_longest(*ranks, fillvalue=[])]
-    assert together[:full] == one[:full]
-    rest = Counter(chain.from_iterable(together[full:]))
-    last = Counter(one[full])
-    if ends == "uneven":
-        assert rest == last
-    elif ends == "drop":
-        assert rest <= last
-        assert (last - rest).total() < world
-    else:
-        assert last <= rest
-        assert (rest - last).total() < world
-
-
 @pytest.mark.parametrize("told", [(), (2, 0, 5)], ids=["never_told", "told"])
 @pytest.mark.parametrize(("world", "drop_last"), [(1, False), (3, True), (4, False)])
 def test_torchs_own_rank_sampler_gives_torchs_batches(
@@ -199,21 +177,6 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
     assert parts(100, 2, seed=3) == one
     assert parts(100, 2, seed=4) != one
     assert torch.equal(torch.random.get_rng_state(), state), "a sampler draws nothing from it"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_samplers_epoch_is_the_loaders(workers: int) -> None:
-    sampler = fastload.RankSampler(60, rank=1, world_size=3, seed=3)
-    orders = []
-    for epoch in range(4):
-        sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-    sampler.set_epoch(0)
-    with fastload.DataLoader(Numbers(60), 5, sampler=sampler, num_workers=workers) as loader:
-        for epoch in (2, 3, 1):
-            sampler.set_epoch(epoch)
-            assert torch.cat(list(loader)).tolist() == orders[epoch]
-            assert loader.stats().epoch == epoch
 
 
 @pytest.mark.parametrize("workers", [0, 2])

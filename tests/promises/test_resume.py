@@ -335,7 +335,18 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
         "batch_sampler": Lazy(from_torch, from_python, from_numpy),
         "batch_size": 1,
     },
+    "lists of indices": lambda: {
+        "batch_size": None,
+        "sampler": BatchSampler(fastload.RankSampler(26, rank=0, world_size=1), 4, drop_last=False),
+    },
 }
+
+
+class ByList(Augmented):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if not isinstance(index, list):
+            return super().__getitem__(index)
+        return torch.stack([super(ByList, self).__getitem__(k) for k in index])
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -346,7 +357,7 @@ def test_a_second_resume_and_two_epochs_after_it_with_a_sampler(kind: str) -> No
     def make() -> DataLoader[Any]:
         torch.manual_seed(next(states))
         options = {"batch_size": 4, "num_workers": 2, "seed": SEED, **SAMPLERS[kind]()}
-        return DataLoader(Augmented(52), **options)
+        return DataLoader(ByList(52), **options)
 
     resumes_twice(make)
 
@@ -756,37 +767,6 @@ def test_an_error_of_on_stats_loses_no_batch(workers: int, monkeypatch: pytest.M
             assert loader.state_dict()["batches"] == len(got)
     assert failed > 3
     assert indices(got) == list(range(26))
-
-
-BATCHINGS: dict[str, Callable[[], dict[str, Any]]] = {
-    "as a sampler": lambda: {
-        "batch_size": None,
-        "sampler": BatchSampler(SequentialSampler(range(26)), 4, drop_last=False),
-    },
-    "shuffled, as a sampler": lambda: {
-        "batch_size": None,
-        "sampler": BatchSampler(fastload.RankSampler(26, rank=0, world_size=1), 4, drop_last=False),
-    },
-}
-
-
-class ByList(Augmented):
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        picked = index if isinstance(index, list) else [index]
-        rows = torch.stack([super(ByList, self).__getitem__(k) for k in picked])
-        return rows if isinstance(index, list) else rows[0]
-
-
-@pytest.mark.parametrize("kind", BATCHINGS)
-def test_states_of_any_batching_are_taken(kind: str) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(ByList(26), seed=SEED, **BATCHINGS[kind]())
-
-    batches, states = history(make(), 1)
-    for state, epoch, done in states[:-1]:
-        loader = make()
-        loader.load_state_dict(through_json(state))
-        assert run(loader)[0] == batches[epoch][done:]
 
 
 # Out of order.

@@ -94,16 +94,6 @@ def test_while_one_reader_stalls_the_others_fill_the_window(
     assert Counter(dataset.reads) == Counter(range(200)), "nothing is read twice"
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_stall_of_every_reader_loses_nothing(workers: int) -> None:
-    dataset = Gate(100, tuple(range(workers)))
-    iterator = iter(DataLoader(dataset, 10, num_workers=workers))
-    dataset.wait_for_reads(set(range(workers)))
-    dataset.release()
-    assert [batch.tolist() for batch in iterator] == in_batches(range(100), 10)
-    assert Counter(dataset.reads) == Counter(range(100))
-
-
 # A loop that pauses.
 
 

@@ -18,18 +18,11 @@ import torch
 import fastload
 from fastload import RankSampler
 from fastload.sequences import Mixture, Packed, TokenBatchSampler, TokenWindows
-from tests.fakes import Numbers
+from tests.fakes import Draws
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 GLOBAL_BATCH = 24
 Case = Callable[..., "fastload.DataLoader[Any]"]
-
-
-class Draws(Numbers):
-    """An index and a number drawn for it."""
-
-    def __getitem__(self, index: int) -> Any:
-        return index, float(torch.rand(()))
 
 
 class Marked(Draws):

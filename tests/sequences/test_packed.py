@@ -30,7 +30,6 @@ from fastload.errors import SequenceError, StateError
 from fastload.sequences import Packed
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
-from tests.sequences.batches import KINDS, check_batches
 
 
 class Documents(Dataset[Any]):
@@ -161,12 +160,6 @@ def test_the_seed_makes_other_rows() -> None:
 
 
 # ---- workers ----
-
-
-@pytest.mark.parametrize(("workers", "kind"), KINDS)
-def test_batches_are_those_of_the_rows(workers: int, kind: Any) -> None:
-    packed = Packed(Labelled(SIZES), 25, key="ids", also={"labels": -100})
-    check_batches(packed, num_workers=workers, worker_method=kind)
 
 
 def test_threads_are_chosen_and_share_the_plan() -> None:

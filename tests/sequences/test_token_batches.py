@@ -277,6 +277,7 @@ def test_a_subclass_may_override_iter() -> None:
 
     first = loader()
     whole = [[batch.tolist() for batch in first] for _ in range(2)]
+    assert first.stats().useful_share == first.batch_sampler.useful_share < 1
     assert whole[0] == [
         batch for batch in TokenBatchSampler(LENGTHS, budget=200, seed=3) if len(batch) > 3
     ]

@@ -21,7 +21,6 @@ import torch
 from fastload import DataLoader, RankSampler, store
 from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError, StateError
-from fastload.store.placement import BALANCES
 from tests.children import run_python
 
 PARTS, ROWS = 20, 30
@@ -176,7 +175,3 @@ def test_a_state_wants_the_same_placement(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(StateError):
         dataset = rows_on(monkeypatch, "a", even["a"], balance="pad")
         DataLoader(dataset, 16, seed=0).load_state_dict(state)
-
-
-def test_the_modes_are_those_that_are_tested() -> None:
-    assert set(BALANCES) == {"drop", "pad", "fetch"}

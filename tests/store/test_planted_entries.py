@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from fastload import store
 from fastload._kit.disk import locked_path
-from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, read_index
 from fastload.datasets.packed.staging import stage as stage_packed
 from fastload.errors import PackedDataError
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage
+from tests.contracts.sets import call
 from tests.files import files
 
 PART = "shard-00000.arrow"
@@ -60,10 +59,6 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine"
     path.write_bytes(MINE)
     return path
-
-
-def call(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 # ---- writing ----

@@ -32,6 +32,7 @@ from fastload._kit.fingerprint import fingerprint
 from fastload.errors import PrepareError, StoreFullError
 from fastload.store.root import collect, sets
 from tests.children import Python, run_python
+from tests.contracts.sets import WRITES, at_change, killed
 from tests.files import arrow_files
 
 ROWS = 50
@@ -146,6 +147,28 @@ def test_a_worker_that_dies_loses_no_complete_part(tmp_path: Path) -> None:
         store.prepare(functools.partial(dies_at, 4), range(5), tmp_path / "set", workers=1)
     store.prepare(rows_of, range(5), tmp_path / "set", workers=0)
     assert rows_in(tmp_path / "set") == list(range(5 * ROWS))
+
+
+def test_killed_at_a_change_of_the_disk_it_leaves_nothing_half_and_loses_no_part(
+    tmp_path: Path,
+) -> None:
+    """For `put` see `tests/contracts/sets.py`."""
+
+    def prepared(name: str) -> store.Prepared:
+        return store.prepare(rows_of, range(4), tmp_path / name, workers=0)
+
+    with at_change(0, lambda: None, WRITES) as calls:
+        prepared("whole")
+    reused = []
+    for number in range(1, len(calls) + 1, 3):
+        name = f"set-{number}"
+        assert killed(number, WRITES, functools.partial(prepared, name))
+        reused.append(prepared(name).reused)
+        assert arrow_files(tmp_path / name) == arrow_files(tmp_path / "whole")
+    assert reused == sorted(reused)
+    assert {*reused} == {*range(5)}
+    collect(str(tmp_path))
+    assert {path.suffix for path in (tmp_path / ".unsealed").iterdir()} == {".lock"}
 
 
 def test_parts_without_rows_are_left_out_and_parts_of_other_columns_refused(tmp_path: Path) -> None:

@@ -35,14 +35,13 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from fastload import DataLoader, RankSampler, store
+from fastload import DataLoader, store
 from fastload.errors import PackedDataError, StateError, StoreFullError
 from fastload.store.columns import MAX_ROW
 from fastload.store.root import collect, sets
 from tests.children import Python
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
-from tests.resuming import resumes_twice
 
 X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
 Y = torch.arange(100)
@@ -225,25 +224,6 @@ class TestRows(FilledRows):
 def test_a_transform_gets_the_columns_that_were_asked_for(root: Path, workers: int) -> None:
     doubled = store.get("set", data=["y", "x"], transform=lambda yx: yx[0] * 2, root=root)
     assert torch.equal(torch.cat([*DataLoader(doubled, 9, num_workers=workers)]), Y * 2)
-
-
-def test_ranks_resume_exactly_and_only_with_the_same_set(root: Path) -> None:
-    def loader(dataset: Any) -> DataLoader[Any]:
-        sampler = RankSampler(dataset, rank=1, world_size=3, seed=5)
-        return DataLoader(dataset, 4, sampler=sampler, num_workers=2, seed=5)
-
-    first = loader(store.get("set", data="y", root=root))
-    batches = iter(first)
-    next(batches)
-    state = first.state_dict()
-    rest = [batch.tolist() for batch in batches]
-    second = loader(store.get("set", data="y", root=root))
-    second.load_state_dict(state)
-    assert [batch.tolist() for batch in second] == rest
-    resumes_twice(lambda: loader(store.get("set", data="y", root=root)))
-    store.put({"y": Y.flip(0)}, "other", root=root)
-    with pytest.raises(StateError, match="set_id"):
-        loader(store.get("other", data="y", root=root)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("wrap", [lambda d: Subset(d, range(80)), lambda d: ConcatDataset([d, d])])

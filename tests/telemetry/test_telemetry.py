@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload._kit.cores import usable_cores
 from fastload.telemetry import Place, Recorder, merge, recording, span, stage
 from fastload.telemetry import recorder as recorder_module
 from fastload.telemetry import stages as stages_module
@@ -300,18 +298,17 @@ def test_pressure_is_the_wait_beyond_the_nap_in_units_of_the_switch_interval(
 
 
 @contextmanager
-def beside(work: Callable[[], object], threads: int = 1) -> Iterator[None]:
-    """Run the block beside threads that do `work` over and over."""
-    stop, running = False, threading.Barrier(threads + 1)
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Run the block beside a thread that does `work` over and over."""
+    stop, running = False, threading.Barrier(2)
 
     def repeat() -> None:
         running.wait(10)
         while not stop:
             work()
 
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(threads):
-            pool.submit(repeat)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(repeat)
         running.wait(10)
         try:
             yield
@@ -387,10 +384,3 @@ def test_where_the_kernel_does_not_say_the_probe_works_without(
     recorder = Recorder()
     recorder.probe()
     assert merge([recorder]).gil_probes == 1
-
-
-@needs_gil
-def test_beside_threads_that_compute_without_the_gil_there_is_little_pressure() -> None:
-    data = bytes(2_000_000)
-    with beside(lambda: blake2b(data), threads=2 * usable_cores()):
-        assert any(pressure < 0.3 for pressure in pressures())

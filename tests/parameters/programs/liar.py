@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -171,36 +171,15 @@ def malformed(draw: random.Random, kind: str) -> tuple[str, list[bytes]]:
 # ---- well-formed lies ----
 
 
-def tensors(draw: random.Random) -> Any:
-    """Return a tensor that is right for none of the parameters of other clients."""
-    return draw.choice((
-        torch.full((3,), torch.nan),
-        torch.tensor([1.0, torch.inf, 1.0]),
-        torch.full((3,), 1e300, dtype=torch.float64),
-        torch.ones(4),
-        torch.ones(1, 3),
-        torch.ones(()),
-        torch.ones(0),
-        torch.ones(2**16),
-        *(torch.ones(3, dtype=kind) for kind in (torch.int64, torch.bool, torch.uint8, torch.complex64)),
-        1.0,
-        None,
-        [1.0] * 3,
-    ))  # fmt: skip
-
-
-def pairs(draw: random.Random) -> Any:
-    """Return ids and rows that are not right for the table of other clients, which has rows of 2 numbers."""
-    ids, rows = torch.tensor([3, 5]), torch.ones(2, 2)
-    wrong_ids = (
-        ids.int(), ids.double(), torch.tensor([1.5, 2]), torch.tensor([torch.nan, 2]), ids[:, None], ids[:1],
-        torch.tensor([3, 3]), torch.empty(0), [3, 5], None,
-    )  # fmt: skip
-    wrong_rows = (
-        rows * torch.nan, rows.long(), rows.to(torch.complex64), torch.ones(2, 3), torch.ones(2), torch.ones(4), None,
-    )  # fmt: skip
-    either = ((draw.choice(wrong_ids), rows), (ids, draw.choice(wrong_rows)))
-    return draw.choice((*either, ids[:1]))
+IDS, ROWS = torch.tensor([3, 5]), torch.ones(2, 2)
+WRONG: list[Any] = [
+    torch.full((3,), torch.nan), torch.tensor([1.0, torch.inf, 1.0]), torch.full((3,), 1e300, dtype=torch.float64),
+    torch.ones(4), torch.ones(1, 3), torch.ones(()), torch.ones(0), torch.ones(2**16), torch.ones(2, 3),
+    *(torch.ones(3, dtype=kind) for kind in (torch.int64, torch.bool, torch.uint8, torch.complex64)),
+    IDS.int(), IDS.double(), IDS[:, None], IDS[:1], torch.tensor([3, 3]), ROWS * torch.nan, ROWS.long(),
+    1.0, None, [1.0] * 3,
+]  # fmt: skip
+"""Right neither for a parameter of other clients, nor as ids or rows for their table, which has rows of 2 numbers."""
 
 
 def numbers(draw: random.Random) -> Any:
@@ -210,9 +189,10 @@ def numbers(draw: random.Random) -> Any:
 def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     """Return the method and the arguments of a call."""
     worker = draw.choice(("liar", f"liar-{number}", "ghost", draw.choice(ANYTHING)))
-    wrong = {"w": tensors(draw)} if draw.random() < 0.5 else {}
+    wrong = {"w": draw.choice(WRONG)} if draw.random() < 0.5 else {}
     right = {"v": torch.ones(3)} if draw.random() < 0.5 else {}
-    rows = {} if wrong else {"t": pairs(draw)}
+    pair = draw.choice(((draw.choice(WRONG), ROWS), (IDS, draw.choice(WRONG)), IDS[:1]))
+    rows = {} if wrong else {"t": pair}
     gradients: Any = {
         "version": numbers(draw),
         "lr": draw.choice((None, 1.0)),
@@ -223,8 +203,7 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     entries = draw.choice(
         ([["ghost", 1]], [["ghost", 1], ["", 0]], [["liar", 10**12]], draw.choice(ANYTHING))
     )
-    rows_of = torch.tensor([3, 5])
-    ids, values = draw.choice(((rows_of.int(), torch.ones(2, 2)), (rows_of, torch.ones(2, 3))))
+    ids, values = draw.choice(((IDS.int(), ROWS), (IDS, torch.ones(2, 3))))
     table = {"name": draw.choice(("t", "", "u")), "dim": draw.choice((3, 0, 2**40, "2", None))}
     calls: dict[Any, Any] = {
         "hello": {"worker": worker},
@@ -264,29 +243,18 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     return method, arguments
 
 
-TENSOR = "tensor: dtype, shape, first byte"
-
-
 def false_tensor(draw: random.Random, text: bytes) -> bytes:
     """Return the JSON of a call, one of whose tensors lies elsewhere."""
-    value = json.loads(text)
-    found = [each[TENSOR] for each in walk(value) if isinstance(each, dict) and TENSOR in each]
-    if found:
-        entry = draw.choice(found)
-        numbers_and_names = (64, -64, 2**70, 5.5, None, "3", "float16", "quint8", "Tensor", "load")
-        entry[draw.randrange(3)] = draw.choice(([-1], [2**62], [2**40], [], *numbers_and_names))
-        # It may lie where it was, under another name: so no call with it is one that is right.
-        if isinstance(value, dict) and isinstance(value.get("arguments"), dict):
-            value["arguments"]["more"] = 1
-    return json.dumps(value).encode()
-
-
-def walk(value: Any) -> Iterator[Any]:
-    yield value
-    for each in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        yield from walk(each)
+    found = [*re.finditer(rb'\["\w+", \[[\d, ]*\], \d+\]', text)]
+    if not found:
+        return text
+    place = draw.choice(found)
+    entry = json.loads(place[0])
+    numbers_and_names = (64, -64, 2**70, 5.5, None, "3", "float16", "quint8", "Tensor", "load")
+    entry[draw.randrange(3)] = draw.choice(([-1], [2**62], [2**40], [], *numbers_and_names))
+    text = text[: place.start()] + json.dumps(entry).encode() + text[place.end() :]
+    # It may lie where it was, under another name: so no call with it is one that is right.
+    return text.replace(b'"arguments": {', b'"arguments": {"more": 1, ', 1)
 
 
 def lie_to_parameters(draw: random.Random, number: int) -> tuple[str, list[bytes]]:
