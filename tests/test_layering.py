@@ -35,8 +35,6 @@ CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
 WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
 SLOTS = PACKAGE / "memory" / "slots.py"
 """May have a lock: one worker makes the slot of a batch."""
-CREW = PACKAGE / "engine" / "crew.py"
-"""May have a lock: the loop receives from processes that another thread ends."""
 COPIES = PACKAGE / "isolation" / "copies.py"
 """May have a lock: it sets the recursion limit, which all threads have in common."""
 PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "child.py")}
@@ -223,7 +221,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
 
 THREADS_HERE = {WORKERS, POOL, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
 LOCKS_HERE = {
-    *{WINDOW, PACKAGE / "engine" / "waiting.py", COPIES, SLOTS, CREW},
+    *{WINDOW, PACKAGE / "engine" / "waiting.py", COPIES, SLOTS},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},
     *{path for path in MODULES if room_of(path) == "random"},
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic, perf_counter
@@ -100,9 +99,7 @@ class Crew:
         self._owner = os.getpid()
         self._bell = Bell()
         self._background = background  # the loop sets it once, and receives no more
-        self._receiving = (
-            threading.Lock()
-        )  # owns the processes' sockets, for receiving, and these fields
+        # The thread that receives has these.
         self._slow = 0
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
@@ -163,20 +160,19 @@ class Crew:
     # ---- receiving ----
 
     def pull(self, seconds: float | None) -> bool:
-        """See `Listener`. Only the loop calls this."""
-        if (
-            seconds == 0 and self._receiving.locked()
-        ):  # by another thread of the user's, in `next()`
-            return True
-        with self._receiving:
-            if self._background or self._window.closed:
-                return False
+        """See `Listener`. Only the thread that holds `taking` calls this."""
+        if self._background:
+            return False
+        try:
             if not modes_are_on():  # else batches would be made in them
                 self._receive_all(seconds)
-            self._background = self._slow >= MOST_SLOW or modes_are_on()
-            if self._background:
-                self._bell.ring()
-            return not self._background
+        except BaseException:  # Ctrl-C: a batch may be lost, and none must wait for it
+            self._window.close()
+            raise
+        self._background = self._slow >= MOST_SLOW or modes_are_on()
+        if self._background:
+            self._bell.ring()
+        return not self._background
 
     def serve(self, device: int | None, torch_threads: int, team: Team) -> None:
         """Receive in the background if need be, until the window is closed. Then end the processes."""
@@ -212,6 +208,8 @@ class Crew:
             seconds = until_look if seconds is None else min(seconds, until_look)
         ready = [descriptor for descriptor, _ in self._poll.poll(1000 * seconds)]
         for descriptor in ready:
+            if self._window.closed:  # another thread ends the processes
+                return
             if descriptor not in self._by_descriptor:  # the bell, or a process that is buried
                 continue
             child = self._by_descriptor[descriptor]
@@ -275,9 +273,8 @@ class Crew:
         late = monotonic() + 2 * JOIN_SECONDS
         for child in self._children:
             child.begin_end()
-        with self._receiving:  # the loop has left
-            for child in self._children:
-                child.end(max(0.0, late - monotonic()))
+        for child in self._children:
+            child.end(max(0.0, late - monotonic()))
 
     def _call(self, child: Child, call: Callable[[], None]) -> None:
         """Run a call, which may take long, on a thread of its process. It starts now if need be."""

@@ -236,8 +236,12 @@ class Window(Generic[T]):
 
     def ready(self) -> T | None:
         """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
-        if (listener := self.listener) is not None:
-            listener.pull(0)
+        listener = self.listener
+        if listener is not None and self.taking.acquire(blocking=False):
+            try:
+                listener.pull(0)
+            finally:
+                self.taking.release()
         with self._lock:
             return None if self.closed else self._next()
 

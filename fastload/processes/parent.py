@@ -259,11 +259,12 @@ class Child:
 
     def died(self, doing: str, hint: str = "", worker: int | None = None) -> WorkerDiedError:
         """Return the error of the process's death while it, or one of its workers, did something."""
-        if self._fate is None:
-            self._fate = self._has_ended(1.0), self._process.exitcode
+        process = self._process
+        if self._fate is None and process is not None:
+            self._fate = self._has_ended(1.0), process.exitcode
         self.dead = True
         who = self.name if worker is None else f"worker {worker}"
-        return death(f"{who} (process {self.pid})", doing, *self._fate, hint)
+        return death(f"{who} (process {self.pid})", doing, *(self._fate or (True, None)), hint)
 
 
 def _close_in_child() -> None:

@@ -238,6 +238,15 @@ def strike(before: set[int], choice: float, moments: list[float]) -> None:
         watch.close()
 
 
+@pytest.mark.parametrize(("workers", "over"), [(1, None), (4, 2)])
+def test_tickets_wait_for_room_in_the_socket(workers: int, over: int | None) -> None:
+    sampler = [[*range(k, k + 3000)] for k in range(100)]
+    with spread(
+        Numbers(4000), None, workers, over, sampler=sampler, prefetch_batches=100
+    ) as loader:
+        assert [[*map(int, batch)] for batch in loader] == sampler
+
+
 class Waits(Tensors):
     """Each waits a little, so that an epoch lasts."""
 
