@@ -21,6 +21,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -347,13 +348,8 @@ def put(folder: Path, write: Callable[[Path], None]) -> tuple[Path, Read]:
     return path, read
 
 
-def write_file(path: Path) -> None:
-    with pa.ipc.new_file(path, table().schema) as writer:
-        writer.write_table(table(), max_chunksize=5)
-
-
-def write_stream(path: Path) -> None:
-    with pa.ipc.new_stream(path, table().schema) as writer:
+def write_arrow(new: Any, path: Path) -> None:
+    with new(path, table().schema) as writer:
         writer.write_table(table(), max_chunksize=5)
 
 
@@ -376,8 +372,8 @@ FORMATS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "packed-raw": lambda folder: packed(folder, "raw"),
     "parquet": parquet,
     "put-parquet": lambda folder: put(folder, lambda path: pq.write_table(table(), path)),
-    "put-arrow": lambda folder: put(folder, write_file),
-    "put-stream": lambda folder: put(folder, write_stream),
+    "put-arrow": lambda folder: put(folder, partial(write_arrow, pa.ipc.new_file)),
+    "put-stream": lambda folder: put(folder, partial(write_arrow, pa.ipc.new_stream)),
     "put-npy": lambda folder: put(folder, write_npy),
     "put-npz": lambda folder: put(folder, write_npz),
 }

@@ -355,6 +355,7 @@ def test_memory_that_nobody_keeps_is_reused_and_no_other(workers: int, as_array:
 # larger than the 33.6 MB (32 MiB) from which on malloc returns memory to the system at once.
 KEEP_MANY = """
 import gc, os
+from itertools import islice
 from pathlib import Path
 
 import fastload, torch

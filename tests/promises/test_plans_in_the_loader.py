@@ -25,7 +25,6 @@ from fastload.image import RandomResizedCrop, ResizeCenterCrop
 from tests.image.photographs import photographs
 from tests.promises.equal import check_same
 
-CLASSES = ("cat", "dog", "eel")
 SIDE = 96
 PLAN = RandomResizedCrop(SIDE, flip=0.5)
 
@@ -37,7 +36,7 @@ def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, lines = list(photographs().values()), []
     for number in range(12):
         pixels = sources[number % len(sources)][: 150 + 9 * number, 40 : 300 - 7 * number]
-        path = folder / CLASSES[number % 3] / f"{number:02}.png"
+        path = folder / ("cat", "dog", "eel")[number % 3] / f"{number:02}.png"
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(path, compress_level=1)
         lines.append(str(path.relative_to(folder)))

@@ -109,12 +109,6 @@ def read_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- size and deadline ----
 
 
-def test_full_batches_do_not_wait_for_the_deadline() -> None:
-    with running(Queue(range(8)), decode=to_tensor, batch_size=4) as run:
-        run.wait_for(8)
-    assert run.sizes == [4, 4]
-
-
 def test_a_deadline_counts_from_the_arrival_of_the_first_message_not_from_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
