@@ -27,12 +27,11 @@ NAMES = (
     "collate",
     "thread_cost",
     "randomness",
-    "beside",
     "packing",
     "store",
     "processes",
 )
-ASKED_FOR = ("kinds", "peers", "sequences")
+ASKED_FOR = ("device", "kinds", "peers", "scale", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -47,7 +46,7 @@ class Section:
     outcomes: dict[str, list[Outcome]]
     rows: list[Row]
     versions: dict[str, str | None]
-    """Of the packages that this benchmark alone measures; None for one that is not installed."""
+    """Of the packages that this benchmark alone measures, None for one that is not installed; and its `machine()`."""
 
     @property
     def all_outcomes(self) -> list[Outcome]:
@@ -80,7 +79,7 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except kinds, which takes a quarter of an hour, and peers and
+    Without NAME, all benchmarks run except those that take long: kinds, scale, device, and peers and
     sequences, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
@@ -146,6 +145,8 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
         for repeat in range(count):
             for case in cases if repeat % 2 == 0 else cases[::-1]:
                 bar.set_description(f"{name}: {case.name}")
+                if bar.disable:
+                    click.echo(f"{name}: {case.name}", err=True)
                 outcome = execute(name, case)
                 outcomes[case.name].append(outcome)
                 if outcome.failed:
@@ -153,6 +154,7 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
                 bar.update()
     results = figures(outcomes)
     versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
+    versions |= getattr(benchmark, "machine", dict)()
     return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, repeat
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any, Literal, NamedTuple
@@ -16,6 +17,16 @@ from fastload import DataLoader
 from fastload.bench.figures import BenchError
 
 Kind = Literal["fastload", "torch"]
+
+READERS = {
+    "auto": "the default",
+    "none": "no workers",
+    "thread": "threads",
+    "process": "processes",
+    "spread": "threads in few processes",
+    "torch": "torch's processes",
+}
+"""Kinds of readers, with their names."""
 
 
 class NotMeasuredError(Exception):
@@ -51,6 +62,24 @@ def open_loader(
     finally:
         if isinstance(loader, DataLoader):
             loader.close()
+
+
+def open_readers(
+    kind: str,
+    dataset: Dataset[Any],
+    readers: int,
+    *,
+    processes: int | None = None,
+    **arguments: Any,
+) -> AbstractContextManager[TorchDataLoader[Any]]:
+    """A loader of one of the kinds in READERS; those of kind "spread" are threads in `processes` processes."""
+    if kind == "torch":
+        return open_loader("torch", dataset, workers=readers, **arguments)
+    if kind == "spread":
+        arguments["worker_processes"] = processes
+    method = {"none": "auto", "spread": "process"}.get(kind, kind)
+    workers = 0 if kind == "none" else readers
+    return open_loader("fastload", dataset, workers=workers, worker_method=method, **arguments)
 
 
 class Epoch(NamedTuple):
@@ -100,6 +129,35 @@ def _run_epoch(batches: Iterable[Any]) -> tuple[Epoch, list[torch.Tensor]]:
 def rate(epochs: Sequence[Epoch]) -> float:
     """Samples per second over the epochs together."""
     return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
+
+
+def steady(
+    batches: Iterable[Any],
+    *,
+    warm_s: float,
+    seconds: float,
+    step: Callable[[Any], object] = lambda _: None,
+    count: Callable[[], float] | None = None,
+) -> tuple[float, float]:
+    """Return the steps a second, and the median seconds of a step without the wait for its batch.
+
+    The loop goes over `batches` again and again. It is measured for `seconds`, from `warm_s` after the first batch on.
+    `count`: counts something else than steps.
+    """
+    times: list[float] = []
+    counted = count or times.__len__
+    warm = began = start = 0.0
+    for batch in chain.from_iterable(repeat(batches)):
+        now = perf_counter()
+        warm = warm or now + warm_s
+        if not began and now >= warm:
+            times.clear()
+            began, start = now, counted()
+        if began and now - began >= seconds:
+            break
+        step(batch)
+        times.append(perf_counter() - now)
+    return (counted() - start) / (now - began), median(times)
 
 
 def in_turns(

@@ -14,24 +14,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
 from importlib import import_module
-from itertools import chain, repeat
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import NotMeasuredError, SlowDataset
+from benchmarks._measure import NotMeasuredError, SlowDataset, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.images import Photos, sample_images, transform
-from fastload import DataLoader
 from fastload.measure.tables import Spread
 
 TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
@@ -230,35 +225,17 @@ def _steps(
     kind: str, dataset: Any, batch_size: int, workers: int, operations: int, *, smoke: bool
 ) -> tuple[float, float]:
     """Return the steps a second, and the median seconds of a step."""
-    options: dict[str, Any] = {
-        "num_workers": 0 if kind == "none" else workers,
-        "persistent_workers": kind != "none",
-        "shuffle": True,
-    }
-    if kind == "torch":
-        loader: Any = TorchDataLoader(dataset, batch_size, **options)
-    else:
-        loader = DataLoader(
-            dataset, batch_size, worker_method="auto" if kind == "none" else kind, **options
-        )
-    x, times, began, counted = torch.zeros(8), [], math.inf, 0
-    with nullcontext() if kind == "torch" else closing(loader):
-        warm = perf_counter() + (0.1 if smoke else WARM_S)
-        batches = chain.from_iterable(repeat(loader))
-        for _ in batches:
-            now = perf_counter()
-            if began is math.inf and now >= warm:
-                began, counted, times = now, 0, []
-            if now - began >= (0.1 if smoke else MEASURED_S):
-                break
-            for _ in range(operations):
-                x.add_(1.0)
-            counted += 1
-            times.append(perf_counter() - now)
-        taken = perf_counter() - began
-        del batches
+    x = torch.zeros(8)
+
+    def step(_: Any) -> None:
+        for _ in range(operations):
+            x.add_(1.0)
+
+    warm_s, seconds = (0.0, 0.1) if smoke else (WARM_S, MEASURED_S)
+    with open_readers(kind, dataset, workers, batch_size=batch_size, shuffle=True) as loader:
+        found = steady(loader, warm_s=warm_s, seconds=seconds, step=step)
     time.sleep(0.05)  # torch's workers end
-    return counted / taken, median(times)
+    return found
 
 
 def rows(results: Results) -> list[Row]:

@@ -10,18 +10,15 @@ threads lose: only one of them can run it at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-import fastload
-from benchmarks._measure import rate, run_epochs
+from benchmarks._measure import open_readers, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.images import Photos, sample_images, transform
@@ -127,17 +124,9 @@ def measure(*, kind: str, workload: str, length: int) -> Figures:
     return {"rate": rate(epochs[1:]), "first_ms": 1000 * first_s}
 
 
-@contextmanager
-def _opened(kind: str, dataset: Dataset[Any], batch_size: int) -> Iterator[TorchDataLoader[Any]]:
-    options: dict[str, Any] = {"num_workers": WORKERS, "persistent_workers": True, "shuffle": True}
-    if kind != "thread":
-        options["multiprocessing_context"] = "fork"
-    if kind == "torch":
-        yield TorchDataLoader(dataset, batch_size, **options)
-        return
-    options["worker_method"] = kind
-    with fastload.DataLoader(dataset, batch_size, **options) as loader:
-        yield loader
+def _opened(kind: str, dataset: Dataset[Any], batch_size: int) -> Any:
+    forked = {} if kind == "thread" else {"multiprocessing_context": "fork"}
+    return open_readers(kind, dataset, WORKERS, batch_size=batch_size, shuffle=True, **forked)
 
 
 def rows(results: Results) -> list[Row]:

@@ -48,7 +48,7 @@ def _warm_cases() -> Iterator[None]:
 
 @pytest.mark.usefixtures("forkserver")  # of `thread_cost`
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "scale"])
 def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +105,26 @@ def test_the_command_prints_a_table_and_writes_figures_with_their_provenance(
     assert all(run["figures"]["rate"] > 0 and not run["failed"] for run in collate["runs"])
     ratios = [run["figures"]["rate"] / run["figures"]["ideal_rate"] for run in collate["runs"]]
     assert [row["ratio"]["median"] for row in collate["rows"]] == ratios
+
+
+def test_the_device_check_runs_on_the_cpu_and_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every case in its own process, the two ranks too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    out = tmp_path / "device.json"
+    done = click.testing.CliRunner().invoke(main, ["device", "--smoke", "--json", str(out)])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(out.read_text())
+    found = document["benchmarks"]["device"]
+    has_gpu = torch.cuda.is_available()
+    assert (found["versions"]["device"] == "CPU, not a device") == (not has_gpu)
+    assert {"steps", "values", "overlap", "forks", "ranks"} == {
+        run["options"]["what"] for run in found["runs"]
+    }
+    assert all(row["figure"]["median"] > 0 for row in found["rows"])
+    cases = load("device").cases(smoke=False)
+    assert sum(case.limit_s or math.inf for case in cases) < 600
 
 
 def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
