@@ -41,9 +41,9 @@ BATCH, FORKS = 16, 1_000
 
 def machine() -> dict[str, str]:
     """Return what the figures are of."""
-    count = torch.cuda.device_count()
-    names = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
-    return {"device": names or "CPU, not a device", "CUDA": str(torch.version.cuda)}
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    cuda = f", CUDA {torch.version.cuda}" if names else ""
+    return {"device": (", ".join(names) or "CPU, not a device") + cuda}
 
 
 def device(rank: int = 0) -> torch.device:
