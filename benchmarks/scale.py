@@ -97,8 +97,7 @@ def measure(*, share: int, readers: int, seconds: float) -> Figures:
     dataset = Shares(share / 100, min(1.0, SPUN * usable_cores() / held))
     began = perf_counter()
     held_s = sum(dataset.read() for _ in range(10))
-    took_s = perf_counter() - began
-    figures = {"held": 100 * held_s / took_s, "ideal": 10 * readers / took_s}
+    figures = {"held": 100 * held_s / (perf_counter() - began), "ideal": readers / SAMPLE_S}
     processes = min(readers, math.ceil(1.3 * held))
     for kind in KINDS:
         if (kind != "none" or readers == 1) and (kind != "spread" or processes < readers):
