@@ -86,7 +86,7 @@ def test_a_run_ends_with_its_batch() -> None:
     for units in islice(cycle([7, 40]), 12):
         window.issue(Ticket(units))
     lengths = []
-    while any(window._open):
+    while window._runs.has_more(0):
         claim = window.claim()
         assert claim is not None
         lengths.append(claim.stop - claim.start)
@@ -102,29 +102,3 @@ def test_occupancy_is_the_share_of_tickets_in_flight_that_a_take_finds_ready() -
     assert window.take(0) is not None
     counts = window.counts()
     assert (counts.consumer_wait_s, counts.occupancy) == (0.0, 0.5)
-
-
-def test_the_next_living_lane_inherits_what_is_left_and_what_comes() -> None:
-    window: Window[Ticket] = Window(12, lanes=4)
-
-    def issued(count: int) -> None:
-        for k in range(count):
-            window.issue(Ticket(1, lane=k))
-
-    def claimed(lane: int, count: int) -> list[int]:
-        claims = [window.claim(lane) for _ in range(count)]
-        return [claim.ticket.number for claim in claims if claim is not None]
-
-    issued(4)
-    window.merge(1)
-    assert claimed(2, 2) == [1, 2]
-    issued(4)
-    window.merge(2)
-    assert claimed(3, 4) == [3, 5, 6, 7]
-    window.merge(3)
-    issued(4)
-    assert claimed(0, 6) == [0, 4, 8, 9, 10, 11]
-    window.merge(0)  # no other is left
-    issued(1)
-    window.close()
-    assert window.claim(0) is None

@@ -1,22 +1,44 @@
-"""A loader's worker processes: how they start, and the threads of the loop's process that drive their readers.
+"""A loader's worker processes: how batches come to them and back.
 
-A driver claims a whole batch, sends it to its process and waits for the answer without the GIL. So order, window,
-errors and state do not know who reads.
+The loop sends each batch as it issues it. So a process has work before it needs it, and no thread wakes to send. The
+loop also receives, as it asks for the next batch: that costs it less than to be woken by a thread that did. A thread of
+its own receives in the background if there is more to do: batches to pin, `on_error` to call, objects to unpickle.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import select
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
 from fastload.engine.team import Team, join
 from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device, torch_threads_kept
+from fastload.engine.waiting import Bell
 from fastload.engine.window import Window
 from fastload.engine.workers import collect
 from fastload.memory.batch import Batch
+from fastload.processes import parent
 from fastload.processes.parent import Child
-from fastload.processes.remote import Remote
+from fastload.processes.remote import what_is_read
 from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
+from fastload.processes.wire import cpu_seconds
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+
+Calls = SimpleQueue[tuple[Callable[[], Any], Callable[[], None] | None] | None]
+
+IN_LOOP_SECONDS, MOST_SLOW = 1e-3, 3
+"""How long the loop may take to receive a batch. After three in turn that take longer, a thread receives all others."""
+
+_log = logging.getLogger("fastload")
 
 
 def start(
@@ -34,53 +56,237 @@ def start(
     """
     children = start_children(num_workers, base_seed, settings, segments, notices)
     team = Team(window, children)
-    driven = [(child, remote) for child in children for remote in child.remotes]
     device = current_device()
+    crew = Crew(
+        window, children, notices, background=window.collected or callable(settings.on_error)
+    )
     try:
         with torch_threads_kept() as torch_threads:
-            for child, remote in driven:
-                name = f"fastload-driver-{remote.worker}"
-                team.launch(name, _drive, window, child, remote, device, torch_threads)
+            team.launch("fastload-crew", crew.serve, device, torch_threads)
             if window.collected:
                 team.launch("fastload-collector", collect, window, device, torch_threads)
             team.wait_until_set_up()
     except BaseException:
         window.close()
-        for child, remote in driven[len(team.threads) :]:
-            child.leave(remote, JOIN_SECONDS)
+        if not team.threads:
+            crew.end()
         join([team])
         raise
     return team
 
 
-def _drive(
-    window: Window[Batch],
-    child: Child,
-    remote: Remote,
-    device: int | None,
-    torch_threads: int,
-    team: Team,
-) -> None:
-    """Let a reader of a worker process read one batch after another, until the window is closed.
+class Crew:
+    """The worker processes of a window.
 
-    If the process has died, the next reader has its batches. If none can read, each batch raises, so that the loop
-    waits for none of them.
+    Args:
+        window: has the batches, and hears of those that are read.
+        children: the processes, all set up. Batch k is read by worker k modulo their number, as in torch: code that
+            changes what its process holds then gives the same samples in each run.
+        notices: collects warnings for the loop.
+        background: whether the thread of the crew receives, rather than the loop.
     """
-    with team.serving():
+
+    def __init__(
+        self,
+        window: Window[Batch],
+        children: list[Child],
+        notices: Notices,
+        *,
+        background: bool,
+    ) -> None:
+        self._window = window
+        self._children = children
+        self._notices = notices
+        self._owner = os.getpid()
+        self._bell = Bell()
+        self._background = background  # the loop sets it once, and receives no more
+        # The thread that receives has these.
+        self._slow = 0
+        self._poll = select.poll()
+        self._by_descriptor: dict[int, Child] = {}
+        self._next_look = monotonic() + parent.IDLE_SECONDS
+        self._calls: dict[Child, Calls] = {}
+        self._seen: dict[Child, tuple[float, tuple[int, ...]]] = {}  # at the last look
+        window.listener = self
+        for child in children:
+            child.remote.begin()
+        self._register()
+        if background:
+            self._bell.ring()
+
+    def on_drop(self, number: int) -> None:
+        """See `Listener`."""
+        for child in self._children:
+            child.drop(number)
+
+    def on_close(self) -> None:
+        """See `Listener`."""
+        if os.getpid() == self._owner:  # a fork of the loop's process closes its copy of the window
+            for child in self._children:
+                child.begin_end()
+            self._bell.ring()
+
+    def on_issue(self, ticket: Batch) -> None:
+        """See `Listener`."""
+        self._send(ticket)
+
+    def _send(self, batch: Batch) -> None:
+        """Send a batch to the process of its worker, or to the next one that lives.
+
+        No other process can read a batch of an iterable dataset. If none can read it, the batch raises, so that the
+        loop does not wait for it.
+        """
+        n = len(self._children)
+        first = batch.lane % n
+        heirs = [self._children[(first + k) % n] for k in range(n)]
+        if self._children[0].iterable:
+            del heirs[1:]
+        batch.claimed = batch.units
+        for child in heirs:
+            try:
+                if child.remote.send(batch):
+                    return
+            except Exception as exc:
+                batch.where = f"{batch}; stage: hand over to a worker process"
+                child.remote.fail(batch, None, exc)
+                break
+        else:
+            batch.lost, batch.where = True, ""
+            error = heirs[0].died(f"no other was left to read {what_is_read(batch)}")
+            heirs[0].remote.fail(batch, None, error)
+        self._window.complete(batch)
+
+    # ---- receiving ----
+
+    def pull(self, seconds: float | None) -> bool:
+        """See `Listener`. Only the loop calls this."""
+        if not self._background:
+            self._receive_all(seconds)
+            self._background = self._slow >= MOST_SLOW
+            if not self._background:
+                return True
+            self._bell.ring()
+        return False
+
+    def serve(self, device: int | None, torch_threads: int, team: Team) -> None:
+        """Receive in the background if need be, until the window is closed. Then end the processes."""
         try:
-            with team.setting_up(f"worker {remote.worker}; stage: start"):
-                become_worker(device, torch_threads)
-            while (claim := window.claim(remote.worker)) is not None:
-                batch = claim.ticket
-                # A dead process has not begun this batch, so another may read it.
-                lost = child.dead
-                if lost and not child.iterable and window.merge(remote.worker, batch):
-                    break
-                seconds = remote.read(batch, lost=lost)
-                if window.deliver(batch, claim.stop, seconds):
-                    window.complete(batch)
-                del batch, claim
+            with team.serving():
+                with team.setting_up("receiver of worker processes; stage: start"):
+                    become_worker(device, torch_threads)
+                self._team = team
+                self._bell.wait()
+                if self._background:
+                    self._bell.hush()  # the loop does not wait for it any more
+                while not self._window.closed:
+                    self._receive_all(None)
         finally:
-            child.leave(remote, 2 * JOIN_SECONDS)
-            if window.closed:
-                window.discard()
+            self.end()
+            self._window.listener = None  # no cycle, which would keep segments
+            self._window.discard()
+
+    def _register(self) -> None:
+        self._poll.register(self._bell.descriptor, select.POLLIN)
+        for child in self._children:
+            # Poll looks at them in this order. If the first shows the death and the second nothing, all that the
+            # process has sent was received.
+            for descriptor in (child.watched, child.work.fileno()):
+                if descriptor is not None:
+                    self._by_descriptor[descriptor] = child
+                    self._poll.register(descriptor, select.POLLIN)
+
+    def _receive_all(self, seconds: float | None) -> None:
+        """Wait until processes have sent something, the bell rings, or `seconds` have passed. Take what they sent."""
+        if seconds != 0:
+            until_look = max(0.0, self._next_look - monotonic())
+            seconds = until_look if seconds is None else min(seconds, until_look)
+        ready = [descriptor for descriptor, _ in self._poll.poll(1000 * seconds)]
+        for descriptor in ready:
+            if descriptor not in self._by_descriptor:  # the bell, or a process that is buried
+                continue
+            child = self._by_descriptor[descriptor]
+            work = child.work.fileno()
+            if descriptor == work and self._receive(child):
+                continue
+            if descriptor == work or work not in ready:
+                for known in [d for d, one in self._by_descriptor.items() if one is child]:
+                    self._poll.unregister(known)
+                    del self._by_descriptor[known]
+                self._bury(child)
+        if not ready and monotonic() >= self._next_look:
+            self._next_look = monotonic() + parent.IDLE_SECONDS
+            self._look_for_idle()
+
+    def _receive(self, child: Child) -> bool:
+        """Receive a message of a process. Return False if it is dead."""
+        started = perf_counter()
+        try:
+            batch, call = child.remote.receive()
+        except (EOFError, OSError):
+            return False
+        if call is not None and self._background:
+            self._call(child, batch, call)
+            return True
+        if call is not None:
+            call()
+        if batch is not None:
+            self._window.complete(batch)
+        self._slow = self._slow + 1 if perf_counter() - started > IN_LOOP_SECONDS else 0
+        return True
+
+    def _bury(self, child: Child) -> None:
+        """Let others read what a dead process had not begun. What it had begun raises: any of it may be the cause."""
+        child.died("it read")
+        lost = child.remote.close()
+        for worker, sent in lost.begun.items():
+            batch = sent.batch
+            batch.where = ""
+            doing = f"it read {what_is_read(batch)}"
+            if others := [str(one.batch) for one in lost.begun.values() if one.batch is not batch]:
+                doing += f", and other threads of the process {', '.join(others)}"
+            child.remote.fail(batch, sent.segment, child.died(doing, worker=worker))
+            self._window.complete(batch)
+        for sent in lost.others:
+            if not sent.batch.dropped:
+                self._send(sent.batch)
+
+    def _look_for_idle(self) -> None:
+        for child in self._children:
+            before = self._seen.get(child)
+            now = self._seen[child] = cpu_seconds(child.pid), child.remote.state()
+            if now == before and now[1] and not child.dead and "idle" not in self._notices.warned:
+                self._notices.warned.add("idle")
+                # Not a warning: the loop may be waiting for this very batch.
+                _log.warning("fastload: %s", child.waits("read a batch"))
+
+    def end(self) -> None:
+        """End the processes, and the threads that run calls."""
+        for calls in self._calls.values():
+            calls.put(None)
+        late = monotonic() + 2 * JOIN_SECONDS
+        for child in self._children:
+            child.begin_end()
+        for child in self._children:
+            child.end(max(0.0, late - monotonic()))
+
+    # ---- the user's code ----
+
+    def _call(self, child: Child, batch: Batch | None, call: Callable[[], Any]) -> None:
+        """Run a call on a thread of its process, which starts now if need be, and then complete the batch."""
+        if child not in self._calls:
+            self._calls[child] = SimpleQueue()
+            name = f"fastload-calls-{child.job.workers[0]}"
+            self._team.launch(name, _run, self._calls[child])
+        done = partial(self._window.complete, batch) if batch is not None else None
+        self._calls[child].put((call, done))
+
+
+def _run(calls: Calls, team: Team) -> None:
+    """Run pairs of calls, one after another, until None comes."""
+    with team.serving():
+        del team  # the traceback of an error that a user keeps holds this frame
+        become_worker(None, torch.get_num_threads())
+        while (pair := calls.get()) is not None:
+            for call in filter(None, pair):
+                call()
+            del call, pair  # not kept while waiting

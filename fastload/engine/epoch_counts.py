@@ -28,6 +28,7 @@ class Counted:
     started: float
     cpu_started: float
     cores_started: float
+    idle_started: float
     samples: int = 0
     batches: int = 0
     errors: int = 0
@@ -59,7 +60,9 @@ class EpochCounts:
     def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
         """Restart the counts at 0. `window` and `recorders` count the rest. `window.recount()` restarts its own."""
         # One object, which is replaced: another thread may call `stats` at any time.
-        self.now = Counted(epoch, recorders, perf_counter(), self._cpu_s(), cores_busy_s())
+        self.now = Counted(
+            epoch, recorders, perf_counter(), self._cpu_s(), cores_busy_s(), self._idle_s()
+        )
         self._window = window
 
     def stats(self) -> Stats:
@@ -81,7 +84,7 @@ class EpochCounts:
             errors=now.errors,
             elapsed_s=perf_counter() - now.started,
             consumer_wait_s=waits.consumer_wait_s + now.served_s,
-            worker_wait_s=waits.worker_wait_s,
+            worker_wait_s=waits.worker_wait_s + self._idle_s() - now.idle_started,
             occupancy=waits.occupancy if self.workers else 0.0,
             bytes=now.bytes,
             retries=now.retries,
@@ -101,6 +104,9 @@ class EpochCounts:
     def _cpu_s(self) -> float:
         """Return the CPU seconds of this process and of its workers until now."""
         return process_time() + sum(child.cpu_s for child in self.children)
+
+    def _idle_s(self) -> float:
+        return sum(child.remote.idle_s() for child in self.children)
 
     def end(self) -> None:
         """Store the final counts. Drop the window, because it holds batches in flight."""

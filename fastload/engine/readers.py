@@ -75,7 +75,7 @@ class Readers:
             ),
             in_order=settings.in_order,
             collected=self.pins and self.workers > 0,
-            lanes=self.workers if self.in_processes else settings.lanes,
+            lanes=0 if self.in_processes else settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )

@@ -1,8 +1,7 @@
-"""Who reads for one iterator: its threads, and the worker processes that they drive. How they end.
+"""Who reads for one iterator: its threads, and its worker processes. How they end.
 
 A thread holds the window and what it reads with, never the iterator that the user holds. So an iterator that the user
-drops is collected, its finalizer closes the window, and the threads end by themselves. A worker process ends with the
-thread that drives it.
+drops is collected, its finalizer closes the window, and the threads end by themselves. One of them ends the processes.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Team:
 
     Args:
         window: hands out the work and takes the batches.
-        children: the worker processes. A thread drives each of their readers.
+        children: the worker processes. The first thread receives what they send.
     """
 
     def __init__(self, window: Window[Batch], children: Sequence[Child] = ()) -> None:
@@ -92,14 +91,9 @@ class Team:
         self._set_up.put(None)
 
     def whereabouts(self) -> str:
-        """Return the stack of each thread, or of the process that it drives, innermost call last."""
+        """Return the stack of each worker and thread, innermost call last."""
         driven = "".join(child.stack() for child in self.children if not child.dead)
-        others = self.threads[self._drivers() :]
-        return driven + whereabouts(others)
-
-    def _drivers(self) -> int:
-        """Return how many threads, the first ones, drive the readers of worker processes."""
-        return sum(len(child.remotes) for child in self.children)
+        return driven + whereabouts(self.threads[bool(driven) :])
 
     def is_whole(self) -> bool:
         """Return whether all worker processes are alive. Threads do not die."""
@@ -127,13 +121,12 @@ class Team:
         if not hung:
             return
         how = f"did not exit within {JOIN_SECONDS:g} s after its last batch and was killed. No batch is lost"
-        if not all(child.ending for child in hung):
+        if any(child.remote.reading() for child in hung):
             stacks = "".join(child.stack() for child in hung)
             how = f"did not return from a call within {JOIN_SECONDS:g} s and was killed. Stacks:\n{stacks}"
         for child in hung:
             child.kill()
-        for thread in self.threads[: self._drivers()]:
-            thread.join(JOIN_SECONDS)
+        self.threads[0].join(JOIN_SECONDS)
         names = ", ".join(f"worker process {child.pid}" for child in hung)
         warnings.warn(f"{names} {how}", RuntimeWarning, stacklevel=4)
 

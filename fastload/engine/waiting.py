@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -111,6 +113,29 @@ class Changes:
         with self._lock:
             self._closed = True
             self._line.close()
+
+
+class Bell:
+    """Wakes a thread that polls descriptors. Any thread may ring, also in a finalizer."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Not before nobody can ring: the number may be another file's by then.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+
+    def ring(self) -> None:
+        """Let `descriptor` be readable."""
+        with suppress(BlockingIOError):
+            os.eventfd_write(self.descriptor, 1)
+
+    def wait(self) -> None:
+        """Wait until it rings. It stays readable: several threads may wait."""
+        select.select([self.descriptor], [], [])
+
+    def hush(self) -> None:
+        """Let `descriptor` be not readable until it rings again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
 
 
 def _after_fork_in_child() -> None:

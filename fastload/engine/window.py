@@ -20,23 +20,32 @@ import threading
 import weakref
 from collections import deque
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fastload.engine.waiting import Changes, Line
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
 from fastload.memory.ticket import COMPLETE, OPEN, READY, TAKEN, Ticket
-from fastload.reading.run_length import RUN_SECONDS, RunLength
+from fastload.reading.run_length import RUN_SECONDS
+from fastload.reading.runs import Claim, Runs
 from fastload.telemetry import WaitClock
 
 T = TypeVar("T", bound=Ticket)
 
 
-class Claim(NamedTuple, Generic[T]):
-    """Units `start` to `stop` of a ticket. Only the worker that claimed them works on them."""
+class Listener(Protocol):
+    """Who reads elsewhere than in threads that claim."""
 
-    ticket: T
-    start: int
-    stop: int
+    def pull(self, seconds: float | None) -> bool:
+        """Complete what was read elsewhere. Wait for that at most `seconds`. Return False if another thread does it."""
+
+    def on_issue(self, ticket: Any) -> None:
+        """Hear of a ticket that was issued, in the loop."""
+
+    def on_drop(self, number: int) -> None:
+        """Hear that all tickets up to a number are dropped. This comes under the window's lock."""
+
+    def on_close(self) -> None:
+        """Hear that the window is closed. This comes under the window's lock, also in a finalizer."""
 
 
 class WindowCounts(NamedTuple):
@@ -54,7 +63,7 @@ class Window(Generic[T]):
         depth: places in the window.
         in_order: if False, `take()` gives any ticket that is ready. The bound still counts from the oldest ticket.
         collected: put a collector thread between the workers and the loop.
-        lanes: lines from which workers claim: one for all workers, or one for each if a ticket belongs to a worker.
+        lanes: see `Runs`. 0: no thread claims, and the tickets are read elsewhere.
         max_bytes: bound of the bytes in flight. An incomplete ticket counts as the mean so far. One ticket is always
             let in, and only one until the first is complete.
         run_seconds: how long a run should last.
@@ -81,12 +90,12 @@ class Window(Generic[T]):
         _windows.add(self)
         self._issued = 0
         self._flight: deque[T] = deque()  # issued, not taken; in order
-        self._open = [deque[T]() for _ in range(lanes)]  # with units to claim; in order
+        self._runs: Runs[T] = Runs(lanes, run_seconds)  # of those with units to claim; in order
         self._complete_bytes = 0  # of those in flight that are complete
         self._complete_count = 0
         self._measured = self._measured_bytes = 0  # of all that were ever complete
         self._ready_tickets: deque[T] = deque()  # those that can be taken; as they became ready
-        self._run_length = RunLength(run_seconds)
+        self.listener: Listener | None = None
         self.closed = False
         """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
@@ -122,12 +131,13 @@ class Window(Generic[T]):
         with self._lock:
             dropped = tuple(self._flight)
             for ticket in dropped:
-                ticket.drop(closing=False)
+                ticket.dropped = True
+            if dropped and self.listener is not None:
+                self.listener.on_drop(dropped[-1].number)
             self._flight.clear()
             self._ready_tickets.clear()
             self._complete_bytes = self._complete_count = 0
-            for line in self._open:
-                line.clear()
+            self._runs.clear()
         self.changes.tell()
         for ticket in dropped:
             ticket.release()
@@ -162,13 +172,13 @@ class Window(Generic[T]):
             ticket.number = self._issued
             self._issued += 1
             self._flight.append(ticket)
-            if ticket.units:
-                self._open[ticket.lane].append(ticket)
-                self._workers[ticket.lane].wake(
-                    -(-ticket.units // self._run_length.of(ticket.units))
-                )
-            else:
+            if not ticket.units:
                 self.complete(ticket)
+            elif self.lanes:
+                self._workers[ticket.lane].wake(self._runs.add(ticket, ticket.lane))
+            listener = self.listener if ticket.units else None
+        if listener is not None:
+            listener.on_issue(ticket)
 
     def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window. Return None if nothing is in flight.
@@ -177,6 +187,8 @@ class Window(Generic[T]):
         `WorkerCrashError` if a thread of the pipeline failed.
         """
         started = turn = None
+        listener = self.listener
+        pulls = listener is not None and listener.pull(0)
         try:
             while True:
                 with self._lock:
@@ -195,13 +207,17 @@ class Window(Generic[T]):
                         self._flight.remove(ticket)
                         self._ready_tickets.remove(ticket)
                         return ticket
-                    turn = self._loop.join()
+                    turn = None if pulls else self._loop.join()
                 now = perf_counter()
                 if started is None:
                     started = now
                 if timeout is not None and now >= started + timeout:
                     raise LoaderTimeoutError(f"DataLoader timed out after {timeout:g} seconds")
-                turn.acquire(timeout=-1 if timeout is None else started + timeout - now)
+                left = None if timeout is None else started + timeout - now
+                if turn:
+                    turn.acquire(timeout=-1 if left is None else left)
+                elif listener is not None:
+                    pulls = listener.pull(left)
         finally:
             if started is not None:
                 with self._lock:
@@ -233,7 +249,7 @@ class Window(Generic[T]):
 
     def claim(self, lane: int = 0) -> Claim[T] | None:
         """Wait for units to work on in a lane, and claim some. Return None once the window is closed."""
-        workers, open_tickets = self._workers[lane], self._open[lane]
+        workers = self._workers[lane]
         turn = None
         while True:
             with self._lock:
@@ -242,45 +258,14 @@ class Window(Generic[T]):
                     self.idle.stop()
                 if self.closed:
                     return None
-                if open_tickets:
-                    ticket = open_tickets[0]
-                    start = ticket.claimed
-                    stop = ticket.claimed = min(
-                        start + self._run_length.of(ticket.units), ticket.units
-                    )
-                    if stop == ticket.units:
-                        open_tickets.popleft()
-                    if open_tickets:
+                if (claim := self._runs.claim(lane)) is not None:
+                    if self._runs.has_more(lane):
                         # There may be more runs than `issue` expected. No worker sleeps while units are open.
                         workers.wake(1)
-                    return Claim(ticket, start, stop)
+                    return claim
                 self.idle.start()
                 turn = workers.join()
             turn.acquire()
-
-    def merge(self, lane: int, unread: T | None = None) -> bool:
-        """Let the worker of another lane read what is left of a lane, whose worker has died, and what comes to it.
-
-        `unread` is a ticket that the lane's worker has claimed, all of it, and does not read. Return False if there is
-        no other worker.
-        """
-        with self._lock:
-            left = self._open[lane]
-            others = [k for k, line in enumerate(self._open) if line is not left]
-            if not others:
-                return False
-            if unread is not None:
-                unread.claimed = 0
-                left.appendleft(unread)
-            heir = next((k for k in others if k > lane), others[0])
-            tickets = sorted([*self._open[heir], *left], key=lambda ticket: ticket.number)
-            self._open[heir].clear()  # its worker may wait for this very object
-            self._open[heir].extend(tickets)
-            for k, line in enumerate(self._open):
-                if line is left:
-                    self._open[k], self._workers[k] = self._open[heir], self._workers[heir]
-            self._workers[heir].wake(1)
-            return True
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.
@@ -288,9 +273,7 @@ class Window(Generic[T]):
         The worker that gets True finishes the batch and calls `complete()`.
         """
         with self._lock:
-            self._run_length.learn(seconds / units)
-            ticket.delivered += units
-            return ticket.delivered == ticket.units and not ticket.dropped
+            return self._runs.deliver(ticket, units, seconds) and not ticket.dropped
 
     def complete(self, ticket: T) -> None:
         """Hand `ticket`, whose batch is finished, to the collector or to the loop."""
@@ -347,7 +330,9 @@ class Window(Generic[T]):
             self._fault = fault or self._fault
             self.closed = True
             for ticket in tuple(self._flight):
-                ticket.drop(closing=True)
+                ticket.dropped = True
+            if self.listener is not None:
+                self.listener.on_close()
             for line in (*self._workers, self._collector, self._loop):
                 line.close()
             self.changes.close()

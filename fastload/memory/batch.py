@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -49,7 +48,6 @@ class Batch(Ticket):
         "indices",
         "keys",
         "left_out",
-        "on_drop",
         "ordinal",
         "position",
         "recorders",
@@ -91,7 +89,6 @@ class Batch(Ticket):
         self.handled: dict[int, Exception] = {}  # position -> error that on_error handled
         self.skipped: set[int] = set()  # positions that on_error skipped
         self.retries: deque[int] = deque()  # the error number of each read that was repeated
-        self.on_drop: Callable[..., None] | None = None  # tells the process that reads the batch
         # For the loop: data or an error. Neither if on_error skipped the one sample (without batching).
         self.data: Any = None
         self.error: Exception | None = None
@@ -101,12 +98,6 @@ class Batch(Ticket):
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}"
-
-    def drop(self, *, closing: bool) -> None:
-        """See `Ticket`."""
-        self.dropped = True
-        if (tell := self.on_drop) is not None:
-            tell(self.number, closing=closing)
 
     def release(self) -> None:
         """Drop the samples. If a user keeps an error, its traceback keeps this batch alive."""

@@ -149,7 +149,7 @@ class SlotBuilder:
         self._n = n
         self._pool = pool
         self._layout = layout
-        # At most one entry. Two workers may both come first: dict.setdefault, which is atomic, picks one.
+        # At most one entry. The pool's lock owns setting it: two workers may both come first.
         self._slot: dict[None, tuple[Layout, Slot]] = {}
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
@@ -182,7 +182,10 @@ class SlotBuilder:
         return self._new_slot(layout)
 
     def _new_slot(self, layout: Layout) -> tuple[Layout, Slot]:
-        return self._slot.setdefault(None, (layout, self._pool.slot(layout, self._n)))
+        with self._pool.lock:
+            if (made := self._slot.get(None)) is None:
+                made = self._slot[None] = layout, self._pool.slot(layout, self._n)
+            return made
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
         """See `BatchBuilder`. Ignore `collate_fn`: the batch is that of torch's `default_collate`."""

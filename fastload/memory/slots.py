@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -28,7 +29,9 @@ class SlotPool:
         self.channels_last = channels_last  # rows [C, H, W] of a slot lie in memory as [H, W, C]
         self.limit = 0
         self.layout: Layout | None = None  # the latest; only a hint, so races are harmless
-        # No lock: `_returned` runs where the last alias dies, in any thread and inside a garbage collection.
+        # Owns the decision which worker makes the slot of a batch. Re-entrant: a collection in it may run user code.
+        self.lock = threading.RLock()
+        # The rest has none: `_returned` runs where the last alias dies, in any thread and in a garbage collection.
         # Appending to and popping from a deque, and setting and popping a key of a dict, are atomic.
         self._idle: deque[np.ndarray] = deque()
         self._loans: dict[int, _Loan] = {}

@@ -29,15 +29,8 @@ class Ticket:
         self.claimed = 0
         self.delivered = 0
         self.stage = OPEN
-        self.dropped = False
-        self.lost = False  # whether a worker that had died claimed it
-
-    def drop(self, *, closing: bool) -> None:
-        """Tell its workers to stop reading. The window calls this under its lock, also in a finalizer.
-
-        `closing` says whether the window is closed, rather than emptied for another epoch.
-        """
-        self.dropped = True
+        self.dropped = False  # set once, under the lock; workers read it without, and stop reading
+        self.lost = False  # whether no worker is left to read it
 
     def release(self) -> None:
         """Drop what a dropped ticket carries. The window calls this without its lock, also during a run."""

@@ -1,4 +1,4 @@
-"""What a worker's answer means for the batch that the loop takes, and for the loop's measurements."""
+"""What a worker process's answer means for the batch that the loop takes, and for the loop's measurements."""
 
 from __future__ import annotations
 
@@ -10,64 +10,86 @@ import numpy as np
 from fastload._kit.user_errors import contained, file_of
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
-from fastload.processes.jobs import Answer
-from fastload.processes.packing import PackedError, unpack, unpack_error
+from fastload.processes.jobs import Answer, Read
+from fastload.processes.packing import Forms, PackedError, UnknownClass, unpack, unpack_error
 from fastload.processes.reader import RaisedInLoop
 from fastload.reading.notices import Notices
-from fastload.telemetry import Place, Recorder
+from fastload.telemetry import Place
 
 
 def fill(
     batch: Batch,
     answer: Answer,
     memories: Sequence[np.ndarray],
-    raised: Sequence[BaseException],
+    raised: list[BaseException],
     pid: int,
-) -> None:
-    """Give a batch what a worker made of it.
+    forms: Forms | None,
+) -> bool:
+    """Give a batch what a worker process made of it. Return False if that may run the user's code and must not.
 
     Args:
         batch: the ticket.
-        answer: the worker's.
+        answer: the process's.
         memories: those of the segments that the batch takes.
         raised: what `on_error` raised for this batch, in the loop's process.
-        pid: the worker's process.
+        pid: the process.
+        forms: unpacks plain data without code of the user's. None: that may run, as it does if unpickling makes objects
+            of classes beyond torch's and NumPy's.
     """
+    unpacks = unpack if forms is None else forms.unpack
+    if answer.failure is not None and forms is not None:
+        return False
     batch.nbytes, batch.left_out = answer.nbytes, answer.left_out
-    batch.where, batch.hint = answer.where, answer.hint
-    batch.skipped = answer.skipped
-    batch.retries.extend(answer.retries)
-    batch.handled = {k: unpack_error(error) for k, error in answer.handled.items()}
     if isinstance(batch, LaneBatch):
         assert answer.lane is not None
         batch.position, batch.size, batch.ended, state = answer.lane
         batch.indices = range(batch.position, batch.position + batch.size)
-        batch.state = unpack_error(state) if isinstance(state, PackedError) else state
-    if answer.error is not None:
-        error = unpack_error(answer.error)
-        batch.error = contained(raised[error.args[0]]) if isinstance(error, RaisedInLoop) else error
-    elif answer.data is not None and not batch.dropped:
+        if isinstance(state, PackedError):
+            batch.state = unpack_error(state)
+        else:
+            try:
+                batch.state = unpacks(state, ())
+            except UnknownClass:
+                return False
+    if answer.failure is not None:
+        _fail(batch, answer.failure, raised)
+    if answer.data is not None and not batch.dropped:
         try:
-            batch.data = unpack(answer.data, memories)
+            batch.data = unpacks(answer.data, memories)
+        except UnknownClass:
+            return False
         except BaseException as exc:
             batch.error = contained(exc)
             batch.where = f"{batch}; stage: hand over from worker process {pid}"
+    return True
 
 
-def report(
-    answer: Answer, batch: Batch, recorder: Recorder, notices: Notices, dataset: Any
-) -> None:
-    """Add what a worker measured and noticed to the recorder and the notices of the loop."""
-    samples, seconds, cpu_s = answer.run
-    if samples:
+def _fail(batch: Batch, failure: Any, raised: list[BaseException]) -> None:
+    packed, batch.where, batch.hint, handled, batch.skipped, retries = failure
+    batch.retries.extend(retries)
+    batch.handled = {k: unpack_error(error) for k, error in handled.items()}
+    if packed is not None:
+        error = unpack_error(packed)
+        batch.error = contained(raised[error.args[0]]) if isinstance(error, RaisedInLoop) else error
+    raised.clear()  # the traceback of each holds the frame that holds this list
 
-        def place() -> Place:
-            index = batch.first_index(0)
-            return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
 
-        recorder.run(samples, seconds, cpu_s, place)
-    for stage, mean, count, computed in answer.observed:
-        recorder.add(stage, mean, count, cpu_seconds=computed)
-    core_wait_s, switches, _ = answer.waits
-    recorder.waited(core_wait_s, switches)
+def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> float:
+    """Add what workers measured and noticed to their recorders and the notices. Return the CPU seconds since last."""
+    for read in map(Read._make, answer.reads):
+        recorder = batch.recorders[read.worker]
+        if read.samples:
+
+            def place() -> Place:
+                index = batch.first_index(0)
+                return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
+
+            recorder.run(read.samples, read.seconds, read.cpu_s, place)
+        for stage, mean, count, computed in read.stages:
+            recorder.add(stage, mean, count, cpu_seconds=computed)
     notices.warnings.extend(answer.warnings)
+    if answer.waits is None:
+        return 0.0
+    core_wait_s, switches, cpu_s = answer.waits
+    recorder.waited(core_wait_s, switches)
+    return cpu_s

@@ -31,7 +31,7 @@ class Beside:
         self._changed = threading.Condition()  # owns the four fields below
         self._readers = [threading.get_ident()]  # their threads
         self._dropped = -1
-        self._batches: dict[int, Batch] = {}  # that they read, by thread
+        self._batches: dict[int, Batch] = {}  # that came and are not answered, by number
         self._ends = False
         os.register_at_fork(after_in_child=self._forked)
         threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
@@ -46,17 +46,16 @@ class Beside:
         with self._changed:
             self._readers.append(threading.get_ident())
 
-    def begin(self, batch: Batch, number: int) -> None:
-        """Begin a batch. It may be dropped already."""
+    def begin(self, batch: Batch) -> None:
+        """Note a batch that came. It may be dropped already."""
         with self._changed:
-            batch.number = number
-            batch.dropped = self._ends or number <= self._dropped
-            self._batches[threading.get_ident()] = batch
+            batch.dropped = self._ends or batch.number <= self._dropped
+            self._batches[batch.number] = batch
 
-    def over(self) -> None:
-        """Forget the batch."""
+    def over(self, batch: Batch) -> None:
+        """Forget a batch."""
         with self._changed:
-            self._batches.pop(threading.get_ident(), None)
+            self._batches.pop(batch.number, None)
 
     def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until `until()` is true or `seconds` have passed."""

@@ -17,6 +17,7 @@ import threading
 import traceback
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
@@ -37,8 +38,10 @@ from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import take_positions
 from fastload.processes.packing import pack_error
-from fastload.processes.reader import Reader
+from fastload.processes.reader import Reader, ask
+from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
+from fastload.processes.work import Work, who_is
 from fastload.random import global_draws
 from fastload.random.global_draws import global_states, restore_global_states
 from fastload.reading.notices import Notices
@@ -48,54 +51,54 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 def main(
     alive: socket.socket,
-    works: list[socket.socket],
+    work: socket.socket,
     beside: socket.socket,
     job: Job,
     sealed: Sealed,
 ) -> None:
-    """Run a worker process. It ends if all of `works` are shut, and at once if the loop's process is gone.
+    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
 
     Args:
         alive: is closed once the loop's process is gone.
-        works: each brings tickets for one reader, takes answers.
+        work: brings the memory of marks and then tickets, takes answers.
         beside: brings commands while a sample is read: drop, end, show the stack.
         job: which workers these are.
         sealed: the loader's arguments.
     """
-    global_draws.in_worker_process = len(works) == 1
+    global_draws.in_worker_process = len(job.workers) == 1
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
     _outlive_signals()
     _end_with(alive)
-    wires = [Wire(work) for work in works]
+    wire = Wire(work)
     heard = Beside(beside, {main.__code__, _in_thread.__code__})
     with suppress(*_SHUT):
-        wires[0].send(pickle.dumps((jobs.STARTED, None)))
+        wire.send(pickle.dumps((jobs.STARTED, None)))
         try:
-            reader = _set_up(job, sealed, wires, heard)
+            reader = _set_up(job, sealed, wire, heard)
         except BaseException as exc:
             # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
                 annotate(exc, _NO_MAIN)
-            workers = ", ".join(map(str, job.workers))
-            error = pack_error(contained(exc), f"worker {workers} (process {os.getpid()})")
-            wires[0].send(pickle.dumps((jobs.BROKEN, error)))
+            error = pack_error(contained(exc), who_is(job.workers))
+            wire.send(pickle.dumps((jobs.BROKEN, error)))
             return
-        if len(wires) == 1:
-            reader.serve(ready=True)
+        wire.send(pickle.dumps((jobs.READY, None)))
+        if len(job.workers) == 1:
+            reader.serve()
         else:
-            _serve(reader, ready=True)
+            _serve(reader)
 
 
 _SHUT = EOFError, BrokenPipeError, ConnectionResetError
 
 
-def _serve(reader: Reader, *, ready: bool = False) -> None:
-    """Let one of several readers serve until its wire is shut. A fault ends the process: else the others wait on."""
+def _serve(reader: Reader) -> None:
+    """Let one of several readers serve until the wire is shut. A fault ends the process: else the others wait on."""
     try:
         with suppress(*_SHUT):
-            reader.serve(ready=ready)
+            reader.serve()
     except SystemExit as exc:  # in a process that a sample forked
         sys.stdout.flush()
         os._exit(exc.code if isinstance(exc.code, int) else 1)
@@ -144,8 +147,8 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reader:
-    """Set up the process and its readers. Return the first; the others wait for tickets in threads of their own.
+def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
+    """Set up the process and its readers. Return the first; the others wait for work in threads of their own.
 
     Several readers own copies of the loader's objects, as threads of the loop's process do. One has the objects
     themselves. Each calls `worker_init_fn` in its thread, one after another.
@@ -165,11 +168,12 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
     _seed(job.workers[0], job.seed, forked=forked)
     settings = sealed.open()
     _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
-    if len(wires) == 1:
+    if job.asks:
+        settings = replace(settings, on_error=ask)
+    work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
+    if len(job.workers) == 1:
         own = WorkerCopies(settings.dataset, settings.collate_fn, settings.worker_init_fn)
-        return Reader(
-            job.workers[0], job, settings, own, wires[0], heard, notices, sealed.generators
-        )
+        return Reader(job.workers[0], job, settings, own, work, sealed.generators)
     isolation = sealed.isolation or settings.isolation()
     states = global_states() if isolation.initialises else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
@@ -177,14 +181,12 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
     try:
         own = isolation.own()
         notices.shared = isolation.shared_state()
-        first = Reader(job.workers[0], job, settings, own, wires[0], heard, notices)
-        for worker, wire in zip(job.workers[1:], wires[1:], strict=True):
-            mine = Notices(set())
-            mine.shared = notices.shared
+        first = Reader(job.workers[0], job, settings, own, work)
+        for worker in job.workers[1:]:
             if states is not None:
                 _seed(worker, job.seed, forked=forked)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, isolation.own(), wire, heard, mine
+            new = worker, job, settings, isolation.own(), work
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
@@ -196,10 +198,19 @@ def _set_up(job: Job, sealed: Sealed, wires: list[Wire], heard: Beside) -> Reade
             restore_global_states(states)
 
 
+def _marks(wire: Wire, readers: int) -> np.ndarray:
+    """Return the memory in which readers mark what they read: int64[readers], shared with the loop's process."""
+    received = wire.receive()
+    assert received is not None
+    segment = Segment((-1, -1), received[1].pop(), 8 * readers)
+    segment.forget()
+    return segment.view().view(np.int64)
+
+
 def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
     """Set up a reader, tell `done` of it or of its error, and serve."""
-    heard: Beside = new[5]
-    heard.join()
+    work: Work = new[4]
+    work.heard.join()
     if decimal := sys.modules.get("decimal"):
         decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares it
     try:

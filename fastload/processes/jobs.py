@@ -18,6 +18,9 @@ from fastload.settings import Settings
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
 """Answers: the process runs, it is ready, it needs `on_error` for a sample, it sends a batch, or its start failed."""
 
+TICKET, HANDLED = range(2)
+"""What is sent to it: a batch to read, or what `on_error` chose."""
+
 STACK, DROP, END = b"s", b"d", b"e"
 """Orders beside the tickets: send the stack, drop the tickets up to a number, end."""
 
@@ -26,7 +29,7 @@ class Job(NamedTuple):
     """What a worker process is to be."""
 
     workers: tuple[int, ...]
-    """The numbers of its workers, each with a thread of its own."""
+    """The ids of its workers, each with a thread of its own."""
     num_workers: int
     """Of the loader."""
     seed: int
@@ -71,12 +74,14 @@ class Sealed:
 
 
 class Ticket(NamedTuple):
-    """A batch that a worker is to read."""
+    """A batch that a worker process is to read. It travels as a plain tuple, and so does an answer."""
 
     number: int
-    """Of the window, for `DROP`."""
+    """Of the window. It is unique, and grows."""
+    lane: int
+    """The worker to which the batch belongs, if the dataset is iterable."""
     keys: StreamKeys | None
-    """None if they are those of the ticket before. If not, an iterable dataset begins again."""
+    """None if they are those of the ticket before, of this lane. If not, an iterable dataset begins again."""
     epoch: int
     ordinal: int
     position: int
@@ -84,33 +89,39 @@ class Ticket(NamedTuple):
     """What the sampler gave, or what the lane of an iterable dataset needs."""
     segment: tuple[int, int] | None
     nbytes: int
-    """Of the segment, whose descriptor comes along if the worker does not have it yet; else 0."""
+    """Of the segment, whose descriptor comes along if the process does not have it yet; else 0."""
     forget: list[tuple[int, int]]
     """The segments that are never lent again."""
 
 
-class Answer(NamedTuple):
-    """A batch that a worker has read. See `Batch` for most of the fields."""
+class Read(NamedTuple):
+    """What one worker measured as it read its runs of a batch."""
 
+    worker: int
+    samples: int
+    seconds: float
+    cpu_s: float
+    stages: list[tuple[str, float, int, float]]
+    """Observations of stages, as `Recorder.add` takes them."""
+
+
+class Answer(NamedTuple):
+    """A batch that a worker process has read. See `Batch` for most of the fields."""
+
+    number: int
     data: Packed | None
     used: list[tuple[tuple[int, int], int, int]]
-    """The segments that it takes: key, bytes used, and size if the worker created it (its descriptor comes along)."""
+    """The segments that it takes: key, bytes used, and size if the process created it (its descriptor comes along)."""
     kept: bool
     """Whether the dataset still sees the memory of the batch. Then it is never lent again."""
     nbytes: int
-    error: PackedError | None
-    where: str
-    hint: str
+    failure: tuple[PackedError | None, str, str, dict[int, PackedError], set[int], list[int]] | None
+    """Error, where, hint, handled, skipped, retries. None if no sample failed."""
     left_out: bool
-    handled: dict[int, PackedError]
-    skipped: set[int]
-    retries: list[int]
     lane: tuple[int, int, bool, Any] | None
     """For an iterable dataset: position, size, whether it ended, and the state after the batch, or its error."""
-    run: tuple[int, float, float]
-    """Samples, seconds, and CPU seconds of reading."""
-    observed: list[tuple[str, float, int, float]]
-    """Observations of stages, as `Recorder.add` takes them."""
-    waits: tuple[float, int, float]
-    """Since the last look: seconds without a core, times it blocked, CPU seconds. Zeros between looks."""
+    reads: list[Any]
+    """A `Read` of each worker that read a run, as plain tuples. The last one has finished the batch."""
+    waits: tuple[float, int, float] | None
+    """Of the last worker, if it looked: seconds without a core, times it blocked, CPU seconds of the process."""
     warnings: list[tuple[str, str, type[Warning]]]

@@ -1,4 +1,4 @@
-"""What a worker process measures while it reads one batch. The loop's process adds it to its own recorders."""
+"""What the workers of a process measure while they read. The loop's process adds it to its own recorders."""
 
 from __future__ import annotations
 
@@ -7,37 +7,17 @@ from resource import RUSAGE_THREAD, getrusage
 from time import perf_counter, process_time
 from typing import Any
 
+from fastload.processes.jobs import Read
 from fastload.telemetry.recorder import PROBE_EVERY_S, Recorder, bucket, delayed_s
 
 
 class Observed(Recorder):
-    """A recorder of one batch after another. It keeps sums, so that stages in each sample leave an answer small.
+    """What one worker measures of one batch. It keeps sums, so that stages in each sample leave an answer small."""
 
-    Args:
-        of_process: count the CPU time of the process. Else another reader does.
-    """
+    __slots__ = ("_read", "_sums")
 
-    __slots__ = (
-        "_cpu_now",
-        "_cpu_s",
-        "_delayed_s",
-        "_next_look",
-        "_read",
-        "_sums",
-        "_switches_seen",
-        "batches",
-    )
-
-    def __init__(self, *, of_process: bool) -> None:
-        super().__init__()
-        self._cpu_now = process_time if of_process else float
-        self.batches = 0
-        self._next_look = 0.0
-        self._delayed_s, self._switches_seen = delayed_s(), _switches()
-        self._cpu_s = self._cpu_now()
-        self._clear()
-
-    def _clear(self) -> None:
+    def __init__(self) -> None:
+        self.running = []
         self._read = 0, 0.0, 0.0
         self._sums: dict[tuple[str, int], list[float]] = {}
 
@@ -51,35 +31,55 @@ class Observed(Recorder):
     def run(self, units: int, seconds: float, cpu_seconds: float, where: Callable[[], Any]) -> None:
         """See `Recorder`. The loop's process finds the slowest sample."""
         self.running.clear()
-        self._read = units, seconds, cpu_seconds
+        samples, before, computed = self._read
+        self._read = samples + units, before + seconds, computed + cpu_seconds
 
-    def take(self) -> tuple[tuple[int, float, float], list[tuple[str, float, int, float]]]:
-        """Return the run, and the observations of stages, since the last call."""
-        observed = [
+    def read(self, worker: int) -> Read:
+        """Return what was measured."""
+        stages = [
             (stage, seconds / count, int(count), cpu_s)
             for (stage, _), (count, seconds, cpu_s) in self._sums.items()
             if count
         ]
-        read = self._read
-        self._clear()
-        return read, observed
+        return Read(worker, *self._read, stages)
 
-    def waits(self) -> tuple[float, int, float]:
-        """Return the seconds without a core, how often this thread blocked in a sample, and CPU seconds, since last."""
-        self.batches += 1
+
+class ObservedByWorker(dict[int, Observed]):
+    """The recorders of a batch in a worker process, by worker. Each worker touches its own."""
+
+    def __missing__(self, worker: int) -> Observed:
+        self[worker] = made = Observed()
+        return made
+
+
+class Looks:
+    """Looks now and then at what a worker's thread waited for.
+
+    Args:
+        of_process: count the CPU time of the process. Else another worker does.
+    """
+
+    def __init__(self, *, of_process: bool) -> None:
+        self._cpu_now = process_time if of_process else float
+        self._batches = 0
+        self._next = 0.0
+        self._seen = delayed_s(), _switches(), self._cpu_now()
+
+    def look(self) -> tuple[float, int, float] | None:
+        """Return the seconds without a core, how often the thread blocked in a sample, and CPU seconds, since last.
+
+        Call it after each batch. It returns None between looks.
+        """
+        self._batches += 1
         now = perf_counter()
-        if now < self._next_look:
-            return 0.0, 0, 0.0
-        self._next_look = now + PROBE_EVERY_S
-        delayed, switches, cpu_s = delayed_s(), _switches(), self._cpu_now()
-        found = (
-            delayed - self._delayed_s,
-            max(0, switches - self._switches_seen - self.batches),  # each wait for a ticket is one
-            cpu_s - self._cpu_s,
-        )
-        self.batches = 0
-        self._delayed_s, self._switches_seen, self._cpu_s = delayed, switches, cpu_s
-        return found
+        if now < self._next:
+            return None
+        self._next = now + PROBE_EVERY_S
+        seen = delayed_s(), _switches(), self._cpu_now()
+        delayed, switches, cpu_s = (a - b for a, b in zip(seen, self._seen, strict=True))
+        waits = self._batches  # each wait for a ticket is a switch
+        self._batches, self._seen = 0, seen
+        return delayed, max(0, int(switches) - waits), cpu_s
 
 
 def _switches() -> int:

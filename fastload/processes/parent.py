@@ -1,4 +1,4 @@
-"""A worker process as the loop's process sees it. A thread of the loop's process drives each of its readers."""
+"""A worker process as the loop's process sees it: how it starts and ends, and what to say of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -18,16 +19,18 @@ from time import monotonic
 from typing import Any
 
 from fastload.errors import LoaderTimeoutError, WorkerDiedError
-from fastload.memory.batch import Batch
 from fastload.processes import child, jobs
 from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.packing import unpack_error
-from fastload.processes.remote import IDLE_SECONDS, Remote
+from fastload.processes.remote import Remote, what_is_read
 from fastload.processes.segments import Segments
-from fastload.processes.wire import can_be_read, cpu_seconds, watched, with_core
+from fastload.processes.wire import can_be_read, cpu_seconds, pair, watched, with_core
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+
+IDLE_SECONDS = 30.0
+"""How long a worker may use no CPU time before it says that it runs, or while a batch is due."""
 
 STATUS_SECONDS = 0.5
 """How long the exit status of a dead worker may take."""
@@ -52,36 +55,33 @@ class Child:
     def __init__(self, job: Job, settings: Settings, segments: Segments, notices: Notices) -> None:
         self.job = job
         self.iterable = settings.iterable
-        self.remotes = [Remote(self, k, settings, segments, notices) for k in job.workers]
+        self.remote = Remote(job.workers, settings, segments, notices)
         self._owner = os.getpid()
         self._settings = settings
         self._notices = notices
         self._process: Any = None
-        self._watched: int | None = None
-        self._asking = threading.Lock()  # owns the socket beside the wires, for questions
-        self._state = (
-            threading.Lock()
-        )  # owns the two fields below, and waits for the end of the process
-        self._left = len(self.remotes)  # that may still send
-        self._lost: list[Batch] = []  # that it read as it died
+        self.watched: int | None = None
+        """A descriptor that can be read once the process is dead, or None if the system has none."""
+        self._asking = threading.Lock()  # owns the socket beside the wire, for questions
 
     # ---- beginning and end ----
 
     def start(self, context: BaseContext, sealed: Sealed) -> None:
         """Start the process. Raise what starting or pickling raised. Then call `end`."""
         self.dead = self.ending = False
+        self._fate: tuple[bool, int | None] | None = (
+            None  # whether a dead process has ended, and its exit code
+        )
         self._late = monotonic() + (self._settings.timeout or math.inf)
-        ends = [socket.socketpair() for _ in self.remotes]
+        self.work, theirs = pair()
         self._beside, theirs_beside = socket.socketpair()
         self._alive, theirs_alive = socket.socketpair()
-        works = [theirs for _, theirs in ends]
-        self._work = [ours for ours, _ in ends]
         _children.add(self)
         of: Any = context  # Any: the stubs of BaseContext have no Process
         try:
             self._process = of.Process(
                 target=child.main,
-                args=(theirs_alive, works, theirs_beside, self.job, sealed),
+                args=(theirs_alive, theirs, theirs_beside, self.job, sealed),
                 name=f"fastload-worker-{self.job.workers[0]}",
                 daemon=False,
             )
@@ -93,11 +93,10 @@ class Child:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self.pid: int = self._process.pid
-            self._watched = watched(self.pid)
-            for remote, ours in zip(self.remotes, self._work, strict=True):
-                remote.connect(ours, self._watched)
+            self.watched = watched(self.pid)
+            self.remote.connect(self.work, self.pid)
         finally:
-            for end in (*works, theirs_beside, theirs_alive):
+            for end in (theirs, theirs_beside, theirs_alive):
                 end.close()
 
     def wait_until_ready(self) -> None:
@@ -106,7 +105,7 @@ class Child:
         while True:
             left = self._late - monotonic()
             try:
-                received = self.remotes[0].wire.receive(max(0.0, min(IDLE_SECONDS, left)))
+                received = self._receive(max(0.0, min(IDLE_SECONDS, left)))
             except (EOFError, OSError):
                 raise self.died(
                     "it started", START_HINT if expected == jobs.STARTED else ""
@@ -132,25 +131,31 @@ class Child:
                     self._notices.tell(stacklevel=8)
             cpu_s = cpu_seconds(self.pid)
 
-    def leave(self, remote: Remote, seconds: float) -> None:
-        """Send no more to a reader, which ends. The last one to leave ends the process, as `end` does."""
-        with suppress(OSError):
-            self._work[self.remotes.index(remote)].shutdown(socket.SHUT_WR)
-        with self._state:
-            self._left -= 1
-            others = self._left > 0
-        if not others:
-            self.end(seconds)
+    def _receive(self, seconds: float) -> Any:
+        """Return what the process sends next, or None after `seconds`. Raise EOFError or OSError if it is dead."""
+        poll = select.poll()
+        for descriptor in filter(None, (self.work.fileno(), self.watched)):
+            poll.register(descriptor, select.POLLIN)
+        if not poll.poll(1000 * seconds):
+            return None
+        if (received := self.remote.wire.receive(waits=False)) is None:
+            raise EOFError("the process is dead")
+        return received
+
+    def begin_end(self) -> None:
+        """Let the process end after its current calls. Any thread may call this, also in a finalizer."""
+        # A fork of the loop's process closes its copy of the window, and must not shut the socket.
+        if not self.ending and os.getpid() == self._owner:
+            self.ending = True
+            self.say(jobs.END)
+            with suppress(OSError):
+                self.work.shutdown(socket.SHUT_WR)
 
     def end(self, seconds: float) -> None:
         """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
         if self._process is None:
             return
-        self.ending = True
-        self.say(jobs.END)
-        for end in self._work:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_WR)
+        self.begin_end()
         if self._process.pid is not None and not self._has_ended(seconds):
             self.kill()
             self._has_ended(1.0)
@@ -161,11 +166,11 @@ class Child:
 
         Time in which it waited for a core does not count.
         """
-        if self._watched is None:
+        if self.watched is None:
             self._process.join(seconds)
             return not self._process.is_alive()
         # A process that the worker has started may hold the pipe that `join` waits for.
-        if not with_core(partial(can_be_read, self._watched), seconds, [self.pid]):
+        if not with_core(partial(can_be_read, self.watched), seconds, [self.pid]):
             return False
         if self._process.exitcode is None:
             self._process.join(STATUS_SECONDS)  # the fork server sends it
@@ -176,9 +181,9 @@ class Child:
         with suppress(OSError, AttributeError):
             self._process.kill()
 
-    def on_drop(self, number: int, *, closing: bool = False) -> None:
-        """Let the process drop the batches up to a number, or end."""
-        self.say(jobs.END if closing else jobs.DROP + struct.pack("=q", number))
+    def drop(self, number: int) -> None:
+        """Let the process drop the batches up to a number. Any thread may call this, also in a finalizer."""
+        self.say(jobs.DROP + struct.pack("=q", number))
 
     def say(self, what: bytes) -> None:
         """Send a command beside the tickets. Any thread may call this, also in a finalizer."""
@@ -190,14 +195,15 @@ class Child:
     def _close(self) -> None:
         _children.discard(self)
         self.dead = True
-        for end in (*self._work, self._beside, self._alive):
+        self.remote.close()
+        for end in (self.work, self._beside, self._alive):
             end.close()
-        if self._watched is not None:
-            if self._process.exitcode is None and can_be_read(self._watched, 0):
+        if self.watched is not None:
+            if self._process.exitcode is None and can_be_read(self.watched, 0):
                 # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
                 self._process._popen.returncode = 255
-            os.close(self._watched)
-            self._watched = None
+            os.close(self.watched)
+            self.watched = None
         with suppress(ValueError):  # it still runs
             self._process.close()
         self._process = None
@@ -215,7 +221,7 @@ class Child:
     @property
     def cpu_s(self) -> float:
         """The CPU seconds of the process, as far as they are known."""
-        return sum(remote.cpu_s for remote in self.remotes)
+        return self.remote.cpu_s
 
     @property
     def name(self) -> str:
@@ -243,38 +249,31 @@ class Child:
             if shown
             else "it is stopped, has no core, or a call in C holds its GIL"
         )
-        shown += [f"  (it does not answer: {why})\n"] * (len(self.remotes) - len(shown))
-        pairs = zip(self.remotes, shown, strict=True)
-        return "".join(f"{remote.head()}:\n{text}" for remote, text in pairs)
+        workers, reading = self.job.workers, self.remote.reading()
+        shown += [f"  (it does not answer: {why})\n"] * (len(workers) - len(shown))
+        said = ""
+        for worker, text in zip(workers, shown, strict=True):
+            what = f", reading {what_is_read(reading[worker].batch)}" if worker in reading else ""
+            said += f"worker {worker} (process {self.pid}){what}:\n{text}"
+        return said
 
-    def died(self, doing: str, hint: str = "", of: Remote | None = None) -> WorkerDiedError:
-        """Return the error of the process's death while it, or one of its readers, did something.
-
-        What its other readers read is named too: any of it may be the cause.
-        """
-        with self._state:
-            if not self.dead:
-                self.dead = True
-                reading = [remote.reading for remote in self.remotes]
-                self._lost = [batch for batch in reading if batch is not None]
-            ended = self._has_ended(1.0)
-            code = self._process.exitcode
-        batch = None if of is None else of.reading
-        others = [str(other) for other in self._lost if other is not batch]
-        if batch in self._lost and others:
-            doing += f", and other threads of the process {', '.join(others)}"
-        who = self.name if of is None else f"worker {of.worker}"
-        return death(f"{who} (process {self.pid})", doing, ended, code, hint)
+    def died(self, doing: str, hint: str = "", worker: int | None = None) -> WorkerDiedError:
+        """Return the error of the process's death while it, or one of its workers, did something."""
+        if self._fate is None:
+            self._fate = self._has_ended(1.0), self._process.exitcode
+        self.dead = True
+        who = self.name if worker is None else f"worker {worker}"
+        return death(f"{who} (process {self.pid})", doing, *self._fate, hint)
 
 
 def _close_in_child() -> None:
     for one in list(_children):
         one.dead = True
-        for end in (*one._work, one._beside, one._alive):
+        for end in (one.work, one._beside, one._alive):
             with suppress(OSError):
                 end.close()
-        if one._watched is not None:
-            os.close(one._watched)
+        if one.watched is not None:
+            os.close(one.watched)
     _children.clear()
 
 

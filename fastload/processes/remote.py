@@ -1,148 +1,153 @@
-"""One reader of a worker process, as the loop's process sees it. A thread of the loop's process drives it."""
+"""What a loader's process sends to one of its worker processes, and what comes back."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import pickle
 import socket
-import weakref
-from typing import Any, Protocol
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastload._kit.user_errors import shown_indices
-from fastload.errors import WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.answers import fill, report
 from fastload.processes.jobs import Answer, Ticket
-from fastload.processes.packing import PackedError, pack, packed_indices, unpack_error
+from fastload.processes.packing import Forms, PackedError, pack, packed_indices, unpack_error
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire, cpu_seconds
+from fastload.processes.wire import Wire
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
-
-IDLE_SECONDS = 30.0
-"""How long a worker may use no CPU time before it says that it runs, or while a batch is due."""
-
-_log = logging.getLogger("fastload")
+from fastload.telemetry import WaitClock
 
 
-class Process(Protocol):
-    """What a reader needs of its process; see `Child`."""
+class Sent(NamedTuple):
+    """A batch that the process was sent and has not answered."""
 
-    dead: bool
-    pid: int
+    batch: Batch
+    segment: Segment | None
+    """What it was lent for the batch."""
+    raised: list[BaseException]
+    """What `on_error` raised for its samples, in the loop's process."""
 
-    def on_drop(self, number: int, *, closing: bool = False) -> None:
-        """See `Child`."""
 
-    def died(self, doing: str, hint: str = "", of: Remote | None = None) -> WorkerDiedError:
-        """See `Child`."""
+class Lost(NamedTuple):
+    """What a process that died was sent and did not answer."""
 
-    def waits(self, did: str) -> str:
-        """See `Child`."""
+    begun: dict[int, Sent]
+    """By the worker that read it."""
+    others: list[Sent]
 
 
 class Remote:
-    """A reader of a worker process: sends it one batch after another.
+    """The batches of one worker process. Any thread may send, one receives.
 
     Args:
-        child: its process.
-        worker: the worker's id.
+        workers: the process's, in the order of their marks.
         settings: the loader's arguments.
         segments: lends the memory of batches.
         notices: collects warnings for the loop.
     """
 
     def __init__(
-        self, child: Process, worker: int, settings: Settings, segments: Segments, notices: Notices
+        self, workers: Sequence[int], settings: Settings, segments: Segments, notices: Notices
     ) -> None:
-        self.worker = worker
         self.cpu_s = 0.0
-        self.reading: Batch | None = None
-        self._child: Process = weakref.proxy(child)  # no cycle, which would keep segments
+        self.workers = workers
         self._settings = settings
         self._segments = segments
         self._notices = notices
-        self._keys: StreamKeys | None = None  # those of the ticket before
-        self._lane_state: Any = None
-        self._known: dict[tuple[int, int], None] = {}  # the segments that it maps
+        # Owns the fields below and the order of tickets: one names what those before it brought.
+        self._lock = threading.Lock()
+        self._sent: dict[int, Sent] = {}
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._open = False
+        self._keys: dict[int, StreamKeys] = {}  # of the latest ticket, by lane
+        self._known: dict[tuple[int, int], None] = {}  # the segments that the process maps
         self._retired = 0  # `Segments.retired` at the last ticket
-        self._raised: list[BaseException] = []
+        self._marks = np.full(
+            len(workers), -1
+        )  # the number of the batch that each reads, or read last
+        self._idle = WaitClock()  # workers, while there is no batch for them
+        self._forms = Forms()  # of the thread that receives
+        self._lane_states: dict[int, Any] = {}  # after the latest batch; setting one is atomic
 
-    def connect(self, end: socket.socket, watched: int | None) -> None:
-        """Use a socket. `watched` can be read once the process is dead."""
-        self.wire = Wire(end, end.fileno() if watched is None else watched)
+    def connect(self, end: socket.socket, pid: int) -> None:
+        """Use a socket to a process, and share with it the marks of what its workers read."""
+        self.wire, self._pid, self._open = Wire(end), pid, True
+        marks = Segment.new((-1, -1), self._marks.nbytes)
+        view = marks.view()[: self._marks.nbytes].view(np.int64)
+        view[:] = self._marks
+        self._marks = view
+        self.wire.send(b"", [marks.descriptor])
+        marks.forget()
 
-    def head(self) -> str:
-        """Return which reader this is, and what it reads."""
-        said, batch = f"worker {self.worker} (process {self._child.pid})", self.reading
-        if batch is not None:
-            said += f", reading sample indices {shown_indices(batch.indices)} of {batch}"
-        return said
+    def begin(self) -> None:
+        """Count from now on how long workers have no batch to read."""
+        with self._lock:
+            self._idle.start()
 
-    def read(self, batch: Batch, *, lost: bool) -> float:
-        """Let the process read a batch. Return the seconds that reading took. `lost` says that it was dead already."""
-        self.reading, batch.lost, batch.on_drop = batch, lost, self._child.on_drop
-        segment = None
-        try:
+    def idle_s(self) -> float:
+        """Return the seconds that workers had no batch to read, added up."""
+        with self._lock:
+            return self._idle.seconds() * len(self.workers)
+
+    def reading(self) -> dict[int, Sent]:
+        """Return what each worker reads now, by worker."""
+        with self._lock:
+            pairs = zip(self.workers, self._marks.tolist(), strict=True)
+            return {k: self._sent[mark] for k, mark in pairs if mark in self._sent}
+
+    def state(self) -> tuple[int, ...]:
+        """Return the numbers of the batches without an answer, and of those that workers have marked."""
+        with self._lock:
+            return (*self._sent, *self._marks.tolist()) if self._sent else ()
+
+    # ---- sending ----
+
+    def send(self, batch: Batch) -> bool:
+        """Send a batch. Return False if the process is dead.
+
+        If the socket has no room, its tickets have answers, and each answer sends what is left. Raise what pickling of
+        the indices raises, and OSError if memory or descriptors run out. Then nothing is sent.
+        """
+        with self._lock:
+            if not self._open:
+                return False
             segment = self._segments.lend()
-            message, descriptors = self._ticket(batch, segment)
-        except Exception as exc:
-            batch.where = f"{batch}; stage: hand over to a worker process"
-            return self._failed(batch, segment, exc)
-        try:
-            if batch.dropped:
-                self._child.on_drop(batch.number)
-            answer, descriptors = self._answer(message, descriptors)
-        except (EOFError, OSError) as exc:
-            if isinstance(exc, OSError) and exc.errno == errno.EMFILE:
-                batch.where = f"{batch}; stage: hand over from worker process {self._child.pid}"
-                return self._failed(batch, segment, exc)
-            what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
-            batch.where = ""
-            doing = f"{'no other was left to read' if batch.lost else 'it read'} {what}{batch}"
-            return self._failed(batch, segment, self._child.died(doing, of=self))
-        finally:
-            batch.on_drop = None
-            self.reading = None
-        with busy:
             try:
-                memories = self._memories(answer, descriptors, segment)
-            except OSError as exc:  # no more descriptors, or no more memory
-                return self._failed(batch, segment, exc)
-            finally:
-                for descriptor in descriptors:  # of segments after one that cannot be mapped
-                    os.close(descriptor)
-            fill(batch, answer, memories, self._raised, self._child.pid)
-            recorder = batch.recorders[self.worker]
-            report(answer, batch, recorder, self._notices, self._settings.dataset)
-        self.cpu_s += answer.waits[2]
-        if isinstance(batch, LaneBatch):
-            self._lane_state = batch.state
-        return answer.run[1]
+                self._unsent.append(self._ticket(batch, segment))
+            except BaseException:
+                if segment is not None:
+                    self._segments.retire(segment)
+                raise
+            if not self._sent:
+                self._idle.stop()
+            self._sent[batch.number] = Sent(batch, segment, [])
+            self._flush()
+        return True
 
-    def _failed(self, batch: Batch, segment: Segment | None, error: Exception) -> float:
-        """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""
-        batch.error, batch.on_drop, self.reading = error, None, None
-        if segment is not None:
-            self._segments.retire(segment)
-        if isinstance(batch, LaneBatch) and self._lane_state is not None:
-            batch.state = self._lane_state
-        return 0.0
+    def _flush(self) -> None:
+        try:
+            while self._unsent and self.wire.send(*self._unsent[0], waits=False):
+                self._unsent.popleft()
+        except OSError:  # the process has died, which its receiver will notice
+            self._unsent.clear()
 
     def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
-        new = self._keys is not batch.keys  # an iterable dataset begins again with other keys
-        if new:
-            self._lane_state = None
+        lane = batch.lane if isinstance(batch, LaneBatch) else 0
+        new = self._keys.get(lane) is not batch.keys
         given = packed_indices(batch.given)
         if isinstance(batch, LaneBatch):
             given = batch.size, batch.saved if new else None
@@ -153,6 +158,7 @@ class Remote:
         fresh = segment is not None and segment.key not in self._known
         ticket = Ticket(
             number=batch.number,
+            lane=lane,
             keys=batch.keys if new else None,
             epoch=batch.epoch,
             ordinal=batch.ordinal,
@@ -162,9 +168,9 @@ class Remote:
             nbytes=segment.nbytes if fresh and segment is not None else 0,
             forget=forget,
         )
-        message = pickle.dumps(ticket, 5)
+        message = pickle.dumps((jobs.TICKET, tuple(ticket)), 5)
         # Only now: if the indices cannot be pickled, the process has learnt nothing.
-        self._keys = batch.keys
+        self._keys[lane] = batch.keys
         self._retired = retired
         for key in forget:
             del self._known[key]
@@ -172,43 +178,98 @@ class Remote:
             self._known[segment.key] = None
         return message, [segment.descriptor] if fresh and segment is not None else []
 
-    def _answer(self, message: bytes, descriptors: list[int]) -> tuple[Answer, list[int]]:
-        """Send a ticket, and answer the questions that come before the batch."""
-        self._raised.clear()
-        self.wire.send(message, descriptors)
-        cpu_s = -1.0
-        while True:
-            while (received := self.wire.receive(IDLE_SECONDS)) is None:
-                before, cpu_s = cpu_s, cpu_seconds(self._child.pid)
-                if cpu_s == before and "idle" not in self._notices.warned:
-                    self._notices.warned.add("idle")
-                    # Not a warning: the loop may be waiting for this very batch.
-                    _log.warning("fastload: %s", self._child.waits("read a batch"))
-            what, found = pickle.loads(received[0])
-            if what != jobs.FAILED_SAMPLE:
-                return found, received[1]
-            del received
-            self.wire.send(pickle.dumps(self._handled(*found), 5))
+    # ---- receiving ----
 
-    def _handled(self, index: Any, packed: PackedError, drawn: Any) -> tuple[Any, int | None, Any]:
-        """Call `on_error` in the sample's random stream.
+    def receive(self) -> tuple[Batch | None, Callable[[], Any] | None]:
+        """Return what came: a batch that was read, or None for a question, and a call.
 
-        Return the sample that it chose, or the number of what it raised, which may be the error itself. Return what it
-        drew, too.
+        The call is None if the batch is filled. Else the call fills it, or answers the question, and may run code of
+        the user's. Call this if the wire can be read. Raise EOFError or OSError if the process is dead and all that it
+        sent was received.
         """
-        error, sample, number = unpack_error(packed), None, None
+        received = self.wire.receive(waits=False)
+        assert received is not None
+        message, descriptors = received
+        what, found = pickle.loads(message)
+        if what == jobs.FAILED_SAMPLE:
+            number, *question = found
+            return None, partial(self._handle, self._sent[number].raised, *question)
+        return self._take(Answer._make(found), descriptors)
+
+    def _take(
+        self, answer: Answer, descriptors: list[int]
+    ) -> tuple[Batch, Callable[[], Any] | None]:
+        with self._lock:
+            batch, segment, raised = self._sent.pop(answer.number)
+            if not self._sent:
+                self._idle.start()
+            self._flush()
+        self.cpu_s += report(answer, batch, self._notices, self._settings.dataset)
+        try:
+            memories = self._memories(answer, descriptors, segment)
+        except OSError as exc:  # no more descriptors, or no more memory
+            batch.where = f"{batch}; stage: hand over from worker process {self._pid}"
+            self.fail(batch, segment, exc)
+            return batch, None
+        finally:
+            for descriptor in descriptors:  # of segments after one that cannot be mapped
+                os.close(descriptor)
+        filling = partial(self._fill, batch, answer, memories, raised)
+        return batch, None if filling(self._forms) else filling
+
+    def _fill(
+        self,
+        batch: Batch,
+        answer: Answer,
+        memories: list[np.ndarray],
+        raised: list[BaseException],
+        forms: Forms | None = None,
+    ) -> bool:
+        with busy:
+            filled = fill(batch, answer, memories, raised, self._pid, forms)
+        if filled and isinstance(batch, LaneBatch):
+            self._lane_states[batch.lane] = batch.state
+        return filled
+
+    def fail(self, batch: Batch, segment: Segment | None, error: Exception) -> None:
+        """Let a batch raise an error, and its lane stay where it was. Its segment is never lent again."""
+        batch.error = error
+        if segment is not None:
+            self._segments.retire(segment)
+        if isinstance(batch, LaneBatch) and batch.lane in self._lane_states:
+            batch.state = self._lane_states[batch.lane]
+
+    def _handle(
+        self,
+        all_raised: list[BaseException],
+        worker: int,
+        index: Any,
+        packed: PackedError,
+        drawn: Any,
+    ) -> None:
+        """Call `on_error` in the sample's random stream, and send what it chose.
+
+        That is a sample, or the number of what it raised, which may be the error itself. Send what it drew, too.
+        """
+        error, sample, raised = unpack_error(packed), None, None
         on_error: Any = self._settings.on_error
         stream = Stream(modules=self._settings.modules())
-        with busy, entered(stream):
-            stream.resume(drawn)
-            try:
-                sample = pack(on_error(index, error))
-            except BaseException as exc:
-                if exc is not error:
-                    exc.__context__ = exc.__context__ or error
-                number = len(self._raised)
-                self._raised.append(exc)
-            return sample, number, stream.drawn()
+        try:
+            with busy, entered(stream):
+                stream.resume(drawn)
+                try:
+                    sample = pack(on_error(index, error))
+                except BaseException as exc:
+                    if exc is not error:
+                        exc.__context__ = exc.__context__ or error
+                    raised = len(all_raised)
+                    all_raised.append(exc)
+                handled = worker, sample, raised, stream.drawn()
+            with suppress(OSError):  # the process has died, which its receiver will notice
+                self.wire.send(pickle.dumps((jobs.HANDLED, handled), 5))
+        finally:
+            # The traceback of an error that a user keeps holds this frame.
+            del error, all_raised, self
 
     def _memories(
         self, answer: Answer, descriptors: list[int], segment: Segment | None
@@ -220,7 +281,8 @@ class Remote:
             if size:
                 found = Segment(key, descriptors.pop(0), size)
                 self._segments.adopt(found)
-                self._known[key] = None
+                with self._lock:
+                    self._known[key] = None
             else:
                 assert segment is not None
                 assert segment.key == key
@@ -231,3 +293,22 @@ class Remote:
             self._segments.give_back(lent)
         self._segments.needs(total)
         return memories
+
+    # ---- the end ----
+
+    def close(self) -> Lost:
+        """Send no more. Return what the process, which is dead, was sent and did not answer."""
+        begun = self.reading()
+        with self._lock:
+            self._open = False
+            self._marks = self._marks.copy()  # lets go of the memory
+            left, self._sent = self._sent, {}
+            self._unsent.clear()
+        numbers = {sent.batch.number for sent in begun.values()}
+        return Lost(begun, [sent for sent in left.values() if sent.batch.number not in numbers])
+
+
+def what_is_read(batch: Batch) -> str:
+    """Return what names a batch and its samples."""
+    what = f"sample indices {shown_indices(batch.indices)} of " if batch.indices else ""
+    return f"{what}{batch}"

@@ -12,6 +12,7 @@ A segment is lent again only if no process can still see the batch that it held:
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -174,39 +175,70 @@ class _Loan(weakref.ref[np.ndarray]):
     forks: int
 
 
-class TicketMemory(SlotPool):
-    """The memory of the batch that a worker process makes: the segment that came with the ticket, or new ones.
+class ProcessMemory(SlotPool):
+    """The memory of the batches that a worker process makes: segments that came with tickets, or new ones.
+
+    Its readers share it. Each says by `use` for which batch it acquires.
 
     Args:
-        worker: the worker's id, for the keys of segments that it creates.
+        process: a number that no other process of the loader has, for the keys of segments that it creates.
         channels_last: see `SlotPool`.
     """
 
-    def __init__(self, worker: int, *, channels_last: bool) -> None:
+    def __init__(self, process: int, *, channels_last: bool) -> None:
         super().__init__(channels_last=channels_last)
-        self._worker = worker
-        self._created = 0
+        self._process = process
+        self._created = count()
         self._aliases: weakref.WeakValueDictionary[tuple[int, int], np.ndarray] = (
             weakref.WeakValueDictionary()
         )
+        self._thread = threading.local()
+
+    def begin(self, segment: Segment | None) -> TicketMemory:
+        """Return the memory of a batch, in `segment`. Nothing in this process sees what it held: `let_go` said so."""
+        memory = TicketMemory(self)
+        if segment is not None:
+            memory.take_up(segment)
+        return memory
+
+    def use(self, memory: TicketMemory) -> None:
+        """Let the calling thread acquire from the memory of a batch."""
+        self._thread.memory = memory
+
+    def acquire(self, nbytes: int) -> np.ndarray:
+        """See `SlotPool`."""
+        memory: TicketMemory = self._thread.memory
+        return memory.acquire(nbytes)
+
+    def new(self, nbytes: int) -> Segment:
+        """Create a segment."""
+        return Segment.new((self._process, next(self._created)), rounded(nbytes))
+
+    def view(self, segment: Segment) -> np.ndarray:
+        """Return an array over a segment. `sees` is true while it, or a view of it, lives."""
+        memory = self._aliases[segment.key] = segment.view()
+        return memory
+
+    def sees(self, segment: Segment) -> bool:
+        """Return whether something in this process still sees the memory of a segment."""
+        return segment.key in self._aliases
+
+
+class TicketMemory:
+    """The memory of one batch. One thread at a time acquires: the first that needs a slot, then the one that packs."""
+
+    def __init__(self, process: ProcessMemory) -> None:
+        self._process = process
         self._taken: list[tuple[Segment, np.ndarray, int]] = []
 
-    def begin(self, segment: Segment | None) -> None:
-        """Begin a batch, in `segment`. Nothing in this process sees what it held: `let_go` said so."""
-        self._taken = []
-        if segment is not None:
-            self._take_up(segment)
-
-    def _take_up(self, segment: Segment) -> None:
-        memory = segment.view()
-        self._aliases[segment.key] = memory
-        self._taken.append((segment, memory, 0))
+    def take_up(self, segment: Segment) -> None:
+        """Acquire from a segment from now on."""
+        self._taken.append((segment, self._process.view(segment), 0))
 
     def acquire(self, nbytes: int) -> np.ndarray:
         """See `SlotPool`."""
         if not self._taken or aligned(self._taken[-1][2]) + nbytes > self._taken[-1][0].nbytes:
-            self._created += 1
-            self._take_up(Segment.new((self._worker, self._created), rounded(nbytes)))
+            self.take_up(self._process.new(nbytes))
         segment, memory, used = self._taken[-1]
         start = aligned(used)
         self._taken[-1] = segment, memory, start + nbytes
@@ -214,9 +246,9 @@ class TicketMemory(SlotPool):
 
     def let_go(self) -> bool:
         """Let go of the batch's memory. Return whether something else in this process still sees it."""
-        keys = [segment.key for segment, _ in self.used]
+        segments = [segment for segment, _ in self.used]
         self._taken = []
-        return any(key in self._aliases for key in keys)
+        return any(map(self._process.sees, segments))
 
     def find(self, part: np.ndarray) -> tuple[int, int, int] | None:
         """Return which segment of this batch the array lies in, its first byte and its end; None if in none."""

@@ -1,6 +1,7 @@
 """Messages between a loader's process and one of its worker processes, over a Unix socket pair.
 
-One side asks and the other answers, so at most one message is under way. A message may bring descriptors.
+Each message is one packet, so several threads may send, and a process that dies leaves no part of a message. A message
+may bring descriptors. A large one lies in memory whose descriptor comes along.
 """
 
 from __future__ import annotations
@@ -10,99 +11,86 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections.abc import Callable, Iterable, Sequence
 
 from fastload.telemetry.recorder import delayed_s
 
-_HEAD = struct.Struct("=QI")  # bytes of the message, and its descriptors
-_AT_ONCE, _KEPT = 16 * 1024, 1024 * 1024  # bytes of the buffer, at first and at most
+_MOST = 32 * 1024  # bytes of a packet: far below what a socket takes by default
 _MOST_DESCRIPTORS = 16
 _LEAST_DELAY_S = 0.1  # who waited for a core for less than that gets no more time
-_SPACE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_SPACE = socket.CMSG_SPACE((_MOST_DESCRIPTORS + 1) * array.array("i").itemsize)
+_INLINE, _APART = b"\0", b"\1"
+_AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: an operation on flags takes a microsecond
+_SENDING, _RECEIVING = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
+_SOCKET, _RIGHTS, _CUT = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(socket.MSG_CTRUNC)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new wire."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Wire:
-    """One end of the socket pair. One thread at a time uses it.
+    """One end of the socket pair. Any thread may send, one at a time may receive."""
 
-    Args:
-        end: the socket.
-        watched: a descriptor that can be read once the process at the other end is dead, or None. Without it, a process
-            that the dead one has started, and that still holds the socket, would hide its death.
-    """
-
-    def __init__(self, end: socket.socket, watched: int | None = None) -> None:
+    def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._buffer = bytearray(_AT_ONCE)
-        self._poll: select.poll | None = None
-        if watched is not None:
-            self._poll = select.poll()
-            # Poll looks at `watched` first. If that shows the death, all that was sent lies in the socket by the time
-            # that poll looks there.
-            self._poll.register(watched, select.POLLIN)
-            self._poll.register(end, select.POLLIN)
+        self._buffer = bytearray(_MOST + 1)
 
-    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a message. Raise OSError if the other end is closed."""
-        head = _HEAD.pack(len(message), len(descriptors))
-        if descriptors:
-            socket.send_fds(self._socket, [head], descriptors)
-            self._socket.sendall(message)
-        else:
-            self._socket.sendall(head + message)
+    def send(self, message: bytes, descriptors: Sequence[int] = (), *, waits: bool = True) -> bool:
+        """Send a message. Raise OSError if the other end is closed.
 
-    def receive(self, seconds: float | None = None) -> tuple[memoryview, list[int]] | None:
-        """Wait for the next message. It is valid until the next call. Return None after `seconds` without one.
-
-        `seconds` needs `watched`. Raise EOFError if the other end is closed or its process is dead, and OSError with
-        errno EMFILE if this process has no room for the message's descriptors.
+        Return False if there is no room for it and this must not wait.
         """
-        if self._poll is not None and not self._can_read(seconds):
-            return None
-        head, descriptors = bytearray(_HEAD.size), list[int]()
+        if len(message) <= _MOST:
+            return self._send(_INLINE, message, descriptors, waits)
+        apart = os.memfd_create("fastload-message", os.MFD_CLOEXEC)
+        with open(apart, "wb", buffering=0) as file:
+            left = memoryview(message)
+            while left:
+                left = left[file.write(left) :]
+            return self._send(_APART, b"", [*descriptors, apart], waits)
+
+    def _send(self, kind: bytes, message: bytes, descriptors: Sequence[int], waits: bool) -> bool:
+        rights = [(_SOCKET, _RIGHTS, array.array("i", descriptors))] if descriptors else ()
         try:
-            self._fill(memoryview(head), descriptors)
-            length, count = _HEAD.unpack(head)
-            if length > len(self._buffer):
-                self._buffer = bytearray(length)
-            message = memoryview(self._buffer)[:length]
-            if length > _KEPT:
-                self._buffer = bytearray(_AT_ONCE)
-            self._fill(message, descriptors)
-            if count != len(descriptors):
-                raise OSError(
-                    errno.EMFILE,
-                    "too many open files: raise `ulimit -n`, or lower prefetch_batches",
-                )
-        except BaseException:  # the process may die within a message
+            self._socket.sendmsg(
+                [kind, message], rights, _SENDING if waits else _SENDING | _AT_ONCE
+            )
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self, *, waits: bool = True) -> tuple[memoryview, list[int]] | None:
+        """Return the next message, which is valid until the next call. Return None if none came and this must not wait.
+
+        Raise EOFError if the other end is closed, and OSError with errno EMFILE if this process has no room for the
+        message's descriptors.
+        """
+        flags = _RECEIVING if waits else _RECEIVING | _AT_ONCE
+        try:
+            got, ancillary, said, _ = self._socket.recvmsg_into([self._buffer], _SPACE, flags)
+        except BlockingIOError:
+            return None
+        descriptors: list[int] = []
+        for level, kind, data in ancillary:
+            if (level, kind) == (_SOCKET, _RIGHTS):
+                found = array.array("i")
+                found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
+                descriptors += found
+        if said & _CUT:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise
-        return message, descriptors
-
-    def _can_read(self, seconds: float | None) -> bool:
-        assert self._poll is not None
-        ready = self._poll.poll(None if seconds is None else 1000 * seconds)
-        if ready and self._socket.fileno() not in (descriptor for descriptor, _ in ready):
-            raise EOFError("the process is dead")
-        return bool(ready)
-
-    def _fill(self, buffer: memoryview, descriptors: list[int]) -> None:
-        """Receive as many bytes as `buffer` has. Add the descriptors that come with them."""
-        while buffer:
-            if self._poll is not None:
-                self._can_read(None)  # the process may die within a message
-            got, ancillary, _, _ = self._socket.recvmsg_into(
-                [buffer], _SPACE, socket.MSG_CMSG_CLOEXEC
+            raise OSError(
+                errno.EMFILE, "too many open files: raise `ulimit -n`, or lower prefetch_batches"
             )
-            if not got:
-                raise EOFError("the other end is closed")
-            buffer = buffer[got:]
-            for level, kind, data in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    found = array.array("i")
-                    found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
-                    descriptors += found
+        if not got:
+            raise EOFError("the other end is closed")
+        if self._buffer[0] == _APART[0]:
+            with open(descriptors.pop(), "rb", buffering=0) as file:
+                file.seek(0)
+                return memoryview(file.readall()), descriptors
+        return memoryview(self._buffer)[1:got], descriptors
 
 
 def watched(pid: int) -> int | None:

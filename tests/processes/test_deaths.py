@@ -18,9 +18,7 @@ import inspect
 import os
 import random
 import signal
-import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +32,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import fastload
 from fastload.errors import LoaderClosedError, WorkerDiedError
-from fastload.processes import wire
 from tests.children import Python
 from tests.conftest import open_descriptors, settle
 from tests.fakes import Numbers
@@ -598,15 +595,3 @@ def test_a_hundred_kills_of_the_parent(pipe: Pipe, gate: Gate, tmp_path: Path) -
         held, forked = rng.choice(["held", "free"]), rng.choice(["alone", "forked"])
         batches = 0 if held == "held" else rng.randrange(300)
         kill_parent("fork", held, forked, batches, pipe, gate, tmp_path / "parent.py")
-
-
-def test_a_death_within_an_answer_leaves_no_descriptor() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, tempfile.TemporaryFile() as file:
-        # An answer's first bytes bring its descriptors. The worker dies before the rest.
-        socket.send_fds(theirs, [wire._HEAD.pack(100, 2)], [file.fileno()] * 2)
-        theirs.close()
-        before = open_descriptors()
-        with pytest.raises(EOFError):
-            wire.Wire(ours).receive()
-        assert open_descriptors() == before

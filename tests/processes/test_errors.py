@@ -479,23 +479,19 @@ def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A thread of the loop's process held it at the fork. Here it is the lock of a BufferedReader."""
-    reads, gate, seen = threading.Event(), threading.Event(), threading.Event()
+    reads, gate = threading.Event(), threading.Event()
     monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
     stack = parent.Child.stack
-    monkeypatch.setattr(parent.Child, "stack", lambda child: (stack(child), seen.set())[0])
+    monkeypatch.setattr(parent.Child, "stack", lambda child: (stack(child), child.kill())[0])
     file = io.BufferedReader(Slow(reads, gate))  # type: ignore[arg-type]
     thread = threading.Thread(target=file.read, args=(1,))
     thread.start()
     reads.wait()
     loader = processes(Lines(file), 1, workers=1, context="fork")
-    iterator = iter(loader)
-    seen.wait()
-    for child in iterator.team.children:  # else close() waits five seconds
-        child.kill()
+    with pytest.raises(WorkerDiedError):
+        next(iter(loader))
     gate.set()
     thread.join()
-    with pytest.raises(WorkerDiedError):
-        next(iterator)
     (said,) = [one.getMessage() for one in caplog.records]
     assert "reading sample indices [0] of batch 0" in said
     assert "in __getitem__" in said

@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset
 
 import fastload
 from fastload import sample_rng
+from fastload.processes.jobs import Answer
 from fastload.processes.packing import packed_indices
 from fastload.processes.remote import Remote
 from fastload.processes.segments import Segment
@@ -83,16 +84,16 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
 def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answered = Remote._answer
+    taken = Remote._take
 
-    def two_segments(remote: Remote, *ticket: Any) -> Any:
-        answer, _ = answered(remote, *ticket)
+    def two_segments(remote: Remote, answer: Answer, _: list[int]) -> Any:
         used = [((0, 1), 0, 65536), ((0, 2), 0, 65536)]
-        return answer._replace(used=used), [os.memfd_create("test") for _ in used]
+        monkeypatch.setattr(torch, "from_file", no_memory)
+        descriptors = [os.memfd_create("test") for _ in used]
+        return taken(remote, answer._replace(used=used), descriptors)
 
     before = open_descriptors()
-    monkeypatch.setattr(Remote, "_answer", two_segments)
-    monkeypatch.setattr(torch, "from_file", no_memory)
+    monkeypatch.setattr(Remote, "_take", two_segments)
     loader = processes(Numbers(2), 2, workers=1)
     with loader, pytest.raises(OSError, match="Cannot allocate"):
         list(loader)

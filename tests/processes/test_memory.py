@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fastload.processes.segments import Segments, TicketMemory, rounded
+from fastload.processes.segments import ProcessMemory, Segments, rounded
 from tests.fakes import Numbers
 from tests.processes.holding import memfds, outcomes, processes
 from tests.promises.equal import check_same
@@ -55,7 +55,8 @@ class Wide(Numbers):
 
 def test_a_segment_holds_what_is_acquired_and_is_lent_again_while_it_is_large_enough() -> None:
     assert all(n <= rounded(n) < n + n // 16 + 2**16 for n in (1, 2**16, 17 * 2**20))
-    memory, sizes = TicketMemory(0, channels_last=False), [60_000, 6_000, *[5_000] * 13]
+    memory = ProcessMemory(0, channels_last=False).begin(None)
+    sizes = [60_000, 6_000, *[5_000] * 13]
     assert [len(memory.acquire(n)) for n in sizes] == sizes
     assert len(memory.used) == 3
     segments = Segments()

@@ -1,0 +1,234 @@
+"""The batches that a worker process was sent. Its readers receive them, share their runs, and answer.
+
+No thread only receives: if no reader does so, one that finds no work receives for all.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fastload._kit.user_errors import contained
+from fastload.memory.batch import Batch
+from fastload.order.lanes import LaneBatch
+from fastload.processes import jobs
+from fastload.processes.beside import Beside
+from fastload.processes.jobs import Answer, Job, Ticket
+from fastload.processes.observed import Looks, ObservedByWorker
+from fastload.processes.packing import Packed, pack, pack_error, unpack
+from fastload.processes.segments import ProcessMemory, Segment, TicketMemory
+from fastload.processes.wire import Wire
+from fastload.random.keys import StreamKeys
+from fastload.reading.fetch import Fetcher
+from fastload.reading.notices import Notices
+from fastload.reading.runs import Claim, Runs
+from fastload.settings import Settings
+
+T = TypeVar("T")
+
+
+class Work:
+    """What the readers of a process share.
+
+    Args:
+        job: which workers they are.
+        settings: the loader's arguments.
+        wire: brings tickets, takes answers.
+        heard: what the loop's process says beside them.
+        marks: int64[readers], which the loop's process sees: the number of the batch that each reads, or read last.
+        notices: collects warnings for the loop.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        settings: Settings,
+        wire: Wire,
+        heard: Beside,
+        marks: np.ndarray,
+        notices: Notices,
+    ) -> None:
+        self.notices = notices
+        self.heard = heard
+        self._job = job
+        self._wire = wire
+        self._marks = marks
+        self._iterable = settings.iterable
+        channels_last = settings.memory_format is torch.channels_last
+        self._memory = ProcessMemory(job.workers[0], channels_last=channels_last)
+        self.fetcher = Fetcher(settings, self._memory, notices)
+        shares = len(job.workers) > 1
+        self._changed = threading.Condition()  # owns the fields below
+        self._runs: Runs[Batch] = Runs(
+            len(job.workers) if settings.iterable else 1,
+            self.fetcher.source.run_seconds if shares else None,
+        )
+        self._receiving = self._ended = False
+        self._keys: dict[int, StreamKeys] = {}  # of each lane; its first ticket brings them
+        self._segments: dict[tuple[int, int], Segment] = {}
+        self._memories: dict[int, TicketMemory] = {}  # of the batches
+        self._handled: dict[int, Any] = {}  # by worker: what `on_error` chose
+
+    def claim(self, worker: int) -> Claim[Batch]:
+        """Wait for samples to read, and claim some. Raise EOFError once the loop's process sends no more."""
+        k = self._job.workers.index(worker)
+        lane = k if self._iterable else 0
+        claim = self._wait(lambda: self._runs.claim(lane))
+        self._marks[k] = claim.ticket.number
+        self._memory.use(self._memories[claim.ticket.number])
+        return claim
+
+    def deliver(self, batch: Batch, units: int, seconds: float) -> bool:
+        """Note what was read. Return True if it was the last of the batch, which this worker finishes and answers."""
+        with self._changed:
+            return self._runs.deliver(batch, units, seconds)
+
+    def ask(self, worker: int, question: tuple[Any, ...]) -> tuple[Any, int | None, Any]:
+        """Let the loop's process call `on_error` for a sample of the batch that a worker reads."""
+        number = int(self._marks[self._job.workers.index(worker)])
+        self._wire.send(pickle.dumps((jobs.FAILED_SAMPLE, (number, worker, *question)), 5))
+        handled: tuple[Any, int | None, Any] = self._wait(lambda: self._handled.pop(worker, None))
+        return handled
+
+    def _wait(self, found: Callable[[], T | None]) -> T:
+        """Return what `found` finds. Until then receive, or wait while another reader receives for all."""
+        with self._changed:
+            while (result := found()) is None:
+                if self._ended:
+                    raise EOFError
+                if self._receiving:
+                    self._changed.wait()
+                else:
+                    self._receive()
+            return result
+
+    def _receive(self) -> None:
+        self._receiving = True
+        self._changed.release()
+        received = None
+        try:
+            received = self._wire.receive()
+        finally:
+            self._changed.acquire()
+            self._receiving = False
+            self._ended = received is None
+            self._changed.notify_all()
+        assert received is not None
+        what, found = pickle.loads(received[0])
+        if what == jobs.TICKET:
+            self._begin(Ticket._make(found), received[1])
+        else:
+            worker, *handled = found
+            self._handled[worker] = handled
+
+    def _begin(self, ticket: Ticket, descriptors: Sequence[int]) -> None:
+        for key in ticket.forget:
+            self._segments.pop(key, None)
+        segment = None
+        if ticket.segment is not None:
+            if descriptors:
+                segment = Segment(ticket.segment, descriptors[0], ticket.nbytes)
+                segment.forget()
+                self._segments[ticket.segment] = segment
+            segment = self._segments[ticket.segment]
+        if ticket.keys is not None:
+            self._keys[ticket.lane] = ticket.keys
+        batch = self._batch(ticket)
+        batch.number = ticket.number
+        self._memories[ticket.number] = self._memory.begin(segment)
+        self.heard.begin(batch)
+        lane = self._job.workers.index(ticket.lane) if self._iterable else 0
+        self._runs.add(batch, lane)
+
+    def _batch(self, ticket: Ticket) -> Batch:
+        place: dict[str, Any] = {
+            "keys": self._keys[ticket.lane],
+            "recorders": ObservedByWorker(),
+            "epoch": ticket.epoch,
+            "ordinal": ticket.ordinal,
+        }
+        if self._iterable:
+            size, saved = ticket.given
+            return LaneBatch(ticket.lane, size, saved, **place)
+        given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
+        return self.fetcher.source.batch(given, position=ticket.position, **place)
+
+    # ---- answers ----
+
+    def answer(self, batch: Batch, worker: int, looks: Looks) -> None:
+        """Send a batch that is finished."""
+        self.heard.over(batch)
+        with self._changed:
+            memory = self._memories.pop(batch.number)
+        data = self._packed(batch, memory)
+        used, created = [], []
+        for segment, nbytes in memory.used:
+            new = segment.descriptor >= 0
+            used.append((segment.key, nbytes, segment.nbytes if new else 0))
+            if new:
+                created.append(segment)
+                # Before the answer: the next ticket may lend it again, and another reader may receive that.
+                self._segments[segment.key] = segment
+        answer = self._described(batch, data, used, worker, looks)
+        del data
+        answer = answer._replace(kept=memory.let_go())
+        message = pickle.dumps((jobs.BATCH, tuple(answer)), 5)
+        self._wire.send(message, [segment.descriptor for segment in created])
+        for segment in created:
+            segment.forget()
+
+    def _packed(self, batch: Batch, memory: TicketMemory) -> Packed | None:
+        """Return the batch's data, packed. If that fails, the batch raises the error."""
+        data, batch.data = batch.data, None
+        if batch.error is not None or batch.left_out or batch.dropped:
+            return None
+        try:
+            return pack(data, memory)
+        except BaseException as exc:
+            batch.error = contained(exc)
+            batch.where = f"{batch}; stage: hand over from the worker process"
+            return None
+
+    def _described(
+        self, batch: Batch, data: Packed | None, used: list[Any], worker: int, looks: Looks
+    ) -> Answer:
+        who, lane, said = who_is(self._job.workers), None, self.notices.warnings
+        if isinstance(batch, LaneBatch):
+            state: Any = batch.state
+            try:
+                state = pack_error(state, who) if isinstance(state, Exception) else pack(state)
+            except Exception as exc:
+                state = pack_error(exc, who)
+            lane = batch.position, batch.size, batch.ended, state
+        failure = None
+        if batch.error is not None or batch.handled or batch.retries:
+            error = None if batch.error is None else pack_error(batch.error, who)
+            handled = {k: pack_error(error, who) for k, error in batch.handled.items()}
+            failure = error, batch.where, batch.hint, handled, batch.skipped, [*batch.retries]
+        recorders: Any = batch.recorders
+        reads = [tuple(o.read(k)) for k, o in recorders.items() if k != worker]
+        return Answer(
+            number=batch.number,
+            data=data,
+            used=used,
+            kept=False,
+            nbytes=batch.nbytes,
+            failure=failure,
+            left_out=batch.left_out,
+            lane=lane,
+            reads=[*reads, tuple(recorders[worker].read(worker))],
+            waits=looks.look(),
+            warnings=[said.popleft() for _ in range(len(said))],
+        )
+
+
+def who_is(workers: Sequence[int]) -> str:
+    """Return what names these workers of this process in an error."""
+    plural = "s" if len(workers) > 1 else ""
+    return f"worker{plural} {', '.join(map(str, workers))} (process {os.getpid()})"

@@ -1,0 +1,63 @@
+"""Promises:
+- A message of any size arrives whole, with its descriptors. One that finds no room is not sent.
+- A receiver without room for descriptors keeps none, and says how to have more.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+
+import pytest
+
+from fastload.processes.wire import Wire, pair
+from tests.conftest import open_descriptors
+
+
+def test_messages_arrive_whole_or_not_at_all() -> None:
+    ours, theirs = pair()
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        file.write(b"x")
+        file.flush()
+        before = open_descriptors()
+        here, there = Wire(ours), Wire(theirs)
+        assert here.receive(waits=False) is None
+        for message in (b"", b"a" * 100, b"b" * 10**6):
+            assert there.send(message, [file.fileno()], waits=False)
+            received = here.receive()
+            assert received is not None
+            assert bytes(received[0]) == message
+            (descriptor,) = received[1]
+            assert os.pread(descriptor, 1, 0) == b"x"
+            os.close(descriptor)
+        sent = 0
+        while there.send(bytes([sent % 256]) * 30_000, waits=False):
+            sent += 1
+        assert sent > 2
+        for k in range(sent):
+            received = here.receive()
+            assert received is not None
+            assert bytes(received[0]) == bytes([k % 256]) * 30_000
+        del received
+        assert here.receive(waits=False) is None
+        theirs.close()
+        with pytest.raises(EOFError):
+            here.receive()
+        assert len(open_descriptors()) == len(before) - 1
+
+
+def test_descriptors_without_room_are_closed() -> None:
+    ours, theirs = pair()
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        Wire(theirs).send(b"m", [file.fileno()] * 3)
+        before = open_descriptors()
+        free = next(n for n in range(len(before) + 1) if n not in before)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            with pytest.raises(OSError, match="ulimit -n"):
+                Wire(ours).receive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert open_descriptors() == before
