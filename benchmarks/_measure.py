@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, repeat
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -31,20 +31,6 @@ READERS = {
 
 class NotMeasuredError(Exception):
     """A configuration that this machine cannot carry, with the reason."""
-
-
-class SlowDataset(Dataset[int]):
-    """`length` samples, each its own index, each after a simulated read of `seconds` that releases the GIL."""
-
-    def __init__(self, length: int, *, seconds: float) -> None:
-        self.length, self.seconds = length, seconds
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        sleep(self.seconds)
-        return index
 
 
 @contextmanager

@@ -23,10 +23,10 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import Dataset, DistributedSampler, default_collate
 
+from benchmarks._data import Photos, sample_images, transform
 from benchmarks._measure import READERS, in_turns, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from benchmarks.images import Photos, sample_images, transform
 from fastload import prefetch_to
 from fastload.bench.figures import BenchError
 

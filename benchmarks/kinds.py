@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import NotMeasuredError, SlowDataset, open_readers, steady
+from benchmarks._data import Photos, Slow, sample_images, transform
+from benchmarks._measure import NotMeasuredError, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from benchmarks.images import Photos, sample_images, transform
 from fastload.measure.tables import Spread
 
 TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
@@ -171,7 +171,7 @@ WORK: dict[str, tuple[Callable[[], Any], int]] = {
     "Pillow + v1": (lambda: Photos(sample_images(512) * 20, transform("crop")), 8),
     "float32 images": (Floats, 32),
     "tokens in Python": (Tokens, 32),
-    "waits of 20 ms": (lambda: SlowDataset(4096, seconds=0.020), 8),
+    "waits of 20 ms": (lambda: Slow(4096, seconds=0.020), 8),
     "tensors": (lambda: TensorDataset(torch.zeros(16_384, 784), torch.zeros(16_384)), 128),
     "image plans": (plans, 32),
     "albumentations": (lambda: Library("albumentations"), 32),

@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 
+from benchmarks._data import sample_images
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from benchmarks.images import sample_images
 from benchmarks.recipes import PACKED_SIDE, QUALITY
 from fastload.bench.figures import BenchError
 from fastload.datasets import PackedDataset
