@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
-from torchvision import transforms
 
 
 class Photos(Dataset[Any]):
@@ -30,20 +29,6 @@ class Photos(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         with Image.open(self.paths[index]) as image:
             return self.transform(image.convert("RGB")), index
-
-
-def transform(name: str) -> Any:
-    """PIL image -> float32[3, H, W]."""
-    if name == "resize":
-        return transforms.Compose([transforms.Resize((256, 256)), transforms.ToTensor()])
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
 
 
 def sample_images(count: int) -> list[str]:

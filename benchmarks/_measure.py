@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain, repeat
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -15,8 +15,6 @@ from torch.utils.data import Dataset
 
 from fastload import DataLoader
 from fastload.bench.figures import BenchError
-
-Kind = Literal["fastload", "torch"]
 
 READERS = {
     "auto": "the default",
@@ -34,22 +32,6 @@ class NotMeasuredError(Exception):
 
 
 @contextmanager
-def open_loader(
-    kind: Kind, dataset: Dataset[Any], *, workers: int, **arguments: Any
-) -> Iterator[TorchDataLoader[Any]]:
-    """A loader of either kind with the same arguments, torch's defaults for all others.
-
-    Workers persist from one epoch to the next, so that later epochs show the steady state.
-    """
-    cls = DataLoader if kind == "fastload" else TorchDataLoader
-    loader = cls(dataset, num_workers=workers, persistent_workers=workers > 0, **arguments)
-    try:
-        yield loader
-    finally:
-        if isinstance(loader, DataLoader):
-            loader.close()
-
-
 def open_readers(
     kind: str,
     dataset: Dataset[Any],
@@ -57,15 +39,24 @@ def open_readers(
     *,
     processes: int | None = None,
     **arguments: Any,
-) -> AbstractContextManager[TorchDataLoader[Any]]:
-    """A loader of one of the kinds in READERS; those of kind "spread" are threads in `processes` processes."""
-    if kind == "torch":
-        return open_loader("torch", dataset, workers=readers, **arguments)
+) -> Iterator[TorchDataLoader[Any]]:
+    """A loader of one of the kinds in READERS, with the same arguments for all, and defaults for all others.
+
+    Those of kind "spread" are threads in `processes` processes. Workers persist from one epoch to the next, so that
+    later epochs show the steady state.
+    """
     if kind == "spread":
         arguments["worker_processes"] = processes
-    method = {"none": "auto", "spread": "process"}.get(kind, kind)
+    if kind != "torch":
+        arguments["worker_method"] = {"none": "auto", "spread": "process"}.get(kind, kind)
     workers = 0 if kind == "none" else readers
-    return open_loader("fastload", dataset, workers=workers, worker_method=method, **arguments)
+    arguments |= {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = (TorchDataLoader if kind == "torch" else DataLoader)(dataset, **arguments)
+    try:
+        yield loader
+    finally:
+        if isinstance(loader, DataLoader):
+            loader.close()
 
 
 class Epoch(NamedTuple):

@@ -23,12 +23,13 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import Dataset, DistributedSampler, default_collate
 
-from benchmarks._data import Photos, sample_images, transform
+from benchmarks._data import Photos, sample_images
 from benchmarks._measure import READERS, in_turns, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload import prefetch_to
 from fastload.bench.figures import BenchError
+from fastload.bench.loop import image_transform
 
 TITLE = "device: training steps beside readers of Pillow + torchvision v1, copies, forks, two ranks"
 REPEATS = 1
@@ -54,7 +55,7 @@ def device(rank: int = 0) -> torch.device:
 
 
 def photos(length: int) -> Photos:
-    return Photos(sample_images(32) * (length // 32), transform("crop"))
+    return Photos(sample_images(32) * (length // 32), image_transform("rrc"))
 
 
 class Filled(Dataset[Any]):

@@ -43,6 +43,8 @@ from benchmarks._measure import READERS, NotMeasuredError, open_readers, rate, r
 from benchmarks._report import Aim, Figures, Results, Row, best, row
 from benchmarks._run import Case
 from fastload.bench.figures import BenchError
+from fastload.bench.loop import image_transform
+from fastload.bench.plan import TransformName
 from fastload.measure.page_cache import prepare_cache
 from fastload.measure.processes import descendants, tree_memory
 
@@ -206,7 +208,7 @@ def _references(shown: Shown, it: Loader, names: dict[Loader, str], results: Res
     if shown.against in IDEALS:
         return [(shown.against, None)]
     if it.kind in ("torch", "plain") or shown.against is None:
-        return [(None, None)]
+        return [(None, None)] * (shown.against != "plain")  # they have rows of their own once
     if shown.against == "best":
         theirs = [names[other] for other in names if other.kind == "torch"]
         return [((best(results, theirs, shown.key), shown.key), "torch's best")]
@@ -266,10 +268,10 @@ def slow_collate(samples: list[Any]) -> torch.Tensor:
     return torch.tensor(samples)
 
 
-def photos(length: int, recipe: str = "crop") -> data.Photos:
+def photos(length: int, recipe: TransformName = "rrc") -> data.Photos:
     paths = data.sample_images(length)
     prepare_cache(paths, "warm")
-    return data.Photos(paths, data.transform(recipe))
+    return data.Photos(paths, image_transform(recipe))
 
 
 def drawn(draw: Callable[[Any], Any], make: Callable[[], Any] = lambda: None) -> Work:

@@ -109,7 +109,7 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
         "files",
         f"{loader}, {DECODERS[decoder]}, {readers}",
         "loose",
-        f"{loader}-{decoder}",
+        f"{'thread' if ours else 'torch'}-{decoder}",
         workers=workers,
         kind="ours" if ours else "peer",
         cold=(loader, decoder, workers) == ("torch", "torchvision", 2),

@@ -25,7 +25,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import Epoch, NotMeasuredError, in_turns, open_loader, rate, run_epochs
+from benchmarks._measure import Epoch, NotMeasuredError, in_turns, open_readers, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload import DataLoader, store
@@ -177,7 +177,7 @@ def _read(path: str, pipe: Connection) -> None:
         pipe.recv()
 
     dataset = store.get(path, data="x")
-    with open_loader("fastload", dataset, workers=0, batch_size=BATCH, shuffle=True) as loader:
+    with open_readers("none", dataset, 0, batch_size=BATCH, shuffle=True) as loader:
         next(iter(loader))
         tell(_own_bytes())
         tell(sum(len(batch) for batch in loader))
@@ -206,9 +206,7 @@ def measure_epoch(folder: Path, rows: int) -> Figures:
     epochs: dict[str, list[Epoch]] = {name: [] for name in datasets}
     for _ in range(EPOCHS):
         for name, dataset in datasets.items():
-            with open_loader(
-                "fastload", dataset, workers=0, batch_size=BATCH, shuffle=True
-            ) as loader:
+            with open_readers("none", dataset, 0, batch_size=BATCH, shuffle=True) as loader:
                 epochs[name] += run_epochs(loader, count=2, indices=range(rows))[1:]
     return {name: rate(found) for name, found in epochs.items()}
 
