@@ -33,12 +33,7 @@ class NotMeasuredError(Exception):
 
 @contextmanager
 def open_readers(
-    kind: str,
-    dataset: Dataset[Any],
-    readers: int,
-    *,
-    processes: int | None = None,
-    **arguments: Any,
+    kind: str, dataset: Dataset[Any], readers: int, processes: int | None = None, **arguments: Any
 ) -> Iterator[TorchDataLoader[Any]]:
     """A loader of one of the kinds in READERS, with the same arguments for all, and defaults for all others.
 

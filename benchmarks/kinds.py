@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -202,22 +203,19 @@ def measure(*, work: str, workers: int, operations: int, smoke: bool) -> Figures
     torch.set_num_threads(1)
     make, batch_size = WORK[work]
     dataset = make()
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for turn in range(1 if smoke else TURNS):
         for kind in KINDS[:: -1 if turn % 2 else 1]:
-            found = _steps(kind, dataset, batch_size, workers, operations, smoke=smoke)
-            rates[kind].append(found[0])
-            steps[kind].append(found[1])
-    medians = {kind: median(values) for kind, values in rates.items()}
+            steps = _steps(kind, dataset, batch_size, workers, operations, smoke=smoke)
+            found[kind].append(steps)
+    medians = {kind: median(rate for rate, _ in turns) for kind, turns in found.items()}
+    step_s = {kind: median(seconds for _, seconds in turns) for kind, turns in found.items()}
     best = max(medians.values())
     return {
         **medians,
         "of best": medians["auto"] / best,
         "of torch": medians["auto"] / medians["torch"],
-        "step of torch": median(steps["auto"]) / max(median(steps["torch"]), 1e-9)
-        if operations
-        else math.nan,
+        "step of torch": step_s["auto"] / max(step_s["torch"], 1e-9) if operations else math.nan,
     }
 
 
@@ -242,13 +240,12 @@ def rows(results: Results) -> list[Row]:
     found = []
     shares: dict[str, list[float]] = {"of best": [], "of torch": []}
     for case, repeats in results.items():
-        found.append(row(results, case, "auto", unit="steps/s", against="torch", reference="torch"))
-        found.append(row(results, case, "of best", unit="", name=f"{case}: of the best kind"))
+        of = partial(row, results, case)
+        found.append(of("auto", unit="steps/s", against="torch", reference="torch"))
+        found.append(of("of best", unit="", name=f"{case}: of the best kind"))
         if "3000" in case:
             aim = Aim("<=", 1.05, of="figure")
-            found.append(
-                row(results, case, "step of torch", unit="", name=f"{case}: step", aim=aim)
-            )
+            found.append(of("step of torch", unit="", name=f"{case}: step", aim=aim))
         for key, values in shares.items():
             values += [figures[key] for figures in repeats if figures is not None]
     for key, least in (("of best", 0.95), ("of torch", 1.1)):

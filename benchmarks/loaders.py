@@ -184,8 +184,7 @@ class Section:
     def rows(self, results: Results) -> list[Row]:
         found = []
         for number, work in enumerate(self.works):
-            names = {it: self._name(work, it) for it in self.loaders}
-            names = {it: name for it, name in names.items() if name in results}
+            names = {it: name for it in self.loaders if (name := self._name(work, it)) in results}
             for shown in self.shown:
                 what = "" if shown.key == "rate" else f"{shown.key}: "
                 for it, name in names.items():

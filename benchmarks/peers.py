@@ -37,14 +37,8 @@ TITLE = (
 REPEATS = 5
 
 PACKAGES = (
-    "torchdata",
-    "grain",
-    "spdl",
-    "nvidia-dali-cuda120",
-    "webdataset",
-    "mosaicml-streaming",
-    "litdata",
-    "ffcv",
+    *("torchdata", "grain", "spdl", "nvidia-dali-cuda120"),
+    *("webdataset", "mosaicml-streaming", "litdata", "ffcv"),
 )
 
 COUNT, SMOKE_COUNT = 2048, 64
