@@ -157,7 +157,7 @@ def _said(value: Any) -> str:
         return ", ".join(f"{name} {_said(each)}" for name, each in value.items())
     if isinstance(value, list):
         return " ".join(map(_said, value))
-    if isinstance(value, float):
+    if isinstance(value, int | float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
     return UNKNOWN if value is None else str(value)
 
