@@ -223,8 +223,8 @@ def _starts(opened: Callable[[], Any]) -> Figures:
     """Return milliseconds to the first batch of two loaders, and of closing the second with work in flight."""
     figures: Figures = {}
     for which in ("first loader", "second loader"):
-        began = perf_counter()
         with opened() as loader:
+            began = perf_counter()
             next(iter(loader))
             arrived = perf_counter()
         del loader  # with the last reference, torch ends its processes, and waits for them
