@@ -5,34 +5,23 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 from tqdm import tqdm
 
-from benchmarks._report import Results, Row, table
+from benchmarks._report import Row, table
 from benchmarks._run import Case, Outcome, execute, load
 from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
 
-NAMES = (
-    "images",
-    "latency",
-    "engine",
-    "tensor_dataset",
-    "memory",
-    "collate",
-    "thread_cost",
-    "randomness",
-    "beside",
-    "packing",
-    "store",
-    "processes",
-)
-ASKED_FOR = ("kinds", "peers", "sequences")
+LOADERS = "images latency engine tensor_dataset memory collate thread_cost randomness processes"
+NAMES = (*LOADERS.split(), "packing", "store")
+ASKED_FOR = ("device", "kinds", "peers", "scale", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -47,11 +36,7 @@ class Section:
     outcomes: dict[str, list[Outcome]]
     rows: list[Row]
     versions: dict[str, str | None]
-    """Of the packages that this benchmark alone measures; None for one that is not installed."""
-
-    @property
-    def all_outcomes(self) -> list[Outcome]:
-        return [outcome for repeats in self.outcomes.values() for outcome in repeats]
+    """Of the packages that this benchmark alone measures, None for one that is not installed; and its `machine()`."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,9 +47,7 @@ class Section:
     help="Number of runs of each case.  [default: depends on the benchmark]",
 )
 @click.option(
-    "--smoke",
-    is_flag=True,
-    help="Run each case once with tiny sizes, to test the code. The aims are not checked.",
+    "--smoke", is_flag=True, help="Run each case once with tiny sizes, and check no aims."
 )
 @click.option(
     "--json",
@@ -72,15 +55,10 @@ class Section:
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for all figures, as JSON.",
 )
-def main(
-    names: Sequence[str],
-    repeats: int | None,
-    smoke: bool,
-    json_path: Path | None,
-) -> None:
+def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except kinds, which takes a quarter of an hour, and peers and
+    Without NAME, all benchmarks run except those that take long: kinds, scale, device, and peers and
     sequences, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
@@ -110,17 +88,14 @@ def main(
     except KeyboardInterrupt:
         status = INTERRUPTED
 
-    click.echo(
-        "\n"
-        + table({section.title: section.rows for section in sections.values()}, judged=not smoke)
-    )
-    click.echo("\n" + "\n".join(notes(sections, smoke=smoke)))
+    rows = {section.title: section.rows for section in sections.values()}
+    click.echo(f"\n{table(rows, judged=not smoke)}\n")
+    click.echo("\n".join(notes(sections, smoke=smoke)))
     if json_path is not None:
         write_json(json_path, document(origin, sections, smoke=smoke))
         click.echo(f"Figures: {json_path}")
-    failed = sum(
-        outcome.failed for section in sections.values() for outcome in section.all_outcomes
-    )
+    runs = chain.from_iterable(chain(*section.outcomes.values()) for section in sections.values())
+    failed = sum(outcome.failed for outcome in runs)
     if failed:
         click.echo(f"Error: {failed} runs failed. The table shows only the others.", err=True)
         status = status or 1
@@ -140,25 +115,22 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
     cases = benchmark.cases(smoke=smoke)
     count = 1 if smoke else repeats or benchmark.REPEATS
     outcomes: dict[str, list[Outcome]] = {case.name: [] for case in cases}
-    with tqdm(
-        total=count * len(cases), unit="run", leave=False, file=sys.stderr, disable=None
-    ) as bar:
+    total = count * len(cases)
+    with tqdm(total=total, unit="run", leave=False, file=sys.stderr, disable=None) as bar:
         for repeat in range(count):
             for case in cases if repeat % 2 == 0 else cases[::-1]:
                 bar.set_description(f"{name}: {case.name}")
+                if bar.disable:
+                    click.echo(f"{name}: {case.name}", err=True)
                 outcome = execute(name, case)
                 outcomes[case.name].append(outcome)
                 if outcome.failed:
                     bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
                 bar.update()
-    results = figures(outcomes)
+    results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
     versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
+    versions |= getattr(benchmark, "machine", dict)()
     return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
-
-
-def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Results:
-    """Return the figures of each case, by repeat."""
-    return {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
 
 
 def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
@@ -174,10 +146,7 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
     ]
     for name, section in sections.items():
         if section.versions:
-            found = (
-                f"{package} {version or 'not installed'}"
-                for package, version in section.versions.items()
-            )
+            found = (f"{of} {its or 'not installed'}" for of, its in section.versions.items())
             lines.append(f"{name}: {', '.join(found)}.")
     if smoke:
         lines.append("This is a smoke run with tiny sizes, so its figures mean nothing.")
@@ -191,9 +160,7 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
     return lines + sorted(left_out)
 
 
-def document(
-    origin: dict[str, Any], sections: dict[str, Section], *, smoke: bool
-) -> dict[str, Any]:
+def document(origin: Any, sections: dict[str, Section], *, smoke: bool) -> dict[str, Any]:
     """Return everything as JSON values: provenance, rows, and the figures of each run."""
     return {
         "format": FORMAT,
@@ -205,12 +172,7 @@ def document(
                 "versions": section.versions,
                 "rows": [asdict(row) for row in section.rows],
                 "runs": [
-                    {
-                        "case": case.name,
-                        "options": case.options,
-                        "repeat": repeat,
-                        **asdict(outcome),
-                    }
+                    {"case": case.name, "options": case.options, "repeat": repeat} | asdict(outcome)
                     for case in section.cases
                     for repeat, outcome in enumerate(section.outcomes[case.name])
                 ],

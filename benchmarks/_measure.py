@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from statistics import median
-from time import perf_counter, sleep
-from typing import Any, Literal, NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -15,37 +16,37 @@ from torch.utils.data import Dataset
 from fastload import DataLoader
 from fastload.bench.figures import BenchError
 
-Kind = Literal["fastload", "torch"]
+READERS = {
+    "auto": "the default",
+    "none": "no workers",
+    "thread": "threads",
+    "process": "processes",
+    "spread": "threads in few processes",
+    "torch": "torch's processes",
+}
+"""Kinds of readers, with their names."""
 
 
 class NotMeasuredError(Exception):
     """A configuration that this machine cannot carry, with the reason."""
 
 
-class SlowDataset(Dataset[int]):
-    """`length` samples, each its own index, each after a simulated read of `seconds` that releases the GIL."""
-
-    def __init__(self, length: int, *, seconds: float) -> None:
-        self.length, self.seconds = length, seconds
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        sleep(self.seconds)
-        return index
-
-
 @contextmanager
-def open_loader(
-    kind: Kind, dataset: Dataset[Any], *, workers: int, **arguments: Any
+def open_readers(
+    kind: str, dataset: Dataset[Any], readers: int, processes: int | None = None, **arguments: Any
 ) -> Iterator[TorchDataLoader[Any]]:
-    """A loader of either kind with the same arguments, torch's defaults for all others.
+    """A loader of one of the kinds in READERS, with the same arguments for all, and defaults for all others.
 
-    Workers persist from one epoch to the next, so that later epochs show the steady state.
+    Those of kind "spread" are threads in `processes` processes. Workers persist from one epoch to the next, so that
+    later epochs show the steady state.
     """
-    cls = DataLoader if kind == "fastload" else TorchDataLoader
-    loader = cls(dataset, num_workers=workers, persistent_workers=workers > 0, **arguments)
+    if kind == "spread":
+        arguments["worker_processes"] = processes
+    if kind != "torch":
+        arguments["worker_method"] = {"none": "auto", "spread": "process"}.get(kind, kind)
+    workers = 0 if kind == "none" else readers
+    arguments |= {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = (TorchDataLoader if kind == "torch" else DataLoader)(dataset, **arguments)
     try:
         yield loader
     finally:
@@ -100,6 +101,35 @@ def _run_epoch(batches: Iterable[Any]) -> tuple[Epoch, list[torch.Tensor]]:
 def rate(epochs: Sequence[Epoch]) -> float:
     """Samples per second over the epochs together."""
     return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
+
+
+def steady(
+    batches: Iterable[Any],
+    *,
+    warm_s: float,
+    seconds: float,
+    step: Callable[[Any], object] = lambda _: None,
+    count: Callable[[], float] | None = None,
+) -> tuple[float, float]:
+    """Return the steps a second, and the median seconds of a step without the wait for its batch.
+
+    The loop goes over `batches` again and again. It is measured for `seconds`, from `warm_s` after the first batch on.
+    `count`: counts something else than steps.
+    """
+    times: list[float] = []
+    counted = count or times.__len__
+    warm = began = start = 0.0
+    for batch in chain.from_iterable(repeat(batches)):
+        now = perf_counter()
+        warm = warm or now + warm_s
+        if not began and now >= warm:
+            times.clear()
+            began, start = now, counted()
+        if began and now - began >= seconds:
+            break
+        step(batch)
+        times.append(perf_counter() - now)
+    return (counted() - start) / (now - began), median(times)
 
 
 def in_turns(

@@ -110,13 +110,6 @@ def best(results: Results, cases: Iterable[str], key: str) -> str:
     return max(cases, key=median)
 
 
-def label(kind: str, workers: int) -> str:
-    """Return the name of a loader with `workers` workers."""
-    noun = "thread" if kind == "fastload" else "process"
-    plural = "s" if noun == "thread" else "es"
-    return f"{kind}, " + (f"{workers} {noun}{plural * (workers != 1)}" if workers else "serial")
-
-
 _HEADER = ("", "median", "min-max", "unit", "x", "min-max", "of", "aim", "")
 _LEFT = (0, 3, 6, 7, 8)
 

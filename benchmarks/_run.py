@@ -26,13 +26,17 @@ class Case:
     """The arguments of the benchmark's `measure`; JSON values."""
     watch_memory: bool = False
     """Raise its figure "peak_mib" to what is seen from outside while it runs."""
+    ranks: int = 1
+    """Processes that measure together. If there are several, each gets `rank` and `ranks`. The figures are rank 0's."""
+    limit_s: float | None = None
+    """Seconds after which it counts as hanging, and is killed. None: DEADLINE_S."""
 
 
 class Benchmark(Protocol):
     """What a module of this package offers.
 
-    It may offer `prepare(*, smoke)` too, to make what is loaded where that takes memory, and `PACKAGES`, the names of
-    packages whose versions belong to the figures.
+    It may offer `prepare(*, smoke)` too, to make what is loaded where that takes memory. What else belongs to the
+    figures: `PACKAGES`, the names of packages, whose versions are noted, and `machine()`, values by their names.
     """
 
     TITLE: str
@@ -60,7 +64,9 @@ class Outcome:
 
 def load(name: str) -> Benchmark:
     """The benchmark of that name. Raises ImportError where it needs a package that is not installed."""
-    return cast(Benchmark, importlib.import_module(f"benchmarks.{name}"))
+    own = Path(__file__).with_name(f"{name}.py").exists()
+    module = importlib.import_module(f"benchmarks.{name if own else 'loaders'}")
+    return cast(Benchmark, module if own else module.SECTIONS[name])
 
 
 def execute(name: str, case: Case) -> Outcome:
@@ -70,9 +76,10 @@ def execute(name: str, case: Case) -> Outcome:
     try:
         ended = run_fresh(
             "benchmarks._run",
-            {"name": name, "options": case.options},
+            {"name": name, "options": case.options, "ranks": case.ranks},
+            ranks=case.ranks,
             watch_memory=case.watch_memory,
-            limit_s=DEADLINE_S,
+            limit_s=case.limit_s or DEADLINE_S,
             environ=os.environ | {"PYTHONPATH": path},
         )
     except TimeoutError as hung:
@@ -80,7 +87,7 @@ def execute(name: str, case: Case) -> Outcome:
     if ended.error is not None:
         message = f"ended with {ended.status}:\n{ended.messages or ended.error}"
         return Outcome(None, message, failed=True)
-    (result,) = ended.results
+    result = ended.results[0]
     if "not_measured" in result:
         return Outcome(None, result["not_measured"])
     figures: Figures = result["figures"]
@@ -89,9 +96,11 @@ def execute(name: str, case: Case) -> Outcome:
     return Outcome(figures)
 
 
-def _measured(content: Any, *_: object) -> dict[str, Any]:
+def _measured(content: Any, rank: int, _: object) -> dict[str, Any]:
+    ranks = content["ranks"]
+    together = {"rank": rank, "ranks": ranks} if ranks > 1 else {}
     try:
-        return {"figures": load(content["name"]).measure(**content["options"])}
+        return {"figures": load(content["name"]).measure(**content["options"], **together)}
     except NotMeasuredError as reason:
         return {"not_measured": str(reason)}
 

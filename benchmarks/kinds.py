@@ -14,25 +14,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from functools import partial
 from importlib import import_module
-from itertools import chain, repeat
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import NotMeasuredError, SlowDataset
+from benchmarks._data import Photos, Slow, sample_images
+from benchmarks._measure import NotMeasuredError, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from benchmarks.images import Photos, sample_images, transform
-from fastload import DataLoader
-from fastload.measure.tables import Spread
+from fastload.bench.loop import image_transform
 
 TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
 REPEATS = 2
@@ -173,10 +169,10 @@ def plans() -> Any:
 WORK: dict[str, tuple[Callable[[], Any], int]] = {
     "pure Python, 1 ms": (lambda: Loops(14_000), 8),
     "pure Python, 10 us": (lambda: Loops(140), 64),
-    "Pillow + v1": (lambda: Photos(sample_images(512) * 20, transform("crop")), 8),
+    "Pillow + v1": (lambda: Photos(sample_images(512) * 20, image_transform("rrc")), 8),
     "float32 images": (Floats, 32),
     "tokens in Python": (Tokens, 32),
-    "waits of 20 ms": (lambda: SlowDataset(4096, seconds=0.020), 8),
+    "waits of 20 ms": (lambda: Slow(4096, seconds=0.020), 8),
     "tensors": (lambda: TensorDataset(torch.zeros(16_384, 784), torch.zeros(16_384)), 128),
     "image plans": (plans, 32),
     "albumentations": (lambda: Library("albumentations"), 32),
@@ -207,22 +203,19 @@ def measure(*, work: str, workers: int, operations: int, smoke: bool) -> Figures
     torch.set_num_threads(1)
     make, batch_size = WORK[work]
     dataset = make()
-    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    steps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for turn in range(1 if smoke else TURNS):
         for kind in KINDS[:: -1 if turn % 2 else 1]:
-            found = _steps(kind, dataset, batch_size, workers, operations, smoke=smoke)
-            rates[kind].append(found[0])
-            steps[kind].append(found[1])
-    medians = {kind: median(values) for kind, values in rates.items()}
+            steps = _steps(kind, dataset, batch_size, workers, operations, smoke=smoke)
+            found[kind].append(steps)
+    medians = {kind: median(rate for rate, _ in turns) for kind, turns in found.items()}
+    step_s = {kind: median(seconds for _, seconds in turns) for kind, turns in found.items()}
     best = max(medians.values())
     return {
         **medians,
         "of best": medians["auto"] / best,
         "of torch": medians["auto"] / medians["torch"],
-        "step of torch": median(steps["auto"]) / max(median(steps["torch"]), 1e-9)
-        if operations
-        else math.nan,
+        "step of torch": step_s["auto"] / max(step_s["torch"], 1e-9) if operations else math.nan,
     }
 
 
@@ -230,65 +223,36 @@ def _steps(
     kind: str, dataset: Any, batch_size: int, workers: int, operations: int, *, smoke: bool
 ) -> tuple[float, float]:
     """Return the steps a second, and the median seconds of a step."""
-    options: dict[str, Any] = {
-        "num_workers": 0 if kind == "none" else workers,
-        "persistent_workers": kind != "none",
-        "shuffle": True,
-    }
-    if kind == "torch":
-        loader: Any = TorchDataLoader(dataset, batch_size, **options)
-    else:
-        loader = DataLoader(
-            dataset, batch_size, worker_method="auto" if kind == "none" else kind, **options
-        )
-    x, times, began, counted = torch.zeros(8), [], math.inf, 0
-    with nullcontext() if kind == "torch" else closing(loader):
-        warm = perf_counter() + (0.1 if smoke else WARM_S)
-        batches = chain.from_iterable(repeat(loader))
-        for _ in batches:
-            now = perf_counter()
-            if began is math.inf and now >= warm:
-                began, counted, times = now, 0, []
-            if now - began >= (0.1 if smoke else MEASURED_S):
-                break
-            for _ in range(operations):
-                x.add_(1.0)
-            counted += 1
-            times.append(perf_counter() - now)
-        taken = perf_counter() - began
-        del batches
+    x = torch.zeros(8)
+
+    def step(_: Any) -> None:
+        for _ in range(operations):
+            x.add_(1.0)
+
+    warm_s, seconds = (0.0, 0.1) if smoke else (WARM_S, MEASURED_S)
+    with open_readers(kind, dataset, workers, batch_size=batch_size, shuffle=True) as loader:
+        found = steady(loader, warm_s=warm_s, seconds=seconds, step=step)
     time.sleep(0.05)  # torch's workers end
-    return counted / taken, median(times)
+    return found
 
 
 def rows(results: Results) -> list[Row]:
     found = []
     shares: dict[str, list[float]] = {"of best": [], "of torch": []}
     for case, repeats in results.items():
-        found.append(row(results, case, "auto", unit="steps/s", against="torch", reference="torch"))
-        found.append(row(results, case, "of best", unit="", name=f"{case}: of the best kind"))
+        of = partial(row, results, case)
+        found.append(of("auto", unit="steps/s", against="torch", reference="torch"))
+        found.append(of("of best", unit="", name=f"{case}: of the best kind"))
         if "3000" in case:
             aim = Aim("<=", 1.05, of="figure")
-            found.append(
-                row(results, case, "step of torch", unit="", name=f"{case}: step", aim=aim)
-            )
+            found.append(of("step of torch", unit="", name=f"{case}: step", aim=aim))
         for key, values in shares.items():
             values += [figures[key] for figures in repeats if figures is not None]
     for key, least in (("of best", 0.95), ("of torch", 1.1)):
         if shares[key]:
             mean = math.exp(sum(map(math.log, shares[key])) / len(shares[key]))
-            figure, aim = Spread.of([mean]), Aim(">=", least, of="figure")
-            found.append(
-                Row(
-                    name=f"default, {key}: geometric mean",
-                    unit="",
-                    figure=figure,
-                    reference=None,
-                    ratio=None,
-                    aim=aim,
-                    met=aim.met(figure, None),
-                )
-            )
+            name, aim = f"default, {key}: geometric mean", Aim(">=", least, of="figure")
+            found.append(row({name: [{key: mean}]}, name, key, unit="", aim=aim))
     return found
 
 

@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 
+from benchmarks._data import sample_images
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
-from benchmarks.images import sample_images
 from benchmarks.recipes import PACKED_SIDE, QUALITY
 from fastload.bench.figures import BenchError
 from fastload.datasets import PackedDataset
@@ -34,29 +34,28 @@ TITLE = (
 )
 REPEATS = 3
 
+Which = Literal["", "bare", "larger"]
 COUNT, SMOKE_COUNT = 2048, 16
 COPIES = 4
 """How often the larger set has each image."""
 WORKERS = 2
+WAYS: list[tuple[Which, str, int]]
+WAYS = [("", "pack", 1), ("bare", "bare", 1), ("larger", "pack", COPIES)]
 SLOWER, LARGER = 1.2, 1.1
 """The most that packing may take: of the time of its decoding and encoding, and of a smaller set's memory."""
 
 
 def cases(*, smoke: bool) -> list[Case]:
     count = SMOKE_COUNT if smoke else COUNT
-    found = []
-    for mode in MODES:
-        options = {"mode": mode, "count": count, "copies": 1}
-        found += [
-            Case(_name(mode), {**options, "way": "pack"}, watch_memory=True),
-            Case(_name(mode, "bare"), {**options, "way": "bare"}),
-            Case(
-                _name(mode, "larger"),
-                {**options, "way": "pack", "copies": COPIES},
-                watch_memory=True,
-            ),
-        ]
-    return found
+    return [
+        Case(
+            _name(mode, which),
+            {"mode": mode, "count": count, "way": way, "copies": copies},
+            watch_memory=way == "pack",
+        )
+        for mode in MODES
+        for which, way, copies in WAYS
+    ]
 
 
 def measure(*, mode: Mode, way: Literal["pack", "bare"], count: int, copies: int) -> Figures:
@@ -139,7 +138,7 @@ def rows(results: Results) -> list[Row]:
     return found
 
 
-def _name(mode: Mode, which: Literal["", "bare", "larger"] = "") -> str:
+def _name(mode: Mode, which: Which = "") -> str:
     if which == "bare":
         return f"{mode}: bare threads that {_work(mode)}"
     return f"{mode}: fastload pack" + f", {COPIES} times the images" * (which == "larger")

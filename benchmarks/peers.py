@@ -37,14 +37,8 @@ TITLE = (
 REPEATS = 5
 
 PACKAGES = (
-    "torchdata",
-    "grain",
-    "spdl",
-    "nvidia-dali-cuda120",
-    "webdataset",
-    "mosaicml-streaming",
-    "litdata",
-    "ffcv",
+    *("torchdata", "grain", "spdl", "nvidia-dali-cuda120"),
+    *("webdataset", "mosaicml-streaming", "litdata", "ffcv"),
 )
 
 COUNT, SMOKE_COUNT = 2048, 64
@@ -109,7 +103,7 @@ def _loose(loader: str, decoder: str, workers: int = 2) -> Contender:
         "files",
         f"{loader}, {DECODERS[decoder]}, {readers}",
         "loose",
-        f"{loader}-{decoder}",
+        f"{'thread' if ours else 'torch'}-{decoder}",
         workers=workers,
         kind="ours" if ours else "peer",
         cold=(loader, decoder, workers) == ("torch", "torchvision", 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -203,11 +204,8 @@ def rows(results: Results) -> list[Row]:
         for name in PEERS:
             found.append(row(results, name, key, name=f"{key}: {name}", unit=unit))
             ours, against = f"{key}: fastload beside {name}", (name, key)
-            found.append(
-                row(
-                    results, "fastload", key, name=ours, unit=unit, against=against, aim=Aim(aim, 1)
-                )
-            )
+            of = partial(row, results, "fastload", key, name=ours, unit=unit)
+            found.append(of(against=against, aim=Aim(aim, 1)))
     for name in ("fastload", *PEERS):
         said = f"resumes exactly (1) or not (0): {name}"
         found.append(row(results, name, "exact", name=said, unit=""))

@@ -25,7 +25,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from benchmarks._measure import Epoch, NotMeasuredError, in_turns, open_loader, rate, run_epochs
+from benchmarks._measure import Epoch, NotMeasuredError, in_turns, open_readers, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload import DataLoader, store
@@ -52,11 +52,7 @@ EPOCH_PARTS = (1, 20, 200)
 def cases(*, smoke: bool) -> list[Case]:
     scale = 100 if smoke else 1
     return [
-        Case("open", {"what": "open", "rows": 80_000 // scale}),
-        Case("put", {"what": "put", "rows": 80_000 // scale}),
-        Case("memory", {"what": "memory", "rows": 320_000 // scale}),
-        Case("epoch", {"what": "epoch", "rows": 60_000 // scale}),
-        Case("prepare", {"what": "prepare", "rows": 80_000 // scale}),
+        Case(what, {"what": what, "rows": rows // scale}) for what, (_, rows) in MEASURES.items()
     ]
 
 
@@ -67,7 +63,7 @@ def measure(*, what: str, rows: int) -> Figures:
     if needed > free:
         raise NotMeasuredError(f"it needs {needed:,} bytes of shared memory, {free:,} are free")
     with tempfile.TemporaryDirectory(prefix="fastload-bench-", dir=SHARED_MEMORY) as folder:
-        return _MEASURES[what](Path(folder), rows)
+        return MEASURES[what][0](Path(folder), rows)
 
 
 def floats(rows: int) -> torch.Tensor:
@@ -177,7 +173,7 @@ def _read(path: str, pipe: Connection) -> None:
         pipe.recv()
 
     dataset = store.get(path, data="x")
-    with open_loader("fastload", dataset, workers=0, batch_size=BATCH, shuffle=True) as loader:
+    with open_readers("none", dataset, 0, batch_size=BATCH, shuffle=True) as loader:
         next(iter(loader))
         tell(_own_bytes())
         tell(sum(len(batch) for batch in loader))
@@ -206,9 +202,7 @@ def measure_epoch(folder: Path, rows: int) -> Figures:
     epochs: dict[str, list[Epoch]] = {name: [] for name in datasets}
     for _ in range(EPOCHS):
         for name, dataset in datasets.items():
-            with open_loader(
-                "fastload", dataset, workers=0, batch_size=BATCH, shuffle=True
-            ) as loader:
+            with open_readers("none", dataset, 0, batch_size=BATCH, shuffle=True) as loader:
                 epochs[name] += run_epochs(loader, count=2, indices=range(rows))[1:]
     return {name: rate(found) for name, found in epochs.items()}
 
@@ -241,20 +235,21 @@ def _write(folder: Path, make: Callable[[int], Any], number: int) -> None:
     write_part(str(folder / str(number)), batch, checksum=False, durable=False)
 
 
-_MEASURES = {
-    "open": measure_open,
-    "put": measure_put,
-    "memory": measure_memory,
-    "epoch": measure_epoch,
-    "prepare": measure_prepare,
+MEASURES: dict[str, tuple[Callable[[Path, int], Figures], int]] = {
+    "open": (measure_open, 80_000),
+    "put": (measure_put, 80_000),
+    "memory": (measure_memory, 320_000),
+    "epoch": (measure_epoch, 60_000),
+    "prepare": (measure_prepare, 80_000),
 }
+"""What is measured, with the number of rows."""
 
 
 def rows(results: Results) -> list[Row]:
     of = partial(row, results)
     get = partial(of, "open", "get", name="get and the first batch", unit="s")
     epochs = {f"parts {n}": f"an epoch of {n} part{'s' * (n > 1)}" for n in EPOCH_PARTS}
-    more = f"what {READERS} readers take more, of the set"
+    arrow, more = "Arrow's own memory", f"what {READERS} readers take more, of the set"
     return [
         get(against="np.load", aim=Aim("<=", 1.2)),
         get(against="shared_memory", aim=Aim("<=", 1.2)),
@@ -263,13 +258,7 @@ def rows(results: Results) -> list[Row]:
         of("put", "put, checksums", name="put with checksums", unit="s", against="np.save"),
         of("memory", "one", name="one reader", unit="MiB"),
         of("memory", "more", name=more, unit="", aim=Aim("<=", 0.05, of="figure")),
-        of(
-            "memory",
-            "arrow",
-            name="Arrow's own memory",
-            unit="bytes",
-            aim=Aim("<=", 0, of="figure"),
-        ),
+        of("memory", "arrow", name=arrow, unit="bytes", aim=Aim("<=", 0, of="figure")),
         *(
             of("epoch", key, name=name, unit="rows/s", against="tensors", aim=Aim(">=", 0.9))
             for key, name in epochs.items()

@@ -19,15 +19,15 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_936,
-    "loaded beside the way": 2_658,
+    "the way of an index": 3_926,
+    "loaded beside the way": 2_663,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_104,
     "fastload/telemetry": 278,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
-    "fastload/bench": 869,
+    "fastload/bench": 800,
     "fastload/check": 649,
     "fastload/cli": 2_206,
     "fastload/compat": 442,
@@ -39,15 +39,15 @@ BUDGETS = {
     "fastload/image": 911,
     "fastload/image/kernels": 145,
     "kernels in C": 1_498,
-    "fastload/measure": 728,
+    "fastload/measure": 725,
     "fastload/parameters": 2_289,
     "fastload/sequences": 1_406,
     "fastload/store": 3_195,
     "fastload/stream": 1_059,
     "fastload/train": 1_206,
-    "benchmarks": 2_697,
+    "benchmarks": 2_539,
     # parts of their own, and parts to come
-    "process workers": 1_984,
+    "process workers": 2_174,
     "verdicts and allow list": 911,
 }
 

@@ -19,7 +19,7 @@ import click.testing
 import pytest
 import torch
 
-from benchmarks import _run, images
+from benchmarks import _data
 from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, row, table
@@ -48,11 +48,11 @@ def _warm_cases() -> Iterator[None]:
 
 @pytest.mark.usefixtures("forkserver")  # of `thread_cost`
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "scale"])
 def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(_data.tempfile, "gettempdir", lambda: str(tmp_path))
     benchmark = load(name)
     cases = benchmark.cases(smoke=True)
     as_in_its_process = {case.name: json.loads(json.dumps(case.options)) for case in cases}
@@ -88,12 +88,12 @@ def test_the_command_prints_a_table_and_writes_figures_with_their_provenance(
     done = run_python("-m", "benchmarks", "collate", "--smoke", "--json", out, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    (ours,) = (line for line in lines if line.startswith("  fastload, 4 threads"))
+    (ours,) = (line for line in lines if line.startswith("  threads, 4"))
     assert "samples/s" in ours
     assert "workers / (read + collate)" in ours
     assert ">= 0.9 x" in ours
     assert "not judged" in ours
-    assert any(line.startswith("  torch, 4 processes") for line in lines)
+    assert any(line.startswith("  torch's processes, 4") for line in lines)
     assert any("smoke run" in line for line in lines)
 
     document = json.loads(out.read_text())
@@ -101,10 +101,31 @@ def test_the_command_prints_a_table_and_writes_figures_with_their_provenance(
     assert {"machine", "versions", "command", "date"} <= document["provenance"].keys()
     assert document["provenance"]["command"][1:4] == ["collate", "--smoke", "--json"]
     collate = document["benchmarks"]["collate"]
-    assert [run["options"]["kind"] for run in collate["runs"]] == ["fastload", "torch"]
+    assert [run["options"]["kind"] for run in collate["runs"]] == ["thread", "torch"]
     assert all(run["figures"]["rate"] > 0 and not run["failed"] for run in collate["runs"])
-    ratios = [run["figures"]["rate"] / run["figures"]["ideal_rate"] for run in collate["runs"]]
+    ideal = "workers / (read + collate)"
+    ratios = [run["figures"]["rate"] / run["figures"][ideal] for run in collate["runs"]]
     assert [row["ratio"]["median"] for row in collate["rows"]] == ratios
+
+
+def test_the_device_check_runs_on_the_cpu_and_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every case in its own process, the two ranks too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    out = tmp_path / "device.json"
+    done = click.testing.CliRunner().invoke(main, ["device", "--smoke", "--json", str(out)])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(out.read_text())
+    found = document["benchmarks"]["device"]
+    has_gpu = torch.cuda.is_available()
+    assert (found["versions"]["device"] == "CPU, not a device") == (not has_gpu)
+    assert {"steps", "values", "overlap", "forks", "ranks"} == {
+        run["options"]["what"] for run in found["runs"]
+    }
+    assert all(row["figure"]["median"] > 0 for row in found["rows"])
+    cases = load("device").cases(smoke=False)
+    assert sum(case.limit_s or math.inf for case in cases) < 600
 
 
 def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +133,7 @@ def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.M
     good, *_ = engine.cases(smoke=True)
     broken = Case("broken", good.options | {"kind": "torch", "workers": -1})
     monkeypatch.setattr(engine, "cases", lambda *, smoke: [good, broken])
-    monkeypatch.setattr(
-        engine, "rows", lambda results: [row(results, "broken", "cost_us", unit="us")]
-    )
+    monkeypatch.setattr(engine, "rows", lambda results: [row(results, "broken", "cost", unit="us")])
     result = click.testing.CliRunner().invoke(main, ["engine", "--smoke"])
     assert result.exit_code == 1
     assert "engine: broken: ended with 1" in result.stderr
@@ -122,11 +141,10 @@ def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.M
     assert "1 runs failed" in result.stderr
 
 
-def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run, "DEADLINE_S", 0.1)
-    slow = {"kind": "fastload", "workers": 1, "length": 64, "read_s": 60.0}
+def test_a_case_that_hangs_is_ended() -> None:
+    slow = {"work": "", "kind": "thread", "workers": 1, "length": 1 << 20}
     began = time.monotonic()
-    outcome = execute("latency", Case("slow", slow))
+    outcome = execute("latency", Case("slow", slow, limit_s=0.1))
     assert (outcome.failed, outcome.error) == (
         True,
         "the run did not end within 0.1 s, and was killed",
@@ -153,9 +171,9 @@ def test_what_ends_the_runner_ends_the_case(
 def test_a_set_that_lacks_images_or_has_others_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(_data.tempfile, "gettempdir", lambda: str(tmp_path))
     packing = importlib.import_module("benchmarks.packing")
-    one, other = images.sample_images(16)[:2]
+    one, other = _data.sample_images(16)[:2]
     out = packing._pack("jpeg", [one, other], tmp_path / "packed")
     packing.check(out, [one, other], copies=1)
     with pytest.raises(BenchError, match="the set has 2 records, expected 4"):

@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 
 from benchmarks import __main__ as command
 from benchmarks import peers
-from benchmarks._measure import NotMeasuredError, open_loader
+from benchmarks._measure import NotMeasuredError, open_readers
 from benchmarks._report import Figures, row
 from benchmarks._run import Case, Outcome, execute
 from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender
@@ -111,7 +111,7 @@ def passes_of(root: Path, transform: Any) -> list[Pass]:
     """Three shuffled passes over the images."""
     torch.manual_seed(0)
     dataset = ImageFolder(str(root), transform, loader=decode_file)
-    with open_loader("fastload", dataset, workers=1, batch_size=BATCH, shuffle=True) as loader:
+    with open_readers("thread", dataset, 1, batch_size=BATCH, shuffle=True) as loader:
         return [run_pass(loader) for _ in range(3)]
 
 

@@ -25,7 +25,8 @@ from scripts import _suite
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
-    ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check", "sanitize")
+    ROOT / "scripts" / name
+    for name in ("test", "demo", "docs", "bench", "build-check", "sanitize", "device-check")
 ]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
@@ -122,7 +123,7 @@ def test_a_script_can_be_started(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS[:3], SCRIPTS[4]], ids=lambda p: p.name)
+@pytest.mark.parametrize("script", [*SCRIPTS[:3], SCRIPTS[4], SCRIPTS[6]], ids=lambda p: p.name)
 def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
     status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
     assert status == 0
@@ -334,6 +335,13 @@ def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout:
     assert all("--constraint" in line for line in asked[1:-1])
     assert asked[-1] == "-m benchmarks peers --smoke"
     assert checkout.run("scripts/bench", "--peers")[2] == ["-m benchmarks peers"]
+
+
+def test_the_device_check_writes_its_record_where_it_is_told(checkout: Checkout) -> None:
+    asked = checkout.run("scripts/device-check", "--cpu", "--quick", "--out", "a.json")[2]
+    assert asked[-1] == "-m benchmarks device --json a.json --smoke"
+    asked = checkout.run("scripts/device-check")[2]
+    assert asked[-1] == "-m benchmarks device --json results/device-check.json"
 
 
 def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Checkout) -> None:

@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from benchmarks.images import sample_images
+from benchmarks._data import sample_images
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """uint8[B, 3, 224, 224] in any memory format, and the images' numbers, int64[B]."""

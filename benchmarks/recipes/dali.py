@@ -46,11 +46,7 @@ class _Passes:
 
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
     pipeline = _pipeline(
-        files(task.source),
-        batch_size=task.batch,
-        num_threads=task.workers,
-        device_id=None,
-        seed=0,
+        files(task.source), batch_size=task.batch, num_threads=task.workers, device_id=None, seed=0
     )
     yield _Passes(
         DALIClassificationIterator(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import open_loader
+from benchmarks._measure import open_readers
 from benchmarks.recipes import SIZE, Batch, Task
 from fastload.datasets import ImageFileList
 from fastload.image import RandomResizedCrop
@@ -32,10 +32,10 @@ def plan(task: Task) -> RandomResizedCrop:
 def planned(task: Task, dataset: Any) -> Iterator[Iterable[Batch]]:
     """A loader over images that a plan of `task` makes."""
     last = task.how.startswith("last")
-    with open_loader(
-        "fastload",
+    with open_readers(
+        "thread",
         dataset,
-        workers=task.workers,
+        task.workers,
         batch_size=task.batch,
         shuffle=True,
         memory_format=torch.channels_last if last else torch.contiguous_format,

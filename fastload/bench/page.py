@@ -9,16 +9,16 @@ import base64
 import io
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from matplotlib.figure import Figure
+from matplotlib import figure as charts
 
 from fastload.bench import plot
-from fastload.bench.plan import TRANSFORMS
+from fastload.bench.figures import Figures
 from fastload.bench.report import Row, partial
-from fastload.measure.provenance import cores
 from fastload.telemetry.snapshot import percent
 
 UNKNOWN = "n/a"
@@ -39,8 +39,8 @@ def render(document: Json, rows: Sequence[Row]) -> str:
         *(_text(line, "banner") for line in _banners(document)),
     ]
     if rows:
-        body += [*_rates(document, rows), *_stages(document, rows), _figures_table(document)]
-    body += [_runs_table(document), *_provenance(document)]
+        body += [*_rates(document, rows), *_stages(document, rows)]
+    body += _tables(document)
     content = "\n".join(body)
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     return (
@@ -127,89 +127,39 @@ def _typical(document: Json, row: Row) -> Json | None:
     return min(mine, key=lambda figures: abs(figures["rate"] - row.rate.median), default=None)
 
 
-def _provenance(document: Json) -> Iterator[str]:
-    origin, work = document["provenance"], document["workload"]
-    machine = origin["machine"]
-    entries = {
-        "command": shlex.join(origin["command"]),
-        "date": origin["date"],
-        "machine": f"{machine['cpu']}, {cores(origin)} of {machine['cores']} cores usable, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB",
-        "system": machine["system"],
-        "load before": f"{machine['load_average_1min']:.2f}",
-        "versions": ", ".join(f"{name} {v or UNKNOWN}" for name, v in origin["versions"].items()),
-        "commit": origin["git_commit"] or UNKNOWN,
-    }
-    if work is not None:
-        ranks = ", ".join(map(str, sorted({run["ranks"] for run in document["runs"]})))
-        entries |= {
-            "images": f"{work['file_list']}, {TRANSFORMS[work['transform']]}",
-            "batches": f"{work['steps']} steps of {work['batch_size']} samples in each rank, seed {work['seed']}",
-            "ranks": f"{ranks}: processes on this node, started together",
-            "page cache": f"{work['cache']} before each run",
-            "step": document["step"],
-        }
+def _tables(document: Json) -> Iterator[str]:
+    """Yield all other values of the document, by their names there: medians, every run, provenance."""
+    rows = [{"name": row["name"], **row} for row in document["rows"]]
+    if rows:
+        yield "<h2>Figures</h2>"
+        yield _table("Medians, smallest and largest; ratio compared with as many ranks", rows)
+    names = [f.name for f in fields(Figures) if f.name not in ("loader_stats", "finding")]
+    runs = [
+        {"name": run["name"], **{name: (run["figures"] or {}).get(name) for name in names}}
+        | {"others_share": run["others_share"], "error": run["error"] or ""}
+        for run in document["runs"]
+    ]
+    yield "<h2>Every run</h2>"
+    yield _table("In the order in which they ran", runs)
     yield "<h2>Provenance</h2>"
-    yield _definitions(entries)
+    origin = dict(document["provenance"])
+    origin |= {"command": shlex.join(origin["command"]), "step": document["step"]}
+    yield _definitions(
+        {name: _said(value) for name, value in (origin | (document["workload"] or {})).items()}
+    )
 
 
-# ---- the tables ----
-
-
-def _figures_table(document: Json) -> str:
-    """Return a table with a line for each row: medians."""
-    lines = []
-    for row in document["rows"]:
-        lines.append(
-            {
-                "loader": row["name"],
-                "img/s": _median(row["rate"]),
-                "smallest to largest": f"{row['rate']['low']:.1f} to {row['rate']['high']:.1f}",
-                "img/s per rank": _median(row["rank_rate"]),
-                "x serial": _median(row["ratio"], ".2f"),
-                "1st batch s": _median(row["first_batch_s"], ".3f"),
-                "CPU s/1000": _median(row["cpu_s_per_1000"], ".2f"),
-                "peak MiB": _median(row["peak_bytes"], ".0f", scale=2**-20),
-                "loop waited": _median(row["wait_share"], ".0%"),
-                "queue ready": _median(row["occupancy"], ".0%"),
-                "unique samples": f"{row['unique_samples']} of {row['samples']}",
-                "cached": _median(row["cached_share"], ".0%"),
-                "runs": row["runs"],
-            }
-        )
-    caption = "Medians; img/s of all ranks together, x serial compared with as many ranks"
-    return "<h2>Figures</h2>\n" + _table(caption, lines)
-
-
-def _runs_table(document: Json) -> str:
-    """Return a table with a line for each run, failed ones included."""
-    lines = []
-    for number, run in enumerate(document["runs"], start=1):
-        figures = run["figures"] or {}
-        rates = figures.get("rank_rates", [])
-        lines.append(
-            {
-                "run": f"{number}: {run['name']}",
-                "img/s": _number(figures.get("rate"), ".2f"),
-                "each rank": " ".join(f"{r:.1f}" for r in rates) if len(rates) > 1 else UNKNOWN,
-                "1st batch s": _number(figures.get("first_batch_s"), ".3f"),
-                "steady s": _number(figures.get("steady_s"), ".3f"),
-                "total s": _number(figures.get("total_s"), ".3f"),
-                "close s": _number(figures.get("close_s"), ".3f"),
-                "loop waited": _number(figures.get("wait_share"), ".1%"),
-                "other processes": _number(run["others_share"], ".0%"),
-                "error": run["error"] or "",
-            }
-        )
-    return "<h2>Every run</h2>\n" + _table("In the order in which they ran", lines)
-
-
-def _number(value: float | None, form: str = ".1f", *, scale: float = 1.0) -> str:
-    return UNKNOWN if value is None else format(value * scale, form)
-
-
-def _median(spread: Json | None, form: str = ".1f", *, scale: float = 1.0) -> str:
-    return UNKNOWN if spread is None else _number(spread["median"], form, scale=scale)
+def _said(value: Any) -> str:
+    """Return a value of the document as text."""
+    if isinstance(value, dict) and "median" in value:
+        return f"{_said(value['median'])} ({_said(value['low'])} to {_said(value['high'])})"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_said(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_said, value))
+    if isinstance(value, int | float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    return UNKNOWN if value is None else str(value)
 
 
 # ---- what a page is made of: all of it escapes text ----
@@ -219,7 +169,7 @@ def _text(text: str, class_: str = "") -> str:
     return f'<p class="{class_}">{escape(text)}</p>' if class_ else f"<p>{escape(text)}</p>"
 
 
-def _image(figure: Figure, alternative: str) -> str:
+def _image(figure: charts.Figure, alternative: str) -> str:
     """Return a chart as an image within the page."""
     file = io.BytesIO()
     figure.savefig(file, format="png")
@@ -237,9 +187,10 @@ def _table(caption: str, lines: Sequence[Mapping[str, object]]) -> str:
     if not lines:
         return "<p>No run was completed.</p>"
 
-    def row(cells: Iterable[object], tag: str) -> str:
-        first, *others = (escape(str(cell)) for cell in cells)
+    def row(cells: Iterable[str], tag: str) -> str:
+        first, *others = map(escape, cells)
         return f"<tr><th>{first}</th>{''.join(f'<{tag}>{cell}</{tag}>' for cell in others)}</tr>"
 
-    body = "\n".join([row(lines[0], "th"), *(row(line.values(), "td") for line in lines)])
+    names = (name.replace("_", " ") for name in lines[0])
+    body = "\n".join([row(names, "th"), *(row(map(_said, line.values()), "td") for line in lines)])
     return f'<div class="scroll"><table><caption>{escape(caption)}</caption>\n{body}</table></div>'

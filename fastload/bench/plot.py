@@ -17,20 +17,11 @@ from fastload.bench.report import Row, noise
 from fastload.measure.tables import Spread
 from fastload.telemetry.snapshot import LOADER_STAGES
 
-_INK, _MUTED, _GRID = "#1f2933", "#66727f", "#e4e7eb"
+_MUTED = "#66727f"
 _LOOKS: Any = {
     "font.size": 9,
-    "text.color": _INK,
-    "axes.titlesize": 11.5,
-    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.labelcolor": _MUTED,
-    "axes.edgecolor": _MUTED,
     "axes.axisbelow": True,
-    **{f"axes.spines.{side}": False for side in ("top", "left", "right")},
-    **{f"{axis}tick.major.size": 0 for axis in "xy"},
-    "grid.color": _GRID,
-    "legend.frameon": False,
     "figure.constrained_layout.use": True,
     "figure.dpi": 160,
 }

@@ -112,43 +112,31 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
-    """Return the rows as a table of text, followed by the meanings of its columns. Unknown figures are a dash."""
+    """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are a dash."""
     ranks = any(row.ranks > 1 for row in rows)
-    header = (
-        "loader",
-        "img/s",
-        "min-max",
-        *(["per rank"] if ranks else []),
-        "x serial",
-        "1st batch s",
-        "CPU s/1000",
-        "peak MiB",
-        "waited",
-        "unique",
-        "cache",
-    )
-    lines = columns([header, *(_cells(row, workload, ranks=ranks) for row in rows)])
+    cells = [_cells(row, workload, ranks=ranks) for row in rows]
+    lines = columns([[*cells[0]], *([*line.values()] for line in cells)])
     return "\n".join([*lines, "", *_notes(rows, workload, ranks=ranks)])
 
 
-def _cells(row: Row, workload: Workload, *, ranks: bool) -> tuple[str, ...]:
+def _cells(row: Row, workload: Workload, *, ranks: bool) -> dict[str, str]:
     def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
         return "-" if spread is None else format(spread.median * scale, form)
 
     cached = "" if row.cached_share is None else f" {row.cached_share.median:.0%}"
-    return (
-        row.name,
-        figure(row.rate, ".1f"),
-        f"{row.rate.low:.1f}-{row.rate.high:.1f}",
-        *([figure(row.rank_rate, ".1f")] if ranks else []),
-        figure(row.ratio, ".2f"),
-        figure(row.first_batch_s, ".3f"),
-        figure(row.cpu_s_per_1000, ".2f"),
-        figure(row.peak_bytes, ".0f", scale=2**-20),
-        figure(row.wait_share, ".0%"),
-        f"{row.unique_samples}/{row.samples}",
-        workload.cache + cached,
-    )
+    return {
+        "loader": row.name,
+        "img/s": figure(row.rate, ".1f"),
+        "min-max": f"{row.rate.low:.1f}-{row.rate.high:.1f}",
+        **({"per rank": figure(row.rank_rate, ".1f")} if ranks else {}),
+        "x serial": figure(row.ratio, ".2f"),
+        "1st batch s": figure(row.first_batch_s, ".3f"),
+        "CPU s/1000": figure(row.cpu_s_per_1000, ".2f"),
+        "peak MiB": figure(row.peak_bytes, ".0f", scale=2**-20),
+        "waited": figure(row.wait_share, ".0%"),
+        "unique": f"{row.unique_samples}/{row.samples}",
+        "cache": workload.cache + cached,
+    }
 
 
 def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]:
@@ -266,18 +254,10 @@ def _step_label(run: Run) -> str:
 
 
 def _raw(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "name": outcome.run.name,
-        "loader": outcome.run.loader,
-        "workers": outcome.run.workers,
-        "ranks": outcome.run.ranks,
-        "repeat": outcome.run.repeat,
-        "error": outcome.error,
-        "figures": outcome.figures and asdict(outcome.figures),
-        "peak_bytes": outcome.peak_bytes,
-        "cached_share": outcome.cached_share,
-        "others_share": outcome.others_share,
-    }
+    raw = asdict(outcome)
+    run = raw.pop("run") | {"name": outcome.run.name}
+    del run["workload"], raw["messages"]
+    return {**run, **raw}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -38,19 +38,13 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def cores(origin: dict[str, Any]) -> int:
-    """Return the number of cores that the process could use."""
-    usable: int = origin["machine"]["cores_usable"]
-    return usable
-
-
 def busy(origin: dict[str, Any]) -> str | None:
     """Return a warning if the load was more than half of the cores at the start, else None."""
-    load = origin["machine"]["load_average_1min"]
-    if load <= cores(origin) / 2:
+    load, cores = (origin["machine"][key] for key in ("load_average_1min", "cores_usable"))
+    if load <= cores / 2:
         return None
     return (
-        f"The machine was busy in the last minute (load {load:.2f} on {cores(origin)} cores). If other programs still "
+        f"The machine was busy in the last minute (load {load:.2f} on {cores} cores). If other programs still "
         "run, the figures will be noisy: stop them and run again."
     )
 
@@ -61,7 +55,7 @@ def caption(origin: dict[str, Any]) -> str:
     names = ("fastload", "python", "torch", "torchvision", "pillow")
     software = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
-    return f"{machine['cpu']}, {cores(origin)} cores, {memory}; {software}; {origin['date'][:10]}"
+    return f"{machine['cpu']}, {machine['cores_usable']} cores, {memory}; {software}; {origin['date'][:10]}"
 
 
 def version(distribution: str) -> str | None:

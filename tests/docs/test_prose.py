@@ -17,7 +17,7 @@ MADE = {"build", "logdir", "results", "samples", "site"}  # by commands, and ign
 FOLDERS = {path.name for place in PLACES for path in place.iterdir() if path.is_dir()} - MADE
 OF_OTHERS = [page for page in PAGES if page.name.startswith("from-")]  # they name others' arguments
 # Of commits that the pages name.
-ONCE = {"benchmarks/scale.py", "benchmarks/isolation.py", "scripts/promises"}
+ONCE = {"benchmarks/beside.py", "benchmarks/isolation.py", "scripts/promises"}
 
 
 @cache
