@@ -45,15 +45,13 @@ def start(
     settings: Settings,
     segments: Segments,
     notices: Notices,
-    *,
-    num_workers: int,
     base_seed: int,
 ) -> Team:
     """Start the worker processes of a window, and its collector if it has one. Return once all of them are set up.
 
     Raises what `start_children` raises. Then neither thread nor process is left.
     """
-    children = start_children(num_workers, base_seed, settings, segments, notices)
+    children = start_children(settings, base_seed, segments, notices)
     team = Team(window, children)
     device = current_device()
     crew = Crew(
@@ -127,35 +125,31 @@ class Crew:
             self._bell.ring()
 
     def on_issue(self, ticket: Batch) -> None:
-        """See `Listener`."""
-        self._send(ticket)
-
-    def _send(self, batch: Batch) -> None:
         """Send a batch to the process of its worker, or to the next one that lives.
 
         No other process can read a batch of an iterable dataset. If none can read it, the batch raises, so that the
         loop does not wait for it.
         """
         n = len(self._children)
-        first = batch.lane % n
+        first = ticket.lane % n
         heirs = [self._children[(first + k) % n] for k in range(n)]
         if self._children[0].iterable:
             del heirs[1:]
-        batch.claimed = batch.units
+        ticket.claimed = ticket.units
         for child in heirs:
             try:
-                if child.remote.send(batch):
+                if child.remote.send(ticket):
                     return
             except Exception as exc:
-                batch.where = f"{batch}; stage: hand over to a worker process"
-                child.remote.fail(batch, None, exc)
+                ticket.where = f"{ticket}; stage: hand over to a worker process"
+                child.remote.fail(ticket, None, exc)
                 break
         else:
-            batch.lost, batch.where = True, ""
+            ticket.lost, ticket.where = True, ""
             words = self._last_words[heirs[0]]
-            doing = f"{words}, and no other was left to read {what_is_read(batch)}"
-            heirs[0].remote.fail(batch, None, heirs[0].died(doing))
-        self._window.complete(batch)
+            doing = f"{words}, and no other was left to read {what_is_read(ticket)}"
+            heirs[0].remote.fail(ticket, None, heirs[0].died(doing))
+        self._window.complete(ticket)
 
     # ---- receiving ----
 
@@ -255,7 +249,7 @@ class Crew:
             self._window.complete(batch)
         for sent in lost.others:
             if not sent.batch.dropped:
-                self._send(sent.batch)
+                self.on_issue(sent.batch)
 
     def _look_for_idle(self) -> None:
         for child in self._children:

@@ -12,7 +12,7 @@ from fastload.engine import crew, workers
 from fastload.engine.pinning import can_pin
 from fastload.engine.team import Team
 from fastload.engine.window import Window
-from fastload.isolation import Isolation, WorkerCopies
+from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
@@ -49,19 +49,20 @@ def readers_of(settings: Settings, notices: Notices, *, stacklevel: int) -> Read
 class Readers:
     """The loop itself. Threads and processes derive from it."""
 
-    workers = 0
-    in_turn = False
-    """Whether each worker reads its own batch, rather than all of them the same one."""
-    runs_ahead = True
-    """Whether workers may read from the next epoch before the loop begins it."""
     is_inline = True
     """Whether the loop itself reads."""
+    in_turn = False
+    """Whether each worker reads its own batch elsewhere, rather than all of them the same one in this process."""
+    runs_ahead = True
+    """Whether workers may read from the next epoch before the loop begins it."""
 
     def __init__(self, settings: Settings, fetcher: Fetcher, pool: SlotPool, *, pins: bool) -> None:
+        self.workers = 0 if self.is_inline else settings.num_workers
         self.pins = pins
         self.fetcher = fetcher
-        self.pools: tuple[SlotPool | Segments, ...] = (pool,)
         self._settings = settings
+        self._segments = Segments()
+        self.pools = pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         draws = not fetcher.source.copies and settings.keyed
         self._streams = streams_of(settings, draws=draws)
@@ -83,22 +84,18 @@ class Readers:
     def window(self) -> Window[Batch]:
         """Return a window for these readers."""
         settings, source = self._settings, self.fetcher.source
+        parallel = source.batches_in_parallel or self.in_turn
         window: Window[Batch] = Window(
-            settings.depth(
-                self.workers, batches_in_parallel=source.batches_in_parallel or self.in_turn
-            ),
+            settings.depth(self.workers, batches_in_parallel=parallel),
             in_order=settings.in_order,
             collected=self.pins and self.workers > 0,
-            lanes=self._lanes(),
+            lanes=0 if self.in_turn else settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
         for pool in self.pools:
             pool.limit = window.depth + 1
         return window
-
-    def _lanes(self) -> int:
-        return self._settings.lanes
 
     def of_loop(self, window: Window[Batch]) -> WorkerContext:
         """Return what the loop reads with if there are no workers: the loader's own objects, not copied."""
@@ -134,17 +131,13 @@ class Threads(Readers):
     """Threads of this process, with copies of their own. They share the runs of a batch."""
 
     is_inline = False
-    _isolation: Isolation
-
-    def __init__(self, settings: Settings, *given: Any, pins: bool) -> None:
-        self.workers = settings.num_workers
-        super().__init__(settings, *given, pins=pins)
 
     def _owns_copies(self, draws: bool) -> bool:
         return True
 
     def start(self, window: Window[Batch], base_seed: int) -> Team:
         """See `workers.start`."""
+        assert self._isolation is not None
         return workers.start(
             window,
             self.fetcher,
@@ -158,23 +151,14 @@ class Threads(Readers):
 class Processes(Readers):
     """Processes, each of which reads whole batches, by one worker or by several that share its runs."""
 
+    is_inline = False
     in_turn = True
     runs_ahead = False  # they have the dataset of `iter()`
-    is_inline = False
-
-    def __init__(self, settings: Settings, *given: Any, pins: bool) -> None:
-        self.workers = settings.num_workers
-        super().__init__(settings, *given, pins=pins)
-        self._segments = Segments()
-        self.pools = (*self.pools, self._segments)
 
     def _owns_copies(self, draws: bool) -> bool:
         return (
             self._settings.processes < self.workers
         )  # to see before a fork whether they can be copied
-
-    def _lanes(self) -> int:
-        return 0
 
     def batch(self, given: Any, **place: Any) -> Batch:
         """See `Readers`.
@@ -189,11 +173,4 @@ class Processes(Readers):
 
     def start(self, window: Window[Batch], base_seed: int) -> Team:
         """See `crew.start`."""
-        return crew.start(
-            window,
-            self._settings,
-            self._segments,
-            self.fetcher.notices,
-            num_workers=self.workers,
-            base_seed=base_seed,
-        )
+        return crew.start(window, self._settings, self._segments, self.fetcher.notices, base_seed)

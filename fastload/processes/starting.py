@@ -53,9 +53,8 @@ A Python without it gets an object that has no effect: then the server imports w
 
 
 def start_children(
-    num_workers: int,
-    seed: int,
     settings: Settings,
+    seed: int,
     segments: Segments,
     notices: Notices,
 ) -> list[Child]:
@@ -88,15 +87,15 @@ def start_children(
             if method == "fork":
                 plan = replace(theirs, copy_dataset="state").isolation().plan
                 sealed.generators = [*plan.generators(), *generators_of_modules()]
-                if settings.processes < num_workers:
+                if settings.processes < settings.num_workers:
                     sealed.isolation = theirs.isolation()
                 for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
-            workers, n = range(num_workers), settings.processes
+            workers, n = range(settings.num_workers), settings.processes
             for k in range(n):  # batch i is worker i's: so processes take turns
-                job = Job(tuple(workers[k::n]), num_workers, seed, asks, modes_of_thread())
+                job = Job(tuple(workers[k::n]), len(workers), seed, asks, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)

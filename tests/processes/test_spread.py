@@ -28,6 +28,7 @@ from contextlib import closing, suppress
 from errno import EIO
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -289,7 +290,7 @@ def one_kill(rng: random.Random, late: list[float]) -> int:
 def test_kills_at_random_moments_leave_nothing() -> None:
     rng, rounds, late = random.Random(0), int(ROUNDS or 20), list[float]()
     cost = Counter(one_kill(rng, late) for _ in range(rounds))
-    assert sum(seconds > 1.0 for seconds in late) <= rounds // 20, f"a busy machine: {late}"
+    assert median(late) < 1.0, f"seconds from a kill to its error: {late}"
     assert cost[0] + cost[-1] <= rounds * 0.9, f"kills strike epochs that run: {cost}"
 
 
