@@ -274,7 +274,7 @@ def photos(length: int, recipe: TransformName = "rrc") -> data.Photos:
 
 
 def drawn(draw: Callable[[Any], Any], make: Callable[[], Any] = lambda: None) -> Work:
-    return Work(lambda length: data.Drawn(length, make(), draw), 64, 64_000, epochs=4)
+    return Work(lambda length: data.Drawn(length, make(), draw), 64, 16_000, epochs=3)
 
 
 HELD: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
