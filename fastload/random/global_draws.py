@@ -34,8 +34,9 @@ def shared_draws(state: str) -> str:
 class GlobalDraws:
     """Notices draws from Python's and NumPy's global random state in runs of one thread.
 
-    A profile function of the thread sees every call of Python's global generator. If `random` is routed, one way to
-    that generator is left: a method that code took from it earlier, and stores outside of modules.
+    A profile function of the thread sees calls of Python's global generator. It takes the first 10,000 events of a run:
+    all of them would cost much in pure Python. If `random` is routed, one way to that generator is left: a method that
+    code took from it earlier, and stores outside of modules.
 
     NumPy's functions cause no profile event. So this compares NumPy's state before and after, for some 50 us. The loop
     may draw meanwhile, so only the first four runs count, and only if the state changed in each.
@@ -48,7 +49,7 @@ class GlobalDraws:
     def __init__(self, noticed: set[str], *, numpy: bool) -> None:
         self._noticed = noticed
         self._looks_at_numpy = numpy
-        self._looks = self._changes = 0
+        self._looks = self._changes = self._events = 0
         self._numpy = b""
         self._profiling = False
 
@@ -57,7 +58,7 @@ class GlobalDraws:
         if self._looks_at_numpy:
             self._numpy = _numpy_state()
         if not is_profiled():
-            self._profiling = True
+            self._profiling, self._events = True, 0
             _set_profile(self._saw)
 
     def end(self) -> None:
@@ -73,8 +74,12 @@ class GlobalDraws:
             self._noticed.add(shared_draws("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and getattr(argument, "__self__", None) is GLOBAL:
+        self._events += 1
+        found = event == "c_call" and getattr(argument, "__self__", None) is GLOBAL
+        if found:
             self._noticed.add(shared_draws("Python's global random state"))
+        if found or self._events == 10_000:
+            _set_profile(None)
 
 
 def _set_profile(function: Any) -> None:

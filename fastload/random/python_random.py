@@ -32,8 +32,23 @@ _c_getstate = _random.Random.getstate
 
 class _Thread(threading.local):
     # `Any`, because a Random has attributes that its stubs do not know.
-    own: Callable[[], Any] | None = None
-    own_before_fork: Callable[[], Any] | None = None
+    own: Any = None  # the thread's generator, or `undrawn` until something draws from it
+    undrawn: _Undrawn | None = None
+    own_before_fork: Any = None
+
+
+class _Undrawn:
+    """Stands for the generator that `own()` returns, and gives its place to it when something draws."""
+
+    def __init__(self, own: Callable[[], Random]) -> None:
+        vars(self)["_own"] = own
+
+    def __getattr__(self, name: str) -> Any:
+        generator = _thread.own = self._own()
+        return getattr(generator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # `random.setstate` begins with it
+        setattr(self._own(), name, value)
 
 
 _thread = _Thread()
@@ -45,31 +60,30 @@ class _Routed(_random.Random):
     @functools.wraps(_c_random)  # for the signature
     def random(self, /) -> Any:  # type: ignore[override]
         own = _thread.own
-        return _c_random(self) if own is None else own().random()
+        return _c_random(self) if own is None else own.random()
 
     @functools.wraps(_c_getrandbits)
     def getrandbits(self, k: int, /) -> Any:  # type: ignore[override]
         own = _thread.own
-        return _c_getrandbits(self, k) if own is None else own().getrandbits(k)
+        return _c_getrandbits(self, k) if own is None else own.getrandbits(k)
 
     def seed(self, n: Any = None, /) -> None:
         own = _thread.own
         if own is None:
             super().seed(n)
         else:
-            own().seed(n)
+            own.seed(n)
 
     def getstate(self) -> Any:
         own = _thread.own
-        return super().getstate() if own is None else own().getstate()[1]
+        return super().getstate() if own is None else own.getstate()[1]
 
     def setstate(self, state: Any, /) -> None:
         own = _thread.own
         if own is None:
             super().setstate(state)
         else:
-            generator = own()
-            generator.setstate((generator.VERSION, state, generator.gauss_next))
+            own.setstate((own.VERSION, state, own.gauss_next))
 
 
 class _ThreadRandom(Random, _Routed):
@@ -78,7 +92,7 @@ class _ThreadRandom(Random, _Routed):
     @property
     def gauss_next(self) -> Any:
         own = _thread.own
-        return self.__dict__["gauss_next"] if own is None else own().gauss_next
+        return self.__dict__["gauss_next"] if own is None else own.gauss_next
 
     @gauss_next.setter
     def gauss_next(self, value: float | None) -> None:
@@ -86,17 +100,15 @@ class _ThreadRandom(Random, _Routed):
         if own is None:
             self.__dict__["gauss_next"] = value
         else:
-            own().gauss_next = value
+            own.gauss_next = value
 
     def _randbelow(self, n: int) -> Any:
         """Do what `Random` does, but look for the thread's own generator once, not at every try."""
         own = _thread.own
-        if own is not None:
-            return own()._randbelow(n)
         k = n.bit_length()
-        r = _c_getrandbits(self, k)
+        r = _c_getrandbits(self, k) if own is None else own.getrandbits(k)
         while r >= n:
-            r = _c_getrandbits(self, k)
+            r = _c_getrandbits(self, k) if own is None else own.getrandbits(k)
         return r
 
     def __reduce__(self) -> Any:
@@ -146,9 +158,16 @@ def remove(owner: Any = None) -> None:
 def enter(own: Callable[[], Random] | None) -> None:
     """From now on, let `random` act on the generator that `own()` returns, in this thread.
 
-    `own` is called for every draw, and may seed the generator. If it is None, `random` acts on the global generator.
+    The first draw calls `own`, which may seed the generator. So does the first draw after `again`. If `own` is None,
+    `random` acts on the global generator.
     """
-    _thread.own = own
+    _thread.own = _thread.undrawn = own and _Undrawn(own)
+
+
+def again() -> None:
+    """Let the next draw of this thread call `own` again, if the thread has entered."""
+    if _thread.own is not None:  # it is None in a fork
+        _thread.own = _thread.undrawn
 
 
 @functools.cache
@@ -208,7 +227,7 @@ def _replace(old: list[Any], new: list[Any]) -> None:
 
 def _works() -> bool:
     """Return whether a thread that has entered draws from its own generator, and all others from the global one."""
-    routed, own, was = Random(1), Random(2), _thread.own
+    routed, own, was = Random(1), Random(2), (_thread.own, _thread.undrawn)
     global_state = _c_getstate(routed), {**vars(routed)}
     routed.__class__ = _ThreadRandom
     outside: list[Any] = []
@@ -220,7 +239,7 @@ def _works() -> bool:
         other.start()
         other.join()
     finally:
-        enter(was)
+        _thread.own, _thread.undrawn = was
     right += [outside == [expected], own.getstate() == expected[-1]]
     return all(right) and _c_getstate(routed) == expected[-1][1]
 

@@ -7,8 +7,8 @@ or on timing. An index that comes twice in an epoch draws other numbers. In the 
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
 - the generators that the worker's own dataset holds are keyed again.
 
-Other threads and the global states are not affected. Code that still draws from a global state, which all threads
-share, cannot be keyed. The loader notices it and warns once.
+Other threads and the global states are not affected. Code that still draws from a global state cannot be keyed. The
+loader notices it and warns once.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Source(Protocol):
 class Stream:
     """The random numbers of the sample or batch that a thread works on. The thread owns it and enters it by `entered`.
 
-    To go to the next sample, the thread sets `source`, `at` and `stale`: three stores. Keys and generators are
-    created only if something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
+    Keys and generators are created only if something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
 
     Args:
         modules: which of `MODULES` draw from this stream while it is entered.
@@ -111,9 +110,10 @@ class Stream:
 
     def move(self, source: Source | None, at: int | None) -> None:
         """Move to a position, and begin its stream."""
-        self.source = source
-        self.at = at
-        self.stale = True
+        drawn = self._python_fresh  # before a signal handler that draws can change it
+        self.source, self.at, self.stale = source, at, True
+        if drawn:
+            python_random.again()
         if self.held is not None and source is not None:
             self.held.begin(source.stream_key(at, seeded=self.seeded))
 
@@ -125,6 +125,7 @@ class Stream:
         """
         self._pass_key = key
         self._python_fresh, self._numpy_fresh = passes.restore(drawn, self._python, self._numpy)
+        python_random.again()
 
     def pass_state(self) -> dict[str, Any]:
         """Return, as JSON values, where Python's and NumPy's generators are in this pass, if it drew from them."""
@@ -133,7 +134,7 @@ class Stream:
 
     def python(self) -> random.Random:
         """Return the generator that `random` functions use here. Between two samples it is the previous sample's."""
-        if self.source is not None:
+        if self.stale and self.source is not None:
             self._refresh()
         if not self._python_fresh:
             self._python.seed(self._module_key() ^ _PYTHON)
@@ -142,7 +143,7 @@ class Stream:
 
     def numpy(self) -> numpy_random.State:
         """Return the state that NumPy's global functions use here. Between two samples it is the previous sample's."""
-        if self.source is not None:
+        if self.stale and self.source is not None:
             self._refresh()
         if not self._numpy_fresh:
             self._numpy.seed(self._module_key() ^ _NUMPY)
@@ -203,8 +204,7 @@ class Stream:
             self.generator()
         names = (
             *("_key", "_pass_key", "_python_fresh", "_numpy", "_numpy_fresh"),
-            "_torch_fresh",
-            "_rng",
+            *("_torch_fresh", "_rng"),
         )
         return {
             **{name: getattr(self, name) for name in names},

@@ -57,17 +57,13 @@ class Fetcher:
         # No local name for the builder: an error that the user keeps holds this frame by its traceback, and must not
         # keep the samples. The batch itself holds only what `finish` and the loop leave in it.
         dataset, stream, indices = reader.dataset, reader.stream, batch.indices
-        stream.source = batch
-        held = stream.held
         k, attempt = start, 0
         while k < stop:
             try:
                 # After a failure, only earlier samples can change what the batch raises. `first_failed` is the
                 # position of some failure, not always of the first. So this may read too many samples, never too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
-                    stream.at, stream.stale = k, True
-                    if held is not None:
-                        held.begin(batch.stream_key(k, seeded=stream.seeded))
+                    stream.move(batch, k)
                     batch.builder.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
                 return

@@ -243,7 +243,7 @@ def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(random, "newvariate", random._inst.getrandbits, raising=False)
         assert "`random.newvariate` is in C" in failure()
     with monkeypatch.context() as patch:
-        patch.setattr(python_random, "_thread", SimpleNamespace(own=None))
+        patch.setattr(python_random, "_thread", SimpleNamespace(own=None, undrawn=None))
         assert "drew other numbers" in failure(), "other threads are not left alone"
     with monkeypatch.context() as patch:
         patch.setattr(python_random, "_ThreadRandom", int)

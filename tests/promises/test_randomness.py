@@ -563,6 +563,54 @@ def test_a_sample_that_is_skipped_changes_no_other(workers: int) -> None:
     assert kept == {index: row for index, row in whole.items() if index not in (1, 6)}
 
 
+class Uneven(Draws):
+    """Samples that draw by `random`: nothing, once, twice with a part of another thread's, much, or fail after that."""
+
+    def __getitem__(self, index: int) -> Any:
+        kind = index % 5
+        drawn = [] if kind == 0 else [random.random()]
+        if kind == 2:
+            other = threading.Thread(target=lambda: [random.random(), random.shuffle([1, 2, 3])])
+            other.start()
+            other.join()
+            drawn.append(random.randint(0, 10**9))
+        elif kind > 2:
+            drawn += [*random.sample(range(1_000), 300), random.gauss(0, 1)]
+            random.setstate(random.getstate())
+            drawn += [random.gauss(0, 1), random.choices(range(9), k=400)]
+        if index == 14:
+            raise ValueError("simulated")
+        return index, drawn
+
+
+def drawing_list(samples: list[Any]) -> Any:
+    return samples, random.random() if samples[0][0] % 2 else None
+
+
+@pytest.mark.filterwarnings("ignore:.*on_error")
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {},
+        {"num_workers": 2, "worker_method": "thread"},
+        {"num_workers": 2, "worker_method": "process"},
+        {"num_workers": 2, "worker_method": "process", "worker_processes": 1},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_python_s_draws_are_those_of_the_sample_s_own_stream(workers: dict[str, Any]) -> None:
+    """Whatever the thread drew before, in samples, in `collate_fn` or before an error."""
+    dataset = Uneven(20)
+    got = epochs(dataset, count=1, collate_fn=drawing_list, on_error="skip", **workers)[0]
+    for number, batch in enumerate(got):
+        samples, first = [], 4 * number
+        for index in {*range(first, first + 4)} - {14}:
+            with fastload.random_stream(seed=SEED, epoch=0, position=index, index=index):
+                samples.append(dataset[index])
+        with fastload.random_stream(seed=SEED, epoch=0, position=first, index=first, batch=True):
+            assert batch == drawing_list(samples)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_replacement_draws_from_a_stream_too(workers: int) -> None:
     class Broken(Draws):
