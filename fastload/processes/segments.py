@@ -230,6 +230,9 @@ class TicketMemory:
     def __init__(self, process: ProcessMemory) -> None:
         self._process = process
         self._taken: list[tuple[Segment, np.ndarray, int]] = []
+        self.created: list[Segment] = []
+        """Those that came with no ticket. Not all whose descriptor is open: the next batch may have one before it is
+        closed here."""
 
     def take_up(self, segment: Segment) -> None:
         """Acquire from a segment from now on."""
@@ -238,7 +241,8 @@ class TicketMemory:
     def acquire(self, nbytes: int) -> np.ndarray:
         """See `SlotPool`."""
         if not self._taken or aligned(self._taken[-1][2]) + nbytes > self._taken[-1][0].nbytes:
-            self.take_up(self._process.new(nbytes))
+            self.created.append(self._process.new(nbytes))
+            self.take_up(self.created[-1])
         segment, memory, used = self._taken[-1]
         start = aligned(used)
         self._taken[-1] = segment, memory, start + nbytes

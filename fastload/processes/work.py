@@ -168,14 +168,10 @@ class Work:
         with self._changed:
             memory = self._memories.pop(batch.number)
         data = self._packed(batch, memory)
-        used, created = [], []
-        for segment, nbytes in memory.used:
-            new = segment.descriptor >= 0
-            used.append((segment.key, nbytes, segment.nbytes if new else 0))
-            if new:
-                created.append(segment)
-                # Before the answer: the next ticket may lend it again, and another reader may receive that.
-                self._segments[segment.key] = segment
+        created = memory.created
+        used = [(x.key, nbytes, x.nbytes if x in created else 0) for x, nbytes in memory.used]
+        # Before the answer: the next ticket may lend one again, and another reader may receive that.
+        self._segments.update({segment.key: segment for segment in created})
         answer = self._described(batch, data, used, worker, looks)
         del data
         answer = answer._replace(kept=memory.let_go())

@@ -55,10 +55,16 @@ class Wide(Numbers):
 
 def test_a_segment_holds_what_is_acquired_and_is_lent_again_while_it_is_large_enough() -> None:
     assert all(n <= rounded(n) < n + n // 16 + 2**16 for n in (1, 2**16, 17 * 2**20))
-    memory = ProcessMemory(0, channels_last=False).begin(None)
-    sizes = [60_000, 6_000, *[5_000] * 13]
+    pool = ProcessMemory(0, channels_last=False)
+    memory, sizes = pool.begin(None), [60_000, 6_000, *[5_000] * 13]
     assert [len(memory.acquire(n)) for n in sizes] == sizes
-    assert len(memory.used) == 3
+    assert [segment for segment, _ in memory.used] == memory.created
+    assert len(memory.created) == 3
+    again = pool.begin(
+        memory.created[0]
+    )  # while its descriptor is open: another reader sends it just now
+    assert len(again.acquire(60_000)) == 60_000
+    assert not again.created
     segments = Segments()
     segments.limit = 1
     segments.needs(9)
