@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import pkgutil
 import re
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastload.cli import _options as opt
 from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
 
 if TYPE_CHECKING:
@@ -100,19 +100,6 @@ def _one_rank_reports() -> Iterator[None]:
                 line = f"Error: {error.format_message()}"
                 distributed.end_job(error, line=line, code=error.exit_code)
         raise
-
-
-class Number(click.FloatRange):
-    """A range of finite numbers. Click's own accepts "nan" and "inf"."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number. Raise a usage error if it is not a number, not finite, or out of range."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
 
 
 def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
@@ -218,9 +205,8 @@ def named_as_option(kind: type[Exception], argument: str, option: str) -> Iterat
         raise click.ClickException(text.replace(argument, option)) from error
 
 
-root_option = click.option(
+root_option = opt.folder(
     "--root",
-    type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 device_option = click.option(
@@ -233,9 +219,9 @@ device_option = click.option(
 
 def threads_option(work: str) -> Callable[[F], F]:
     """Return the option for the number of threads that do this work."""
-    return click.option(
+    return opt.count(
         "--workers",
-        type=click.IntRange(0, 1024),
+        within=(0, 1024),
         help=f"Number of threads that {work}. 0: only the main thread.  [default: one per core]",
     )
 
@@ -262,9 +248,8 @@ def serving_options(command: F) -> F:
             type=file,
             help="PEM file with the certificate chain. Needs --tls-key.  [default: no TLS]",
         ),
-        click.option(
+        opt.count(
             "--max-calls",
-            type=click.IntRange(1),
             default=1024,
             help="Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.",
         ),
@@ -273,11 +258,8 @@ def serving_options(command: F) -> F:
             type=file,
             help="File with the token that clients must send.  [default: no token]",
         ),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=0,
-            help="Port to listen on. 0: any free port.",
+        opt.count(
+            "--port", within=(0, 65535), default=0, help="Port to listen on. 0: any free port."
         ),
         click.option("--host", default="127.0.0.1", help="Address to listen on."),
     ):
@@ -287,17 +269,14 @@ def serving_options(command: F) -> F:
 
 def list_options(command: F) -> F:
     """Add the options that name a list of images."""
-    listed = click.option(
-        "--file-list-path",
-        "--file-list",
-        "file_list",
-        type=click.Path(path_type=Path, dir_okay=False),
+    listed = opt.file(
+        "--file-list-path --file-list file_list",
         help="Text file with the path of one image per line. The class of an image is the name of its folder. A "
         "relative path is searched in the current folder, then in --base-dir.",
     )
-    base = click.option(
+    base = opt.folder(
         "--base-dir",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        exists=True,
         help="Folder that relative paths in the list start from.  [default: folder of the list]",
     )
     return listed(base(command))

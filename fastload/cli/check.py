@@ -14,23 +14,20 @@ from typing import Any
 
 import click
 
+from fastload.cli import _options as opt
 from fastload.cli._common import made_at, sigterm_raises
 from fastload.errors import FastloadError, in_one_line
 
 
 @click.command()
 @click.argument("dataset", metavar="DATASET")
-@click.option(
+@opt.count(
     "--samples",
     default=64,
-    type=click.IntRange(min=1),
     help="Number of samples to compare, spread over the length of a map-style dataset.",
 )
-@click.option(
-    "--workers",
-    default=4,
-    type=click.IntRange(1, 1024),
-    help="Number of workers that read at the same time.",
+@opt.count(
+    "--workers", within=(1, 1024), default=4, help="Number of workers that read at the same time."
 )
 def check(dataset: str, samples: int, workers: int) -> None:
     """Read some samples serially and by workers, and compare them.

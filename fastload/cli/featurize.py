@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fastload.cli import _options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     device_option,
@@ -46,47 +47,36 @@ _DTYPES = ("float32", "float16", "bfloat16")
     help="File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded "
     "once. random: random weights, for tests.",
 )
-@click.option(
-    "--seed",
-    default=0,
-    type=click.IntRange(0, 2**63 - 1),
-    help="Seed of the weights with --weights random.",
+@opt.count(
+    "--seed", within=(0, 2**63 - 1), default=0, help="Seed of the weights with --weights random."
 )
-@click.option(
+@opt.choice(
     "--layout",
-    default="pooled",
-    type=click.Choice(["pooled", "flat"]),
+    ["pooled", "flat"],
     help="Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the "
     "whole map, 100,352 numbers.",
 )
-@click.option(
+@opt.count(
     "--size",
+    within=(1, 4096),
     default=224,
-    type=click.IntRange(1, 4096),
     help="Side of the square that images are resized to, in pixels.",
 )
-@click.option(
-    "-b", "--batch-size", default=64, type=click.IntRange(min=1), help="Images per batch."
-)
-@click.option(
-    "-w",
-    "--num-workers",
-    type=click.IntRange(0, 1024),
+@opt.count("-b --batch-size", default=64, help="Images per batch.")
+@opt.count(
+    "-w --num-workers",
+    within=(0, 1024),
     help="Number of threads that load.  [default: one per core]",
 )
-@click.option(
-    "--dtype", default="float32", type=click.Choice(_DTYPES), help="Type of the saved features."
-)
+@opt.choice("--dtype", _DTYPES, help="Type of the saved features.")
 @root_option
 @device_option
-@click.option(
+@opt.count(
     "--parts",
-    type=click.IntRange(min=1),
     help="Number of parts of the set, of nearly equal size.  [default: one per 512 images, at most 64]",
 )
-@click.option(
+@opt.flag(
     "--replace",
-    is_flag=True,
     help="Replace a set of this name that was made from other images, weights or options.",
 )
 def featurize(**options: Any) -> None:

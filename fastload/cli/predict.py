@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from fastload._kit.annotations import signature
+from fastload.cli import _options as opt
 from fastload.cli._common import (
-    Number,
     OnRanks,
     device_option,
     found_at,
@@ -32,17 +32,10 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.command(cls=OnRanks)
 @click.argument("model", metavar="MODEL")
 @click.argument("dataset", required=False, metavar="[DATASET]")
-@click.option(
-    "-b",
-    "--batch-size",
-    default=64,
-    type=click.IntRange(min=1),
-    help="Samples or messages per batch.",
-)
-@click.option(
-    "-w",
-    "--num-workers",
-    type=click.IntRange(0, 1024),
+@opt.count("-b --batch-size", default=64, help="Samples or messages per batch.")
+@opt.count(
+    "-w --num-workers",
+    within=(0, 1024),
     help="Threads per rank that load samples or decode messages.  [default: one per core]",
 )
 @device_option
@@ -57,9 +50,8 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     help="With DATASET: function that takes a batch and returns the input of the model.  [default: first item of a "
     "tuple or list, else the batch]",
 )
-@click.option(
+@opt.count(
     "--parts",
-    type=click.IntRange(min=1),
     help="With DATASET: number of parts of the set. The ranks divide them.  [default: one per 512 samples, at most "
     "1024]",
 )
@@ -70,14 +62,12 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     help="With DATASET: version of the samples, if fastload cannot detect their content. Change the version when the "
     "samples change.",
 )
-@click.option(
+@opt.folder(
     "--root",
-    type=click.Path(path_type=Path, file_okay=False),
     help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
-@click.option(
+@opt.flag(
     "--replace",
-    is_flag=True,
     help="With DATASET: replace a set of this name that was made from other samples, another model or other options.",
 )
 @click.option(
@@ -103,16 +93,14 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     "--key",
     help="Name of the member in each JSON object that is the key of its answer.  [default: line 1, line 2 ...]",
 )
-@click.option(
+@opt.file(
     "--failed",
-    type=click.Path(path_type=Path, dir_okay=False),
     help="Write messages that failed, with their errors, to this file as JSON lines.  [default: the first failure "
     "ends the command]",
 )
-@click.option(
+@opt.number(
     "--max-wait-ms",
     default=5.0,
-    type=Number(min=0),
     help="Maximum time that a batch waits to become full, in milliseconds after its first message.",
 )
 @click.pass_context

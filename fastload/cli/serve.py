@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fastload.cli import _options as opt
 from fastload.cli._common import (
     read_certificate,
     serving_options,
@@ -22,9 +23,7 @@ from fastload.cli._common import (
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @serving_options
-@click.option(
-    "--no-token", is_flag=True, help="Serve all users of this host, and of others with --host."
-)
+@opt.flag("--no-token", help="Serve all users of this host, and of others with --host.")
 def serve(
     root: str | None,
     host: str,

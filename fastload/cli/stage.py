@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fastload.cli import _options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     is_set_of_columns,
@@ -18,9 +19,8 @@ from fastload.cli._common import (
 @click.command()
 @click.argument("source", type=click.Path(exists=True, file_okay=False), metavar="SRC")
 @click.argument("target", type=click.Path(file_okay=False, path_type=Path), metavar="DST")
-@click.option(
+@opt.flag(
     "--verify",
-    is_flag=True,
     help="Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are "
     "compared.",
 )
