@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
 
 if TYPE_CHECKING:
@@ -171,13 +171,16 @@ def made_at(path: str) -> Any:
         raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
 
 
-def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
-    """Return a certificate chain and its private key, or None if neither is given."""
-    if chain and key:
-        return chain.read_bytes(), key.read_bytes()
-    if chain or key:
+def guards_out_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take those of `serving_options` that guard a server out of options. Return them as `GuardedServer` takes them."""
+    from fastload.distributed.flight_access import read_token
+
+    chain, key = (options.pop(name) for name in ("tls_cert", "tls_key"))
+    if bool(chain) != bool(key):
         raise click.UsageError("give both --tls-cert and --tls-key, or neither")
-    return None
+    certificate = (chain.read_bytes(), key.read_bytes()) if chain else None
+    guards = {"token": read_token(options.pop("token_file")), "certificate": certificate}
+    return guards | {"max_calls": options.pop("max_calls")}
 
 
 @contextmanager

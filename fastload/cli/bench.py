@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import list_options, require, sigterm_raises
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 
 if TYPE_CHECKING:
     from fastload.distributed import Detected

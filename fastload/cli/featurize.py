@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     device_option,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import sigterm_raises
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._checkpoints import positions
 from fastload.cli._common import described_set, require
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 
 _COUNT = click.IntRange(1, 10_000_000)
 

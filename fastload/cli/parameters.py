@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import (
     INTERRUPTED,
     TERMINATED,
     Terminated,
-    read_certificate,
+    guards_out_of,
     require,
     serving_options,
     sigterm_raises,
@@ -89,10 +88,6 @@ def serve(
     host: str,
     port: int,
     name: str | None,
-    token_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    max_calls: int,
     **options: Any,
 ) -> None:
     """Run one server per rank of torchrun, mpiexec or srun.
@@ -116,13 +111,12 @@ def serve(
     from pyarrow import ArrowException
 
     from fastload.distributed import detect_rank
-    from fastload.distributed.flight_access import read_token
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
     from fastload.parameters.transport import is_published, publish
 
-    certificate = read_certificate(tls_cert, tls_key)
+    guards = guards_out_of(options)
     if (number is None) != (of is None):
         raise click.UsageError("give both --number and --of, or neither")
     if number is None or of is None:
@@ -132,7 +126,6 @@ def serve(
         raise click.UsageError(
             f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
         )
-    guards = {"token": read_token(token_file), "certificate": certificate, "max_calls": max_calls}
     store = job_store(store_path)
     try:
         server = Server(

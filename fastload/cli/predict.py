@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from fastload._kit.annotations import signature
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import (
     OnRanks,
     device_option,

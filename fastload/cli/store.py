@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     described_set,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import walltime
 
 if TYPE_CHECKING:

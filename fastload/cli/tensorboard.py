@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from fastload.cli import _options as opt
+from fastload.cli import options as opt
 from fastload.cli._common import Terminated, require, sigterm_raises, wait_for_a_signal
 
 
