@@ -171,6 +171,12 @@ def made_at(path: str) -> Any:
         raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
 
 
+def loader_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those options that are given and are arguments of a loader."""
+    names = ("batch_size", "num_workers")
+    return {name: options[name] for name in names if options[name] is not None}
+
+
 def guards_out_of(options: dict[str, Any]) -> dict[str, Any]:
     """Take those of `serving_options` that guard a server out of options. Return them as `GuardedServer` takes them."""
     from fastload.distributed.flight_access import read_token
@@ -211,6 +217,11 @@ def named_as_option(kind: type[Exception], argument: str, option: str) -> Iterat
 root_option = opt.folder(
     "--root",
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
+)
+base_option = opt.folder(
+    "--base-dir",
+    exists=True,
+    help="Folder that relative paths in the list start from.  [default: folder of the list]",
 )
 device_option = click.option(
     "--device",
@@ -277,12 +288,7 @@ def list_options(command: F) -> F:
         help="Text file with the path of one image per line. The class of an image is the name of its folder. A "
         "relative path is searched in the current folder, then in --base-dir.",
     )
-    base = opt.folder(
-        "--base-dir",
-        exists=True,
-        help="Folder that relative paths in the list start from.  [default: folder of the list]",
-    )
-    return listed(base(command))
+    return listed(base_option(command))
 
 
 def require(extra: str, **modules: str) -> None:

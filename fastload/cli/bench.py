@@ -73,9 +73,9 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "DataLoader with worker processes. plan: fastload with threads, and a plan of fastload.image in place of "
     "torchvision's transforms.",
 )
-@opt.count("-b --nbatch", default=64, help="Batch size per rank.")
+@opt.count("-b --nbatch batch_size", default=64, help="Batch size per rank.")
 @opt.count(
-    "-s --nsteps",
+    "-s --nsteps steps",
     within=(6, None),
     default=20,
     help="Batches per run. The first 5 are warm-up, and no rate counts them.",
@@ -124,8 +124,6 @@ def bench(
     json_path: Path | None,
     html_path: Path | None,
     plot_path: Path | None,
-    nbatch: int,
-    nsteps: int,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -156,8 +154,6 @@ def bench(
     workload = Workload(
         file_list=str(find_list(file_list, base_dir)),
         base_dir=None if base_dir is None else str(base_dir),
-        batch_size=nbatch,
-        steps=nsteps,
         **options,
     )
     runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)

@@ -64,7 +64,8 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
             child.start()
             sender.close()  # so that the pipe ends with the child
             # A process that the child forked may keep the pipe and the sentinel open.
-            ended = stack.enter_context(open(os.pidfd_open(child.pid or 0), "rb"))
+            ended = os.pidfd_open(child.pid or 0)
+            stack.callback(os.close, ended)
             while True:
                 wait([receiver, ended])
                 if not receiver.poll():

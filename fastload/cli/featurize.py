@@ -13,6 +13,7 @@ from fastload.cli._common import (
     bad_values_are_usage_errors,
     device_option,
     list_options,
+    loader_of,
     named_as_option,
     require,
     root_option,
@@ -111,7 +112,7 @@ def featurize(**options: Any) -> None:
     ):
         from fastload.store.model_run import shown
 
-        found = _features(**options)
+        found = _features(options)
     x, *_ = found[0]
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
     click.echo(
@@ -123,49 +124,30 @@ def featurize(**options: Any) -> None:
     click.echo(found.path)
 
 
-def _features(
-    *,
-    images: Path | None,
-    file_list: Path | None,
-    base_dir: Path | None,
-    model: str,
-    weights: str,
-    seed: int,
-    layout: Any,
-    size: int,
-    batch_size: int,
-    num_workers: int | None,
-    dtype: str,
-    device: str,
-    **given: Any,
-) -> Any:
+def _features(options: dict[str, Any]) -> Any:
     import torch
 
     from fastload import store
     from fastload.distributed import detect_rank
     from fastload.train.devices import choose_device
 
-    on = choose_device(device, detect_rank().rank)
-    dataset = _dataset(images, file_list, base_dir, size)
-    network = store.backbone(model, weights=weights, layout=layout, seed=seed)
-    loader: dict[str, Any] = {"batch_size": batch_size}
-    if num_workers is not None:
-        loader["num_workers"] = num_workers
-    random = f"random weights, seed {seed}"
+    on = choose_device(options["device"], detect_rank().rank)
+    dataset = _dataset(*(options[name] for name in ("images", "file_list", "base_dir", "size")))
+    model, of = options["model"], {name: options[name] for name in ("weights", "layout", "seed")}
+    network = store.backbone(model, **of)
+    seed = of.pop("seed")
+    if of["weights"] == "random":
+        of["weights"] = f"random weights, seed {seed}"
     return store.features(
-        given.pop("name"),
+        options["name"],
         dataset=dataset,
         model=network,
-        loader=loader,
-        dtype=getattr(torch, dtype),
+        loader=loader_of(options),
+        dtype=getattr(torch, options["dtype"]),
         device=on,
-        made={
-            "network": model,
-            "layout": layout,
-            "weights": random if weights == "random" else weights,
-        },
+        made={"network": model, **of},
         progress=True,
-        **given,
+        **{name: options[name] for name in ("parts", "root", "replace")},
     )
 
 

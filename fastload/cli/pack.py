@@ -7,7 +7,13 @@ from typing import Any
 import click
 
 from fastload.cli import options as opt
-from fastload.cli._common import bad_values_are_usage_errors, names_option, require, threads_option
+from fastload.cli._common import (
+    bad_values_are_usage_errors,
+    base_option,
+    names_option,
+    require,
+    threads_option,
+)
 
 
 @click.command()
@@ -49,11 +55,7 @@ from fastload.cli._common import bad_values_are_usage_errors, names_option, requ
     default=True,
     help="With --mode encoded: decode each image as a check. --no-check packs any bytes.",
 )
-@click.option(
-    "--base-dir",
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder that relative paths in the list start from.  [default: folder of the list]",
-)
+@base_option
 @click.option(
     "--image-column",
     default="image",

@@ -18,6 +18,7 @@ from fastload.cli._common import (
     OnRanks,
     device_option,
     found_at,
+    loader_of,
     made_at,
     named_as_option,
     require,
@@ -137,16 +138,12 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
         answers = fastload.store.get("answers")
     """
     _check_form(context, "DATASET" if dataset else "")
-    shared = {name: options.pop(name) for name in ("batch_size", "num_workers")}
-    device = options.pop("device")
     with sigterm_raises():
         if dataset is not None:
             require("arrow", pyarrow="pyarrow")
-            given = {name: options[name] for name in _OF_SETS}
-            _predict_set(model, dataset, device, shared, **given)
+            _predict_set(model, dataset, options)
         else:
-            given = {name: options[name] for name in _OF_STREAMS}
-            _predict_stream(_model(model), device, shared, **given)
+            _predict_stream(_model(model), options)
 
 
 def _check_form(context: click.Context, dataset: str) -> None:
@@ -195,17 +192,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 # ---- a dataset ----
 
 
-def _predict_set(
-    model: str,
-    dataset: str,
-    device: str,
-    loader: dict[str, Any],
-    *,
-    name: str,
-    inputs: str | None,
-    data_version: str,
-    **given: Any,
-) -> None:
+def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
     import torch
 
     from fastload import distributed, store
@@ -213,10 +200,10 @@ def _predict_set(
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    samples = _dataset(dataset, name, given["root"], given["parts"])
+    samples = _dataset(dataset, options["name"], options["root"], options["parts"])
     answering = _model(model)
     rank = distributed.detect_rank().rank
-    on = choose_device(device, rank)
+    on = choose_device(options["device"], rank)
     if rank.world_size > 1:
         distributed.init("gloo")
         if on.type == "cpu":
@@ -227,16 +214,16 @@ def _predict_set(
             named_as_option(TypeError, "Pass version=", "Give --data-version"),
         ):
             found = store.predictions(
-                name,
+                options["name"],
                 dataset=samples,
                 model=answering,
-                inputs=found_at(inputs) if inputs else None,
-                loader={key: value for key, value in loader.items() if value is not None},
+                inputs=options["inputs"] and found_at(options["inputs"]),
+                loader=loader_of(options),
                 device=on,
                 rank=rank,
-                version=data_version,
+                version=options["data_version"],
                 progress=True,
-                **given,
+                **{name: options[name] for name in ("parts", "root", "replace")},
             )
     except PrepareError as error:
         if error.__cause__ is not None and rank.world_size > 1:
@@ -276,39 +263,29 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
 # ---- a stream ----
 
 
-def _predict_stream(
-    model: Any,
-    device: str,
-    loader: dict[str, Any],
-    *,
-    source: str,
-    sink: str,
-    decode: str | None,
-    key: str | None,
-    failed: Path | None,
-    max_wait_ms: float,
-) -> None:
+def _predict_stream(model: Any, options: dict[str, Any]) -> None:
     from fastload import stream
     from fastload.distributed import detect_rank
     from fastload.distributed.guard import asked_to_end
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    on = choose_device(device, detect_rank().rank)
-    decoder = found_at(decode) if decode else stream.json_to_tensors
+    on = choose_device(options["device"], detect_rank().rank)
+    decode, failed = options["decode"], options["failed"]
     with ExitStack() as stack:
-        reading = stack.enter_context(closing(_opened(stream.open_source, source, key=key)))
-        writing = stack.enter_context(closing(_opened(stream.open_sink, sink)))
+        source = _opened(stream.open_source, options["source"], key=options["key"])
+        reading = stack.enter_context(closing(source))
+        writing = stack.enter_context(closing(_opened(stream.open_sink, options["sink"])))
         aside = stack.enter_context(closing(stream.SideList(failed))) if failed else None
         answers = stack.enter_context(
             stream.predict(
                 model,
                 reading,
-                decode=decoder,
+                decode=found_at(decode) if decode else stream.json_to_tensors,
                 device=on,
-                max_wait_ms=max_wait_ms,
+                max_wait_ms=options["max_wait_ms"],
                 on_failed=aside,
-                **loader,
+                **loader_of(options),
             )
         )
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,6 +43,7 @@ def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
         fastload stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
     """
     require("arrow", pyarrow="pyarrow")
+    run_stage: Any
     if is_set_of_columns(source):
         from fastload.store.staging import stage as run_stage
     else:
