@@ -29,7 +29,7 @@ BUDGETS = {
     "fastload/integrations": 192,
     "fastload/bench": 799,
     "fastload/check": 649,
-    "fastload/cli": 2_056,
+    "fastload/cli": 2_057,
     "fastload/compat": 442,
     "fastload/datasets": 1_627,
     "fastload/datasets/packed": 1_672,

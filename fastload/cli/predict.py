@@ -217,7 +217,7 @@ def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
                 options["name"],
                 dataset=samples,
                 model=answering,
-                inputs=options["inputs"] and found_at(options["inputs"]),
+                inputs=found_at(options["inputs"]) if options["inputs"] else None,
                 loader=loader_of(options),
                 device=on,
                 rank=rank,
@@ -271,7 +271,8 @@ def _predict_stream(model: Any, options: dict[str, Any]) -> None:
 
     began = time.perf_counter()
     on = choose_device(options["device"], detect_rank().rank)
-    decode, failed = options["decode"], options["failed"]
+    failed = options["failed"]
+    decode = found_at(options["decode"]) if options["decode"] else stream.json_to_tensors
     with ExitStack() as stack:
         source = _opened(stream.open_source, options["source"], key=options["key"])
         reading = stack.enter_context(closing(source))
@@ -281,7 +282,7 @@ def _predict_stream(model: Any, options: dict[str, Any]) -> None:
             stream.predict(
                 model,
                 reading,
-                decode=found_at(decode) if decode else stream.json_to_tensors,
+                decode=decode,
                 device=on,
                 max_wait_ms=options["max_wait_ms"],
                 on_failed=aside,
