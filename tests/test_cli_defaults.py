@@ -30,7 +30,6 @@ from fastload.store.prediction_sets import MOST_PARTS
 from fastload.train import recipe
 from fastload.train.recipe import Recipe
 
-ALIASES = {"nbatch": "batch_size", "nsteps": "steps"}
 CHOICES: list[tuple[click.Command, str, tuple[str, ...]]] = [
     (submit, "launcher", ("auto", *LAUNCHERS)),
     (train, "loader", get_args(recipe.LoaderName)),
@@ -54,8 +53,7 @@ def test_a_command_and_the_value_that_it_makes_have_the_same_defaults(
     command: click.Command, value: type
 ) -> None:
     arguments = ["--file-list", __file__] if command is bench else []  # which it cannot do without
-    given = parsed(command, *arguments)
-    said = {ALIASES.get(name, name): default for name, default in given.items()}
+    said = parsed(command, *arguments)
     owned = {field.name: field.default for field in fields(value) if field.name != "file_list"}
     assert {name: said[name] for name in owned} == owned
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -87,13 +87,9 @@ class Run:
         ahead_batches = 2 * self.workers + 2 if self.workers else 0
         return self.workload.samples + ahead_batches * self.workload.batch_size
 
-    def to_json(self) -> dict[str, Any]:
-        """Return this run as plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the run of which `to_json` returned these values."""
+        """Return the run of which `asdict` returned these values."""
         return cls(**{**document, "workload": Workload(**document["workload"])})
 
 

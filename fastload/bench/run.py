@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
@@ -48,7 +49,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
     began = clocks()
-    ended = run_fresh("fastload.bench.loop", run.to_json(), ranks=run.ranks, say=say)
+    ended = run_fresh("fastload.bench.loop", asdict(run), ranks=run.ranks, say=say)
     parts = [
         Part(**{**result, "figures": Figures(**result["figures"])}) for result in ended.results
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import pkgutil
 import re
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastload.cli import options as opt
 from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
 
 if TYPE_CHECKING:
@@ -102,19 +102,6 @@ def _one_rank_reports() -> Iterator[None]:
         raise
 
 
-class Number(click.FloatRange):
-    """A range of finite numbers. Click's own accepts "nan" and "inf"."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number. Raise a usage error if it is not a number, not finite, or out of range."""
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
-
-
 def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
     """Return the text if PBS or Slurm accepts it as a duration. Raise a usage error if not."""
     if not re.fullmatch(r"(\d+-)?\d+(:[0-5]?\d){0,2}", text, re.ASCII):
@@ -184,13 +171,22 @@ def made_at(path: str) -> Any:
         raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
 
 
-def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
-    """Return a certificate chain and its private key, or None if neither is given."""
-    if chain and key:
-        return chain.read_bytes(), key.read_bytes()
-    if chain or key:
+def loader_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those options that are given and are arguments of a loader."""
+    names = ("batch_size", "num_workers")
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def guards_out_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take those of `serving_options` that guard a server out of options. Return them as `GuardedServer` takes them."""
+    from fastload.distributed.flight_access import read_token
+
+    chain, key = (options.pop(name) for name in ("tls_cert", "tls_key"))
+    if bool(chain) != bool(key):
         raise click.UsageError("give both --tls-cert and --tls-key, or neither")
-    return None
+    certificate = (chain.read_bytes(), key.read_bytes()) if chain else None
+    guards = {"token": read_token(options.pop("token_file")), "certificate": certificate}
+    return guards | {"max_calls": options.pop("max_calls")}
 
 
 @contextmanager
@@ -218,10 +214,14 @@ def named_as_option(kind: type[Exception], argument: str, option: str) -> Iterat
         raise click.ClickException(text.replace(argument, option)) from error
 
 
-root_option = click.option(
+root_option = opt.folder(
     "--root",
-    type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
+)
+base_option = opt.folder(
+    "--base-dir",
+    exists=True,
+    help="Folder that relative paths in the list start from.  [default: folder of the list]",
 )
 device_option = click.option(
     "--device",
@@ -233,9 +233,9 @@ device_option = click.option(
 
 def threads_option(work: str) -> Callable[[F], F]:
     """Return the option for the number of threads that do this work."""
-    return click.option(
+    return opt.count(
         "--workers",
-        type=click.IntRange(0, 1024),
+        within=(0, 1024),
         help=f"Number of threads that {work}. 0: only the main thread.  [default: one per core]",
     )
 
@@ -262,9 +262,8 @@ def serving_options(command: F) -> F:
             type=file,
             help="PEM file with the certificate chain. Needs --tls-key.  [default: no TLS]",
         ),
-        click.option(
+        opt.count(
             "--max-calls",
-            type=click.IntRange(1),
             default=1024,
             help="Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.",
         ),
@@ -273,11 +272,8 @@ def serving_options(command: F) -> F:
             type=file,
             help="File with the token that clients must send.  [default: no token]",
         ),
-        click.option(
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=0,
-            help="Port to listen on. 0: any free port.",
+        opt.count(
+            "--port", within=(0, 65535), default=0, help="Port to listen on. 0: any free port."
         ),
         click.option("--host", default="127.0.0.1", help="Address to listen on."),
     ):
@@ -287,20 +283,12 @@ def serving_options(command: F) -> F:
 
 def list_options(command: F) -> F:
     """Add the options that name a list of images."""
-    listed = click.option(
-        "--file-list-path",
-        "--file-list",
-        "file_list",
-        type=click.Path(path_type=Path, dir_okay=False),
+    listed = opt.file(
+        "--file-list-path --file-list file_list",
         help="Text file with the path of one image per line. The class of an image is the name of its folder. A "
         "relative path is searched in the current folder, then in --base-dir.",
     )
-    base = click.option(
-        "--base-dir",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="Folder that relative paths in the list start from.  [default: folder of the list]",
-    )
-    return listed(base(command))
+    return listed(base_option(command))
 
 
 def require(extra: str, **modules: str) -> None:

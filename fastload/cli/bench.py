@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from fastload.cli._common import Number, list_options, require, sigterm_raises
+from fastload.cli import options as opt
+from fastload.cli._common import list_options, require, sigterm_raises
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,70 +73,45 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "DataLoader with worker processes. plan: fastload with threads, and a plan of fastload.image in place of "
     "torchvision's transforms.",
 )
-@click.option("-b", "--nbatch", default=64, type=click.IntRange(min=1), help="Batch size per rank.")
-@click.option(
-    "-s",
-    "--nsteps",
+@opt.count("-b --nbatch batch_size", default=64, help="Batch size per rank.")
+@opt.count(
+    "-s --nsteps steps",
+    within=(6, None),
     default=20,
-    type=click.IntRange(min=6),
     help="Batches per run. The first 5 are warm-up, and no rate counts them.",
 )
-@click.option(
-    "--status-print-interval",
-    default=5,
-    type=click.IntRange(min=1),
-    help="Steps between two lines with the rate of a run.",
+@opt.count(
+    "--status-print-interval", default=5, help="Steps between two lines with the rate of a run."
 )
-@click.option(
+@opt.number(
     "--step-ms",
+    within=(0, 3_600_000),
     default=0.0,
-    type=Number(min=0, max=3_600_000),
     help="Simulated training step: milliseconds that the loop waits after each batch.",
 )
-@click.option(
+@opt.choice(
     "--transform",
-    default="resize",
-    type=click.Choice(["resize", "rrc"]),
+    ["resize", "rrc"],
     help="Transform of the images. resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + "
     "ToTensor + Normalize.",
 )
-@click.option(
+@opt.choice(
     "--cache",
-    default="warm",
-    type=click.Choice(["warm", "cold"]),
+    ["warm", "cold"],
     help="State of the page cache before each run. warm: the files are in it. cold: the kernel has dropped them.",
 )
-@click.option(
-    "--repeats",
-    default=3,
-    type=click.IntRange(min=1),
-    help="Runs of each configuration, interleaved. The table shows medians.",
+@opt.count(
+    "--repeats", default=3, help="Runs of each configuration, interleaved. The table shows medians."
 )
-@click.option(
-    "--seed", default=0, type=click.IntRange(min=0), help="Seed of the order of the samples."
-)
-@click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    help="Print one line per run, without the lines of the run itself.",
-)
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File for all figures, as JSON.  [default: no file]",
-)
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+@opt.count("--seed", within=(0, None), default=0, help="Seed of the order of the samples.")
+@opt.flag("-q --quiet", help="Print one line per run, without the lines of the run itself.")
+@opt.file("--json json_path", help="File for all figures, as JSON.  [default: no file]")
+@opt.file(
+    "--html html_path",
     help="File for a report that opens offline. Needs pip install '.[bench]' in the clone.  [default: no file]",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+@opt.file(
+    "--plot plot_path",
     help="File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone.  [default: no file]",
 )
 def bench(
@@ -148,8 +124,6 @@ def bench(
     json_path: Path | None,
     html_path: Path | None,
     plot_path: Path | None,
-    nbatch: int,
-    nsteps: int,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -180,8 +154,6 @@ def bench(
     workload = Workload(
         file_list=str(find_list(file_list, base_dir)),
         base_dir=None if base_dir is None else str(base_dir),
-        batch_size=nbatch,
-        steps=nsteps,
         **options,
     )
     runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)

@@ -7,30 +7,26 @@ import multiprocessing
 import os
 import signal
 import traceback
-import weakref
+from contextlib import ExitStack
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import made_at, sigterm_raises
 from fastload.errors import FastloadError, in_one_line
 
 
 @click.command()
 @click.argument("dataset", metavar="DATASET")
-@click.option(
+@opt.count(
     "--samples",
     default=64,
-    type=click.IntRange(min=1),
     help="Number of samples to compare, spread over the length of a map-style dataset.",
 )
-@click.option(
-    "--workers",
-    default=4,
-    type=click.IntRange(1, 1024),
-    help="Number of workers that read at the same time.",
+@opt.count(
+    "--workers", within=(1, 1024), default=4, help="Number of workers that read at the same time."
 )
 def check(dataset: str, samples: int, workers: int) -> None:
     """Read some samples serially and by workers, and compare them.
@@ -64,11 +60,12 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
     child = context.Process(target=_check_here, args=(path, samples, workers, sender))
     how = "as it was imported"
     try:
-        with sigterm_raises():
+        with sigterm_raises(), ExitStack() as stack:
             child.start()
             sender.close()  # so that the pipe ends with the child
             # A process that the child forked may keep the pipe and the sentinel open.
-            ended = _pidfd(child) or child.sentinel
+            ended = os.pidfd_open(child.pid or 0)
+            stack.callback(os.close, ended)
             while True:
                 wait([receiver, ended])
                 if not receiver.poll():
@@ -94,15 +91,6 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
             child.join()
 
 
-def _pidfd(child: BaseProcess) -> int | None:
-    """Return a descriptor that becomes ready when `child` ends, or None if this is not Linux. `child` closes it."""
-    if not hasattr(os, "pidfd_open") or child.pid is None:
-        return None
-    descriptor = os.pidfd_open(child.pid)
-    weakref.finalize(child, os.close, descriptor)
-    return descriptor
-
-
 _EXIT_S = 5.0
 """Seconds that a child may take to exit after its report. Then it is killed."""
 
@@ -126,9 +114,8 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
     from fastload.check import check as compare
 
     faulthandler.enable()  # the stacks say which call ended the process
-    multiprocessing.set_start_method(
-        None, force=True
-    )  # "spawn", from the parent, is not what a loader would use
+    # "spawn", from the parent, is not what a loader would use.
+    multiprocessing.set_start_method(None, force=True)
     try:
         report = compare(
             _dataset(path),

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fastload.cli._common import Number
+from fastload.cli import options as opt
 
 if TYPE_CHECKING:
     from fastload.distributed import Detected
 
 
 @click.command()
-@click.option(
+@opt.flag(
     "--meet",
-    is_flag=True,
     help="Also import torch, count its devices, connect to the other ranks and add up the rank numbers.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
+@opt.option(
+    "--timeout timeout_s",
     default=60.0,
-    type=Number(min=0, min_open=True),
+    type=opt.Number(min=0, min_open=True),
     help="Time to wait for the other ranks, in seconds.",
 )
 def env(meet: bool, timeout_s: float) -> None:

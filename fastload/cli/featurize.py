@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     device_option,
     list_options,
+    loader_of,
     named_as_option,
     require,
     root_option,
@@ -46,47 +48,36 @@ _DTYPES = ("float32", "float16", "bfloat16")
     help="File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded "
     "once. random: random weights, for tests.",
 )
-@click.option(
-    "--seed",
-    default=0,
-    type=click.IntRange(0, 2**63 - 1),
-    help="Seed of the weights with --weights random.",
+@opt.count(
+    "--seed", within=(0, 2**63 - 1), default=0, help="Seed of the weights with --weights random."
 )
-@click.option(
+@opt.choice(
     "--layout",
-    default="pooled",
-    type=click.Choice(["pooled", "flat"]),
+    ["pooled", "flat"],
     help="Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the "
     "whole map, 100,352 numbers.",
 )
-@click.option(
+@opt.count(
     "--size",
+    within=(1, 4096),
     default=224,
-    type=click.IntRange(1, 4096),
     help="Side of the square that images are resized to, in pixels.",
 )
-@click.option(
-    "-b", "--batch-size", default=64, type=click.IntRange(min=1), help="Images per batch."
-)
-@click.option(
-    "-w",
-    "--num-workers",
-    type=click.IntRange(0, 1024),
+@opt.count("-b --batch-size", default=64, help="Images per batch.")
+@opt.count(
+    "-w --num-workers",
+    within=(0, 1024),
     help="Number of threads that load.  [default: one per core]",
 )
-@click.option(
-    "--dtype", default="float32", type=click.Choice(_DTYPES), help="Type of the saved features."
-)
+@opt.choice("--dtype", _DTYPES, help="Type of the saved features.")
 @root_option
 @device_option
-@click.option(
+@opt.count(
     "--parts",
-    type=click.IntRange(min=1),
     help="Number of parts of the set, of nearly equal size.  [default: one per 512 images, at most 64]",
 )
-@click.option(
+@opt.flag(
     "--replace",
-    is_flag=True,
     help="Replace a set of this name that was made from other images, weights or options.",
 )
 def featurize(**options: Any) -> None:
@@ -121,7 +112,7 @@ def featurize(**options: Any) -> None:
     ):
         from fastload.store.model_run import shown
 
-        found = _features(**options)
+        found = _features(options)
     x, *_ = found[0]
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
     click.echo(
@@ -133,49 +124,30 @@ def featurize(**options: Any) -> None:
     click.echo(found.path)
 
 
-def _features(
-    *,
-    images: Path | None,
-    file_list: Path | None,
-    base_dir: Path | None,
-    model: str,
-    weights: str,
-    seed: int,
-    layout: Any,
-    size: int,
-    batch_size: int,
-    num_workers: int | None,
-    dtype: str,
-    device: str,
-    **given: Any,
-) -> Any:
+def _features(options: dict[str, Any]) -> Any:
     import torch
 
     from fastload import store
     from fastload.distributed import detect_rank
     from fastload.train.devices import choose_device
 
-    on = choose_device(device, detect_rank().rank)
-    dataset = _dataset(images, file_list, base_dir, size)
-    network = store.backbone(model, weights=weights, layout=layout, seed=seed)
-    loader: dict[str, Any] = {"batch_size": batch_size}
-    if num_workers is not None:
-        loader["num_workers"] = num_workers
-    random = f"random weights, seed {seed}"
+    on = choose_device(options["device"], detect_rank().rank)
+    dataset = _dataset(*(options[name] for name in ("images", "file_list", "base_dir", "size")))
+    model, of = options["model"], {name: options[name] for name in ("weights", "layout", "seed")}
+    network = store.backbone(model, **of)
+    seed = of.pop("seed")
+    if of["weights"] == "random":
+        of["weights"] = f"random weights, seed {seed}"
     return store.features(
-        given.pop("name"),
+        options["name"],
         dataset=dataset,
         model=network,
-        loader=loader,
-        dtype=getattr(torch, dtype),
+        loader=loader_of(options),
+        dtype=getattr(torch, options["dtype"]),
         device=on,
-        made={
-            "network": model,
-            "layout": layout,
-            "weights": random if weights == "random" else weights,
-        },
+        made={"network": model, **of},
         progress=True,
-        **given,
+        **{name: options[name] for name in ("parts", "root", "replace")},
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import sigterm_raises
 
 if TYPE_CHECKING:
@@ -50,16 +51,11 @@ def flow() -> None:
 
 @flow.command()
 @_file
-@click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
-@click.option("--dry-run", is_flag=True, help="Print what would run, and why. Run nothing.")
-@click.option(
-    "--max-parallel",
-    type=click.IntRange(min=1),
-    help="Maximum number of tasks at the same time.  [default: no limit]",
-)
-@click.option(
-    "--task",
-    "only",
+@opt.flag("--resume", help="Skip tasks whose last run is still valid.")
+@opt.flag("--dry-run", help="Print what would run, and why. Run nothing.")
+@opt.count("--max-parallel", help="Maximum number of tasks at the same time.  [default: no limit]")
+@opt.option(
+    "--task only",
     multiple=True,
     help="Name of the only task to run. Repeatable.  [default: all tasks]",
 )
@@ -104,10 +100,10 @@ def show(file: Path) -> None:
 
 @flow.command()
 @_file
-@click.option("--pbs", "system", flag_value="pbs", help="Submit with qsub.")
-@click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
-@click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
-@click.option("--dry-run", is_flag=True, help="Print the jobs. Submit nothing.")
+@opt.option("--pbs system", flag_value="pbs", help="Submit with qsub.")
+@opt.option("--slurm system", flag_value="slurm", help="Submit with sbatch.")
+@opt.flag("--resume", help="Skip tasks whose last run is still valid.")
+@opt.flag("--dry-run", help="Print the jobs. Submit nothing.")
 def submit(file: Path, system: BatchSystem | None, **options: bool) -> None:
     """Submit each task of PIPE.toml as a batch job.
 

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import require, threads_option
 
 
 @click.command()
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--count", default=2048, type=click.IntRange(1, 2**30), help="Number of images to make."
-)
-@click.option(
+@opt.count("--count", within=(1, 2**30), default=2048, help="Number of images to make.")
+@opt.count(
     "--seed",
+    within=(0, None),
     default=0,
-    type=click.IntRange(min=0),
     help="Seed of the images. The same seed gives the same images.",
 )
 @threads_option("make them")

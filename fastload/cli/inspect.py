@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._checkpoints import positions
 from fastload.cli._common import described_set, require
 
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True), metavar="PATH")
-@click.option(
-    "--records", default=5, type=click.IntRange(min=0), help="Number of records, or rows, to show."
-)
+@opt.count("--records", within=(0, None), default=5, help="Number of records, or rows, to show.")
 def inspect(path: str, records: int) -> None:
     """Describe a set, or read the position of each loader out of a checkpoint.
 

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import click
 
+from fastload.cli import options as opt
+
 _COUNT = click.IntRange(1, 10_000_000)
 
 
 @click.command()
-@click.option(
-    "--synthetic",
-    "out",
+@opt.folder(
+    "--synthetic out",
     required=True,
     metavar="OUT",
-    type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the synthetic digits. The files are written to OUT/MNIST/raw.",
 )
 @click.option("--train", default=60_000, type=_COUNT, help="Number of training images.")
 @click.option("--test", default=10_000, type=_COUNT, help="Number of test images.")
-@click.option(
+@opt.count(
     "--seed",
+    within=(0, 2**31 - 1),
     default=0,
-    type=click.IntRange(0, 2**31 - 1),
     help="Seed of the digits. The same seed gives the same digits.",
 )
 def mnist(out: Path, train: int, test: int, seed: int) -> None:

@@ -6,27 +6,34 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import bad_values_are_usage_errors, names_option, require, threads_option
+from fastload.cli import options as opt
+from fastload.cli._common import (
+    bad_values_are_usage_errors,
+    base_option,
+    names_option,
+    require,
+    threads_option,
+)
 
 
 @click.command()
 @click.argument("source", type=click.Path(exists=True), metavar="FILE_LIST|FOLDER|PARQUET")
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option(
+@opt.choice(
     "--mode",
+    ["encoded", "jpeg", "raw"],
     default="jpeg",
-    type=click.Choice(["encoded", "jpeg", "raw"]),
     help="Content of the set. encoded: the files as they are. jpeg: images reduced to --max-size, as JPEGs. raw: "
     "their pixels. jpeg and raw ignore and drop the EXIF orientation.",
 )
-@click.option(
+@opt.count(
     "--max-size",
-    type=click.IntRange(1, 65535),
+    within=(1, 65535),
     help="Maximum length of the longer side with jpeg and raw, in pixels.  [default: 256]",
 )
-@click.option(
+@opt.count(
     "--quality",
-    type=click.IntRange(1, 95),
+    within=(1, 95),
     help="Quality of the JPEGs with --mode jpeg, as in libjpeg.  [default: 90]",
 )
 @click.option(
@@ -37,10 +44,9 @@ from fastload.cli._common import bad_values_are_usage_errors, names_option, requ
     "that reaches this size.",
 )
 @threads_option("read, decode and encode")
-@click.option(
+@opt.choice(
     "--on-error",
-    default="raise",
-    type=click.Choice(["raise", "skip"]),
+    ["raise", "skip"],
     help="Action for an input that cannot be read or decoded. raise: end with an error. skip: leave it out, and list "
     "it in rejected.txt.",
 )
@@ -49,11 +55,7 @@ from fastload.cli._common import bad_values_are_usage_errors, names_option, requ
     default=True,
     help="With --mode encoded: decode each image as a check. --no-check packs any bytes.",
 )
-@click.option(
-    "--base-dir",
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder that relative paths in the list start from.  [default: folder of the list]",
-)
+@base_option
 @click.option(
     "--image-column",
     default="image",

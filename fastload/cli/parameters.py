@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import (
     INTERRUPTED,
     TERMINATED,
-    Number,
     Terminated,
-    read_certificate,
+    guards_out_of,
     require,
     serving_options,
     sigterm_raises,
@@ -34,54 +33,43 @@ def parameters() -> None:
 
 
 @parameters.command()
-@click.option(
-    "--store",
-    "store_path",
+@opt.option(
+    "--store store_path",
     type=click.Path(file_okay=False),
     help="Folder that servers and workers share. Each server writes its address into it. Use a new folder for each "
     "job.  [default: torchrun's store]",
 )
-@click.option(
-    "--number", type=click.IntRange(0), help="Index of this server, from 0.  [default: rank]"
-)
-@click.option("--of", type=click.IntRange(1), help="Number of servers.  [default: number of ranks]")
-@click.option(
-    "--optimizer",
-    type=click.Choice(["sgd", "adagrad", "adam"]),
-    default="sgd",
-    help="Optimizer that applies the gradients.",
-)
-@click.option("--lr", type=Number(0), default=0.01, help="Learning rate.")
-@click.option("--momentum", type=Number(0), default=0.0, help="Momentum of sgd.")
-@click.option(
+@opt.count("--number", within=(0, None), help="Index of this server, from 0.  [default: rank]")
+@opt.count("--of", help="Number of servers.  [default: number of ranks]")
+@opt.choice("--optimizer", ["sgd", "adagrad", "adam"], help="Optimizer that applies the gradients.")
+@opt.number("--lr", default=0.01, help="Learning rate.")
+@opt.number("--momentum", default=0.0, help="Momentum of sgd.")
+@opt.count(
     "--grads-to-wait",
-    type=click.IntRange(1),
     help="Number of pushes that are averaged into one step.  [default: asynchronous, each push is a step]",
 )
-@click.option(
+@opt.count(
     "--tolerance",
-    type=click.IntRange(0),
+    within=(0, None),
     default=0,
     help="Maximum age of the gradients of a synchronous push, in versions.",
 )
-@click.option(
+@opt.flag(
     "--scale-by-staleness",
-    is_flag=True,
     help="Divide the learning rate of an asynchronous push by the age of its gradients, in versions.",
 )
-@click.option(
-    "--checkpoint",
-    "folder",
+@opt.option(
+    "--checkpoint folder",
     type=click.Path(file_okay=False),
     help="Folder of checkpoints, shared by all servers. Without one, the parameters of a killed server are lost.",
 )
-@click.option(
+@opt.count(
     "--checkpoint-every",
-    type=click.IntRange(0),
+    within=(0, None),
     default=0,
     help="Number of versions between checkpoints. 0: only when a worker asks, and at the end.",
 )
-@click.option("--keep", type=click.IntRange(1), default=3, help="Number of checkpoints to keep.")
+@opt.count("--keep", default=3, help="Number of checkpoints to keep.")
 @click.option("--seed", type=int, default=0, help="Seed of new rows.")
 @serving_options
 @click.option(
@@ -100,10 +88,6 @@ def serve(
     host: str,
     port: int,
     name: str | None,
-    token_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    max_calls: int,
     **options: Any,
 ) -> None:
     """Run one server per rank of torchrun, mpiexec or srun.
@@ -127,13 +111,12 @@ def serve(
     from pyarrow import ArrowException
 
     from fastload.distributed import detect_rank
-    from fastload.distributed.flight_access import read_token
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
     from fastload.parameters.transport import is_published, publish
 
-    certificate = read_certificate(tls_cert, tls_key)
+    guards = guards_out_of(options)
     if (number is None) != (of is None):
         raise click.UsageError("give both --number and --of, or neither")
     if number is None or of is None:
@@ -143,7 +126,6 @@ def serve(
         raise click.UsageError(
             f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
         )
-    guards = {"token": read_token(token_file), "certificate": certificate, "max_calls": max_calls}
     store = job_store(store_path)
     try:
         server = Server(

@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from fastload._kit.annotations import signature
+from fastload.cli import options as opt
 from fastload.cli._common import (
-    Number,
     OnRanks,
     device_option,
     found_at,
+    loader_of,
     made_at,
     named_as_option,
     require,
@@ -32,17 +33,10 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.command(cls=OnRanks)
 @click.argument("model", metavar="MODEL")
 @click.argument("dataset", required=False, metavar="[DATASET]")
-@click.option(
-    "-b",
-    "--batch-size",
-    default=64,
-    type=click.IntRange(min=1),
-    help="Samples or messages per batch.",
-)
-@click.option(
-    "-w",
-    "--num-workers",
-    type=click.IntRange(0, 1024),
+@opt.count("-b --batch-size", default=64, help="Samples or messages per batch.")
+@opt.count(
+    "-w --num-workers",
+    within=(0, 1024),
     help="Threads per rank that load samples or decode messages.  [default: one per core]",
 )
 @device_option
@@ -57,9 +51,8 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     help="With DATASET: function that takes a batch and returns the input of the model.  [default: first item of a "
     "tuple or list, else the batch]",
 )
-@click.option(
+@opt.count(
     "--parts",
-    type=click.IntRange(min=1),
     help="With DATASET: number of parts of the set. The ranks divide them.  [default: one per 512 samples, at most "
     "1024]",
 )
@@ -70,14 +63,12 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     help="With DATASET: version of the samples, if fastload cannot detect their content. Change the version when the "
     "samples change.",
 )
-@click.option(
+@opt.folder(
     "--root",
-    type=click.Path(path_type=Path, file_okay=False),
     help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
-@click.option(
+@opt.flag(
     "--replace",
-    is_flag=True,
     help="With DATASET: replace a set of this name that was made from other samples, another model or other options.",
 )
 @click.option(
@@ -103,16 +94,14 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     "--key",
     help="Name of the member in each JSON object that is the key of its answer.  [default: line 1, line 2 ...]",
 )
-@click.option(
+@opt.file(
     "--failed",
-    type=click.Path(path_type=Path, dir_okay=False),
     help="Write messages that failed, with their errors, to this file as JSON lines.  [default: the first failure "
     "ends the command]",
 )
-@click.option(
+@opt.number(
     "--max-wait-ms",
     default=5.0,
-    type=Number(min=0),
     help="Maximum time that a batch waits to become full, in milliseconds after its first message.",
 )
 @click.pass_context
@@ -149,16 +138,12 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
         answers = fastload.store.get("answers")
     """
     _check_form(context, "DATASET" if dataset else "")
-    shared = {name: options.pop(name) for name in ("batch_size", "num_workers")}
-    device = options.pop("device")
     with sigterm_raises():
         if dataset is not None:
             require("arrow", pyarrow="pyarrow")
-            given = {name: options[name] for name in _OF_SETS}
-            _predict_set(model, dataset, device, shared, **given)
+            _predict_set(model, dataset, options)
         else:
-            given = {name: options[name] for name in _OF_STREAMS}
-            _predict_stream(_model(model), device, shared, **given)
+            _predict_stream(_model(model), options)
 
 
 def _check_form(context: click.Context, dataset: str) -> None:
@@ -207,17 +192,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 # ---- a dataset ----
 
 
-def _predict_set(
-    model: str,
-    dataset: str,
-    device: str,
-    loader: dict[str, Any],
-    *,
-    name: str,
-    inputs: str | None,
-    data_version: str,
-    **given: Any,
-) -> None:
+def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
     import torch
 
     from fastload import distributed, store
@@ -225,10 +200,10 @@ def _predict_set(
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    samples = _dataset(dataset, name, given["root"], given["parts"])
+    samples = _dataset(dataset, options["name"], options["root"], options["parts"])
     answering = _model(model)
     rank = distributed.detect_rank().rank
-    on = choose_device(device, rank)
+    on = choose_device(options["device"], rank)
     if rank.world_size > 1:
         distributed.init("gloo")
         if on.type == "cpu":
@@ -239,16 +214,16 @@ def _predict_set(
             named_as_option(TypeError, "Pass version=", "Give --data-version"),
         ):
             found = store.predictions(
-                name,
+                options["name"],
                 dataset=samples,
                 model=answering,
-                inputs=found_at(inputs) if inputs else None,
-                loader={key: value for key, value in loader.items() if value is not None},
+                inputs=found_at(options["inputs"]) if options["inputs"] else None,
+                loader=loader_of(options),
                 device=on,
                 rank=rank,
-                version=data_version,
+                version=options["data_version"],
                 progress=True,
-                **given,
+                **{name: options[name] for name in ("parts", "root", "replace")},
             )
     except PrepareError as error:
         if error.__cause__ is not None and rank.world_size > 1:
@@ -288,39 +263,30 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
 # ---- a stream ----
 
 
-def _predict_stream(
-    model: Any,
-    device: str,
-    loader: dict[str, Any],
-    *,
-    source: str,
-    sink: str,
-    decode: str | None,
-    key: str | None,
-    failed: Path | None,
-    max_wait_ms: float,
-) -> None:
+def _predict_stream(model: Any, options: dict[str, Any]) -> None:
     from fastload import stream
     from fastload.distributed import detect_rank
     from fastload.distributed.guard import asked_to_end
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    on = choose_device(device, detect_rank().rank)
-    decoder = found_at(decode) if decode else stream.json_to_tensors
+    on = choose_device(options["device"], detect_rank().rank)
+    failed = options["failed"]
+    decode = found_at(options["decode"]) if options["decode"] else stream.json_to_tensors
     with ExitStack() as stack:
-        reading = stack.enter_context(closing(_opened(stream.open_source, source, key=key)))
-        writing = stack.enter_context(closing(_opened(stream.open_sink, sink)))
+        source = _opened(stream.open_source, options["source"], key=options["key"])
+        reading = stack.enter_context(closing(source))
+        writing = stack.enter_context(closing(_opened(stream.open_sink, options["sink"])))
         aside = stack.enter_context(closing(stream.SideList(failed))) if failed else None
         answers = stack.enter_context(
             stream.predict(
                 model,
                 reading,
-                decode=decoder,
+                decode=decode,
                 device=on,
-                max_wait_ms=max_wait_ms,
+                max_wait_ms=options["max_wait_ms"],
                 on_failed=aside,
-                **loader,
+                **loader_of(options),
             )
         )
         try:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fastload.cli._common import (
-    read_certificate,
-    serving_options,
-    sigterm_raises,
-    wait_for_a_signal,
-)
+from fastload.cli import options as opt
+from fastload.cli._common import guards_out_of, serving_options, sigterm_raises, wait_for_a_signal
 
 
 @click.command()
@@ -22,19 +17,8 @@ from fastload.cli._common import (
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @serving_options
-@click.option(
-    "--no-token", is_flag=True, help="Serve all users of this host, and of others with --host."
-)
-def serve(
-    root: str | None,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    no_token: bool,
-    **limits: Any,
-) -> None:
+@opt.flag("--no-token", help="Serve all users of this host, and of others with --host.")
+def serve(root: str | None, host: str, port: int, no_token: bool, **options: Any) -> None:
     """Serve the sets of this node to other nodes, read only, over Arrow Flight.
 
     Prints the URL, and runs until Ctrl-C or SIGTERM. A program on another node passes the URL as the source of the
@@ -53,20 +37,18 @@ def serve(
     """
     from pyarrow import ArrowException
 
-    from fastload.distributed.flight_access import read_token
     from fastload.store.flight import StoreServer
     from fastload.store.root import existing_root
 
-    certificate = read_certificate(tls_cert, tls_key)
-    token = read_token(token_file)
-    if not token and not no_token:
+    guards = guards_out_of(options)
+    if not guards["token"] and not no_token:
         raise click.UsageError(
             "without a token, all users of this host could read all sets, even those in a folder that only you can "
             "open. Give --token-file, or --no-token to allow that."
         )
     path = existing_root(root)
     try:
-        server = StoreServer(path, host, port, token=token, certificate=certificate, **limits)
+        server = StoreServer(path, host, port, **guards)
     except (OSError, ValueError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises(), server:

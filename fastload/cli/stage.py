@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     is_set_of_columns,
@@ -18,9 +20,8 @@ from fastload.cli._common import (
 @click.command()
 @click.argument("source", type=click.Path(exists=True, file_okay=False), metavar="SRC")
 @click.argument("target", type=click.Path(file_okay=False, path_type=Path), metavar="DST")
-@click.option(
+@opt.flag(
     "--verify",
-    is_flag=True,
     help="Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are "
     "compared.",
 )
@@ -42,6 +43,7 @@ def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
         fastload stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
     """
     require("arrow", pyarrow="pyarrow")
+    run_stage: Any
     if is_set_of_columns(source):
         from fastload.store.staging import stage as run_stage
     else:

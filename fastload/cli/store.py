@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import (
     bad_values_are_usage_errors,
     described_set,
@@ -40,7 +41,7 @@ def store() -> None:
 
 @store.command()
 @root_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with sizes in bytes.")
+@opt.flag("--json as_json", help="Print a JSON object, with sizes in bytes.")
 def ls(root: Path | None, as_json: bool) -> None:
     """List the sets, and the free space.
 
@@ -110,7 +111,7 @@ def put(
 @store.command()
 @click.argument("name", metavar="NAME|PATH")
 @root_option
-@click.option("--records", default=5, type=click.IntRange(min=0), help="Number of rows to show.")
+@opt.count("--records", within=(0, None), default=5, help="Number of rows to show.")
 def info(name: str, root: Path | None, records: int) -> None:
     """Describe a set: its columns, rows and parts, how it was made, and its first rows.
 
@@ -157,7 +158,7 @@ def rm(names: tuple[str, ...], root: Path | None) -> None:
 
 @store.command()
 @root_option
-@click.option("--dry-run", is_flag=True, help="Print what would be removed. Remove nothing.")
+@opt.flag("--dry-run", help="Print what would be removed. Remove nothing.")
 def gc(root: Path | None, dry_run: bool) -> None:
     """Remove leftovers of processes that have ended, and print the freed size.
 

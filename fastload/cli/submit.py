@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from fastload.cli import options as opt
 from fastload.cli._common import walltime
 
 if TYPE_CHECKING:
@@ -37,57 +38,49 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     show_default=False,
     help="Program that runs the script.  [default: this Python]",
 )
-@click.option("--parallelism", default=1, type=click.IntRange(min=1), help="Number of ranks.")
-@click.option(
+@opt.count("--parallelism", default=1, help="Number of ranks.")
+@opt.file(
     "--hostfile",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    exists=True,
     envvar="PBS_NODEFILE",
     show_envvar=True,
     help="File with one host per line: `host`, `host slots=N` or `host:N`.",
 )
-@click.option(
+@opt.count(
     "--ppn",
-    type=click.IntRange(min=1),
     help="Ranks per host.  [default: slots of the host; all ranks on one host in a batch job]",
 )
-@click.option(
+@opt.count(
     "--depth",
-    type=click.IntRange(min=1),
     help="Cores per rank. Without this option, ranks are not bound to cores, and a batch job requests one core each.",
 )
-@click.option(
+@opt.choice(
     "--launcher",
-    default="auto",
-    type=click.Choice(_CHOICES),
+    _CHOICES,
     help="Launcher of the ranks. auto: none (run directly) for one rank; otherwise mpiexec if it is on PATH, else srun "
     "inside a Slurm job, else torchrun.",
 )
-@click.option(
-    "--launcher-option",
-    "options",
+@opt.option(
+    "--launcher-option options",
     multiple=True,
     help="Extra option for the launcher, passed unchanged. Repeatable.",
 )
-@click.option(
-    "--env",
-    "names",
+@opt.option(
+    "--env names",
     multiple=True,
     help="Environment variable to pass to ranks on other hosts. Repeatable.",
 )
-@click.option("--pbs", "system", flag_value="pbs", help="Submit the run as a PBS job (qsub).")
-@click.option(
-    "--slurm", "system", flag_value="slurm", help="Submit the run as a Slurm job (sbatch)."
-)
+@opt.option("--pbs system", flag_value="pbs", help="Submit the run as a PBS job (qsub).")
+@opt.option("--slurm system", flag_value="slurm", help="Submit the run as a Slurm job (sbatch).")
 @click.option(
     "--walltime", default="1:00:00", callback=walltime, help="Time limit of the batch job, H:MM:SS."
 )
-@click.option(
-    "--directive",
-    "directives",
+@opt.option(
+    "--directive directives",
     multiple=True,
     help="Extra line for the batch job's header, such as '-A PROJECT' or '-l filesystems=home'. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run. Run nothing.")
+@opt.flag("--dry-run", help="Print what would run. Run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def submit(

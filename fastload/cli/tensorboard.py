@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import Terminated, require, sigterm_raises, wait_for_a_signal
 
 
@@ -21,12 +22,12 @@ from fastload.cli._common import Terminated, require, sigterm_raises, wait_for_a
 @click.argument(
     "logdir", type=click.Path(exists=True, file_okay=False, path_type=Path), default="logdir"
 )
-@click.option(
+@opt.count(
     "--port",
-    type=click.IntRange(0, 65535),
+    within=(0, 65535),
     help="Port to listen on. If it is taken, any free port is used.  [default: 6006, or the next free port]",
 )
-@click.option("--bind-all", is_flag=True, help="Let other machines connect too.")
+@opt.flag("--bind-all", help="Let other machines connect too.")
 def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     """Show the runs under LOGDIR in TensorBoard, until Ctrl-C.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from fastload.cli import options as opt
 from fastload.cli._common import (
-    Number,
     OnRanks,
     device_option,
     list_options,
@@ -25,112 +25,90 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
 
 @click.command(cls=OnRanks)
 @list_options
-@click.option(
+@opt.folder(
     "--packed",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    exists=True,
     help="Folder of a packed set (`fastload pack`), instead of a list. Needs pip install '.[arrow]' in the clone.",
 )
-@click.option(
+@opt.choice(
     "--transform",
-    default="resize",
-    type=click.Choice(["resize", "rrc"]),
+    ["resize", "rrc"],
     help="Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and "
     "the device normalises them.",
 )
-@click.option(
+@opt.count(
     "--image-size",
-    type=click.IntRange(1, 4096),
+    within=(1, 4096),
     help="Side of the square, in pixels.  [default: 256, or 224 with --transform rrc]",
 )
-@click.option(
-    "-w",
-    "--nworkers",
-    "workers",
+@opt.count(
+    "-w --nworkers workers",
+    within=(0, 1024),
     default=1,
-    type=click.IntRange(0, 1024),
     help="Threads per rank that load. 0: the training loop loads by itself.",
 )
-@click.option(
-    "-b",
-    "--nbatch",
-    "batch_size",
+@opt.count(
+    "-b --nbatch batch_size",
     default=64,
-    type=click.IntRange(min=1),
     help="Batch size per rank. The global batch is this times the number of ranks.",
 )
-@click.option(
-    "--cache-size",
-    "prefetch_batches",
+@opt.count(
+    "--cache-size prefetch_batches",
     default=2,
-    type=click.IntRange(min=1),
     help="Maximum number of batches that are read, or being read, ahead of the loop.",
 )
-@click.option(
+@opt.choice(
     "--loader",
-    default="thread",
-    type=click.Choice(["thread", "process", "cached"]),
+    ["thread", "process", "cached"],
     help="Loader of the samples. thread: fastload's threads. process: its worker processes. cached: repeat a few "
     "batches, to measure training without loading.",
 )
-@click.option(
-    "-s",
-    "--nsteps",
-    "steps",
-    type=click.IntRange(min=1),
+@opt.count(
+    "-s --nsteps steps",
     help="Total number of steps, including steps before a resume.  [default: 20, or all of --epochs]",
 )
-@click.option(
+@opt.count(
     "--epochs",
-    type=click.IntRange(min=1),
     help="Number of passes over the dataset. With -s, training ends at the smaller limit.  [default: as many as "
     "--nsteps needs]",
 )
-@click.option(
-    "--status-print-interval",
-    default=5,
-    type=click.IntRange(min=1),
-    help="Steps between two lines with the rate.",
-)
-@click.option(
+@opt.count("--status-print-interval", default=5, help="Steps between two lines with the rate.")
+@opt.number(
     "--step-ms",
+    within=(0, 3_600_000),
     default=0.0,
-    type=Number(min=0, max=3_600_000),
     help="Simulated accelerator: minimum time of a step, in milliseconds.",
 )
 @click.option(
     "--model",
     help="Model: tiny, or a classification model of torchvision.  [default: resnet50, or tiny without an accelerator]",
 )
-@click.option(
+@opt.file(
     "--weights",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    exists=True,
     help="File with the initial state_dict of the model.  [default: random parameters]",
 )
-@click.option(
-    "--classes",
-    type=click.IntRange(min=1),
-    help="Number of outputs of the model.  [default: number of classes in the dataset]",
+@opt.count(
+    "--classes", help="Number of outputs of the model.  [default: number of classes in the dataset]"
 )
-@click.option("--lr", default=0.001, type=Number(min=0), help="Learning rate of SGD.")
-@click.option("--momentum", default=0.9, type=Number(min=0, max=1), help="Momentum of SGD.")
-@click.option(
+@opt.number("--lr", default=0.001, help="Learning rate of SGD.")
+@opt.number("--momentum", within=(0, 1), default=0.9, help="Momentum of SGD.")
+@opt.count(
     "--seed",
+    within=(0, _LARGEST_SEED),
     default=0,
-    type=click.IntRange(0, _LARGEST_SEED),
     help="Seed of the order, the augmentation and the initial parameters.",
 )
 @device_option
-@click.option(
+@opt.choice(
     "--precision",
-    default="fp32",
-    type=click.Choice(["fp32", "tf32", "bf16"]),
+    ["fp32", "tf32", "bf16"],
     help="Precision for training. fp32: float32. tf32: float32 with faster, less exact matrix multiplication. bf16: "
     "autocast to bfloat16.",
 )
-@click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
-@click.option(
+@opt.flag("--compile", help="Compile the model with torch.compile.")
+@opt.flag(
     "--channels-last",
-    is_flag=True,
     help="Use the channels-last memory format, which makes many convolutions faster.",
 )
 @click.option(
@@ -139,25 +117,21 @@ _ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
     help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see "
     "this folder.  [default: no checkpoint]",
 )
-@click.option(
+@opt.count(
     "--every",
-    type=click.IntRange(min=1),
     help="Steps between checkpoints.  [default: one at the end, or when the run is stopped]",
 )
-@click.option(
+@opt.flag(
     "--resume",
-    is_flag=True,
     help="Resume from the checkpoint if it exists. The number of ranks may differ, but not the global batch.",
 )
-@click.option(
+@opt.flag(
     "--profile",
-    is_flag=True,
     help="Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1 "
     "warm-up step.",
 )
-@click.option(
+@opt.flag(
     "--scalars",
-    is_flag=True,
     help="Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the "
     "clone.",
 )

@@ -135,7 +135,8 @@ class _KeyContent(Content):
 
     def of_text(self, value: str | os.PathLike[str]) -> Iterator[bytes]:
         text = os.fspath(value)
-        may_be_path = isinstance(value, os.PathLike) or _may_be_path(text)
+        has_suffix = 0 < text.rfind(".") < len(text) - 1 and "\n" not in text
+        may_be_path = isinstance(value, os.PathLike) or os.sep in text or has_suffix
         if self.paths and may_be_path and os.path.isfile(text):
             yield from of_path(text)
         else:
@@ -174,10 +175,6 @@ class _KeyContent(Content):
             yield from self.of(settings)
         else:
             yield from self.of_object(dataset, TRANSFORMS)
-
-
-def _may_be_path(text: str) -> bool:
-    return os.sep in text or (0 < text.rfind(".") < len(text) - 1 and "\n" not in text)
 
 
 def _says_how_to_read(name: str, value: Any) -> bool:

@@ -102,25 +102,19 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequen
         if not missing:
             return
         expect_room(path, sum(part.bytes for part in missing))
-        there = _there(path, index, sources)
+        there = {}
+        for source in sources:
+            if found := source.find(os.path.basename(path)):
+                _expect_same(path, index, found[0], source)
+                there[source.where] = found[1]
         for part in missing:
-            source = next((s for s in sources if part.name in there.get(s.where, ())), None)
-            if source is None:
+            having = next((s for s in sources if part.name in there.get(s.where, ())), None)
+            if having is None:
                 node = f" of the node {part.node}" if part.node else ""
                 raise PackedDataError(
                     path, f"the part{node} is not at {_named(sources)} either", shard=part.name
                 )
-            _copy(path, index, part, source)
-
-
-def _there(path: str, index: Index, sources: Sequence[Source]) -> dict[str, set[str]]:
-    """Return the names of the parts that each source has."""
-    there = {}
-    for source in sources:
-        if found := source.find(os.path.basename(path)):
-            _expect_same(path, index, found[0], source)
-            there[source.where] = found[1]
-    return there
+            _copy(path, index, part, having)
 
 
 def _expect_same(path: str, index: Index, found: Index, source: Source) -> None:

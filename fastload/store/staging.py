@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from typing import Any
 
 from fastload.datasets.manifest import Index
 from fastload.datasets.packed.staging import Staged, copy_set
@@ -13,22 +13,14 @@ from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
 from fastload.store.root import check_name, default_root, in_memory, open_root
 
 
-def stage(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    verify: bool = False,
-    workers: int | None = None,
-    progress: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Staged:
+def stage(source: str | os.PathLike[str], target: str | os.PathLike[str], **how: Any) -> Staged:
     """Copy the set of columns at `source` to the folder `target`, or reuse a valid copy there.
 
     `fastload.store.get(target)` opens the copy. It has the id of `source`, and all its parts are in `target`. So the
     copy of a temporary set, or of parts of several nodes, is an ordinary set.
 
-    See `fastload.datasets.packed.staging.stage` for the arguments, for resuming a copy, and for the errors. For a part
-    without a checksum, only the form is checked, and not the values.
+    See `fastload.datasets.packed.staging.stage` for the arguments in `how`, for resuming a copy, and for the
+    errors. For a part without a checksum, only the form is checked, and not the values.
     Raise `PackedDataError` if some parts of `source` are only on other nodes, and ValueError if a set cannot have the
     name of `target`. Memory: 4 MiB per worker.
     """
@@ -46,17 +38,8 @@ def stage(
     check_name(name)
     if root == default_root():
         open_root(None)  # for this user alone
-    return copy_set(
-        source,
-        target,
-        _index_of_copy(index),
-        pieces,
-        verify=verify,
-        workers=workers,
-        progress=progress,
-        say=say,
-        durable=not in_memory(target),
-    )
+    copied, durable = _index_of_copy(index), not in_memory(target)
+    return copy_set(source, target, copied, pieces, durable=durable, **how)
 
 
 def _index_of_copy(index: Index) -> Index:

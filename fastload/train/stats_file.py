@@ -35,11 +35,11 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
         file.seek(0)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        if os.fstat(file.fileno()).st_size == 0:
+        if not (size := os.fstat(file.fileno()).st_size):
             writer.writerow(row)
         else:
             _check_header(path, file, list(row))
-            if not _ends_a_line(file.fileno()):
+            if os.pread(file.fileno(), 1, size - 1) != b"\n":
                 text.write("\n")
         writer.writerow(["" if value is None else value for value in row.values()])
         # One write to a file opened for appending, so that a row stays in one piece even without locks.
@@ -61,8 +61,3 @@ def _check_header(path: Path, file: IO[str], columns: Sequence[str]) -> None:
             f"{', '.join(only) or 'none'}; only in this run: {', '.join(new) or 'none'}). Move the file away, or write "
             "to another one"
         )
-
-
-def _ends_a_line(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, 1, size - 1) == b"\n"

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,10 @@ def _quantile_columns(name: str, seconds: Callable[[Measured], Quantiles]) -> di
     return {f"{name}_p{percent:.0f}_ms": column(percent) for percent in QUANTILES}
 
 
+_OF_RECIPE = (
+    *("precision", "compile", "channels_last"),
+    *("loader", "workers", "batch_size", "prefetch_batches", "transform"),
+)
 _COLUMNS: dict[str, _Value] = {
     "world_size": lambda run: run.rank.world_size,
     "training_s": lambda run: run.measured.training_s,
@@ -274,14 +279,7 @@ _COLUMNS: dict[str, _Value] = {
     "launcher": lambda run: run.rank.launcher,
     "device": lambda run: str(run.learner.device),
     "model": lambda run: run.learner.about["model"],
-    "precision": lambda run: run.recipe.precision,
-    "compile": lambda run: run.recipe.compile,
-    "channels_last": lambda run: run.recipe.channels_last,
-    "loader": lambda run: run.recipe.loader,
-    "workers": lambda run: run.recipe.workers,
-    "batch_size": lambda run: run.recipe.batch_size,
-    "prefetch_batches": lambda run: run.recipe.prefetch_batches,
-    "transform": lambda run: run.recipe.transform,
+    **{name: attrgetter(f"recipe.{name}") for name in _OF_RECIPE},
     "image_size": lambda run: run.recipe.size,
     "packed": lambda run: run.recipe.packed is not None,
     "first_step": lambda run: run.trained.first_step,

@@ -125,9 +125,7 @@ def pack(
     inputs = open_source(
         source,
         base_dir=None if base_dir is None else os.fspath(base_dir),
-        image_column=image_column,
-        label_column=label_column,
-        columns=columns,
+        named=(image_column, label_column, *columns),
     )
     check = check or mode != "encoded"
     made = {"fastload": fastload.__version__, **inputs.about, **pixels, "check": check}

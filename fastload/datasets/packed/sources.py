@@ -69,7 +69,8 @@ class Files:
 class Parquet:
     """The rows of Parquet files, in the order of the files' names. It has the attributes of `Files`.
 
-    `paths` are the files, at least one: `source`, or those in it.
+    `paths` are the files, at least one: `source`, or those in it. `named` are the columns: that of the images, that of
+    the labels, and others to keep.
 
     The image column holds bytes, or Hugging Face's struct of `bytes` and `path`. The label column holds integers or
     names. Names become numbers in the order of the sorted names. The names of a Hugging Face class label are read from
@@ -78,17 +79,9 @@ class Parquet:
     Memory: what pyarrow needs for one column chunk, and 64 rows.
     """
 
-    def __init__(
-        self,
-        source: str,
-        paths: list[str],
-        *,
-        image_column: str,
-        label_column: str,
-        columns: Sequence[str],
-    ) -> None:
+    def __init__(self, source: str, paths: list[str], named: Sequence[str]) -> None:
         self._paths = paths
-        self._image, self._label = image_column, label_column
+        self._image, self._label, *columns = named
         self._rows, schema = [], None
         for path in self._paths:
             try:
@@ -105,25 +98,25 @@ class Parquet:
                 raise FileListError(f"{path}: the columns differ from those of {self._paths[0]}")
             schema = schema or arrow
         assert schema is not None
-        for name in (image_column, label_column, *columns):
+        for name in named:
             if name not in schema.names:
                 raise FileListError(
                     f"{source}: column {name!r} does not exist. The columns are {schema.names}"
                 )
         self.columns = {name: schema.field(name).type for name in columns}
         self._numbers: dict[str, int] | None = None
-        self.classes = _class_names(schema, label_column)
-        kind = schema.field(label_column).type
+        self.classes = _class_names(schema, self._label)
+        kind = schema.field(self._label).type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if not pa.types.is_integer(kind):
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 raise FileListError(
-                    f"{source}: column {label_column!r} has type {kind}, expected integers or names"
+                    f"{source}: column {self._label!r} has type {kind}, expected integers or names"
                 )
             names: set[str] = set()
             for path in self._paths:
-                found = pq.read_table(path, columns=[label_column]).column(0)
+                found = pq.read_table(path, columns=[self._label]).column(0)
                 names.update(pc.unique(found).drop_null().to_pylist())
             self.classes = sorted(names)
             self._numbers = {name: number for number, name in enumerate(self.classes)}
@@ -132,7 +125,7 @@ class Parquet:
             "source": os.path.basename(os.path.normpath(source)),
             "inputs": len(self),
             "sizes": zlib.crc32(json.dumps(sizes).encode()),
-            "columns": [image_column, label_column, *columns],
+            "columns": [*named],
         }
 
     def __len__(self) -> int:
@@ -171,23 +164,15 @@ class Parquet:
         return Input(name, -1 if label is None else label, encoded=image, extras=extras)
 
 
-def open_source(
-    source: str,
-    *,
-    base_dir: str | None,
-    image_column: str,
-    label_column: str,
-    columns: Sequence[str],
-) -> Files | Parquet:
+def open_source(source: str, *, base_dir: str | None, named: Sequence[str]) -> Files | Parquet:
     """Return the inputs of a file list, a folder of images, a Parquet file, or a folder of Parquet files.
 
-    Raises ValueError if `columns` are given without a Parquet file.
+    `named` are the columns of Parquet files; see `Parquet`. Raises ValueError if there are columns to keep, but no such
+    file.
     """
     if paths := _parquet_files(source):
-        return Parquet(
-            source, paths, image_column=image_column, label_column=label_column, columns=columns
-        )
-    if columns:
+        return Parquet(source, paths, named)
+    if named[2:]:
         raise ValueError(f"columns are for Parquet files only, but {source} has none")
     return Files(source, base_dir=base_dir)
 
