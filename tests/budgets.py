@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_926,
-    "loaded beside the way": 2_663,
+    "the way of an index": 3_972,
+    "loaded beside the way": 2_679,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_104,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_201,
     "benchmarks": 2_539,
     # parts of their own, and parts to come
-    "process workers": 2_174,
-    "verdicts and allow list": 911,
+    "process workers": 2_285,
+    "verdicts and allow list": 910,
 }
 
 LISTED = {
