@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_972,
+    "the way of an index": 3_983,
     "loaded beside the way": 2_679,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_201,
     "benchmarks": 2_539,
     # parts of their own, and parts to come
-    "process workers": 2_285,
+    "process workers": 2_315,
     "verdicts and allow list": 910,
 }
 

@@ -54,9 +54,10 @@ def start(
     children = start_children(settings, base_seed, segments, notices)
     team = Team(window, children)
     device = current_device()
-    crew = Crew(
-        window, children, notices, background=window.collected or callable(settings.on_error)
-    )
+    # The kernel keeps ten messages that nobody has received: more must not wait for the loop.
+    deep = window.depth > 8 * len(children)
+    background = window.collected or callable(settings.on_error) or deep
+    crew = Crew(window, children, notices, background=background)
     try:
         with torch_threads_kept() as torch_threads:
             team.launch("fastload-crew", crew.serve, device, torch_threads)
@@ -267,8 +268,23 @@ class Crew:
         late = monotonic() + 2 * JOIN_SECONDS
         for child in self._children:
             child.begin_end()
+        self._drain(late)
         for child in self._children:
             child.end(max(0.0, late - monotonic()))
+
+    def _drain(self, late: float) -> None:
+        """Throw away what processes still send, until they end: with nobody to receive, they would wait."""
+        poll = select.poll()
+        left = {child.work.fileno(): child.remote for child in self._children if not child.dead}
+        for descriptor in left:
+            poll.register(descriptor, select.POLLIN)
+        while left and (ready := poll.poll(1000 * max(0.0, late - monotonic()))):
+            for descriptor, _ in ready:
+                try:
+                    left[descriptor].discard()
+                except (EOFError, OSError):
+                    poll.unregister(descriptor)
+                    del left[descriptor]
 
     def _call(self, child: Child, call: Callable[[], None]) -> None:
         """Run a call, which may take long, on a thread of its process. It starts now if need be."""

@@ -17,7 +17,12 @@ from fastload.engine.readers import readers_of
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
 from fastload.engine.window import Window
-from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
+from fastload.errors import (
+    LoaderClosedError,
+    LoaderTimeoutError,
+    StateError,
+    WorkerDiedError,
+)
 from fastload.memory.batch import Batch
 from fastload.order.batches import has_pure_order
 from fastload.order.epochs import Epochs
@@ -128,8 +133,7 @@ class LoaderIterator(Iterator[Any]):
         with self._epochs.beginning(seeded=self._settings.seed is not None):
             settings = self._settings.followed(loader)
             settings.check_loadable()
-            self._begin(settings, self._order.base_seed)
-            self._issue()
+            _restart(self, settings)
 
     def _end(self) -> None:
         if self._ended:
@@ -242,8 +246,7 @@ class LoaderIterator(Iterator[Any]):
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
             with self._epochs.beginning(seeded=self._settings.seed is not None):
-                self._begin(self._settings, self._order.base_seed)
-                self._issue()
+                _restart(self, self._settings)
             self._begun = True
 
     def _take(self) -> Batch | None:
@@ -332,6 +335,17 @@ class LoaderIterator(Iterator[Any]):
 def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
     window.close()
     counts.end()
+
+
+def _restart(iterator: LoaderIterator, settings: Settings) -> None:
+    """Begin an epoch with the same workers. If Ctrl-C strikes, some may have begun it: they are not used again."""
+    try:
+        iterator._begin(settings, iterator._order.base_seed)
+        iterator._issue()
+    except BaseException as exc:
+        if not isinstance(exc, StateError):
+            iterator.close()
+        raise
 
 
 def _next_of(order: Order) -> Batch | None:

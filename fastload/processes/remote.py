@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastload._kit.torch_private import modes_are_on
 from fastload._kit.user_errors import shown_indices
 from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
@@ -25,7 +27,7 @@ from fastload.processes.packed_errors import PackedError, unpack_error
 from fastload.processes.packing import pack, packed_indices
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
-from fastload.processes.wire import Wire
+from fastload.processes.wire import TOO_MANY, Packet, Wire
 from fastload.random.keys import StreamKeys
 from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
@@ -69,10 +71,11 @@ class Remote:
         self._settings = settings
         self._segments = segments
         self._notices = notices
-        # Owns the fields below and the order of tickets: one names what those before it brought.
-        self._lock = threading.Lock()
+        # Owns the fields below and the order of tickets: one names what those before it brought. Re-entrant: a signal
+        # handler may ask for `stats()`.
+        self._lock = threading.RLock()
         self._sent: dict[int, Sent] = {}
-        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._unsent: deque[Packet] = deque()
         self._open = False
         self._keys: dict[int, StreamKeys] = {}  # of the latest ticket, by lane
         self._known: dict[tuple[int, int], None] = {}  # the segments that the process maps
@@ -85,7 +88,7 @@ class Remote:
 
     def connect(self, end: socket.socket, pid: int) -> None:
         """Use a socket to a process, and share with it the marks of what its workers read."""
-        self.wire, self._pid, self._open = Wire(end), pid, True
+        self.wire, self._end, self._pid, self._open = Wire(end), end, pid, True
         marks = Segment.new((-1, -1), self._marks.nbytes)
         view = marks.view()[: self._marks.nbytes].view(np.int64)
         view[:] = self._marks
@@ -125,7 +128,8 @@ class Remote:
         with self._lock:
             if not self._open:
                 return False
-            segment = self._segments.lend()
+            # In a mode, such as that of fake tensors, this thread can map nothing: the process creates a segment.
+            segment = None if modes_are_on() else self._segments.lend()
             try:
                 self._unsent.append(self._ticket(batch, segment))
             except BaseException:
@@ -140,12 +144,16 @@ class Remote:
 
     def _flush(self) -> None:
         try:
-            while self._unsent and self.wire.send(*self._unsent[0], waits=False):
+            while self._unsent and self.wire.send_packet(self._unsent[0], waits=False):
                 self._unsent.popleft()
-        except OSError:  # the process has died, which its receiver will notice
+        except (
+            OSError
+        ):  # the process has died, or must: it does not know what this ticket would have told it
             self._unsent.clear()
+            with suppress(OSError):
+                self._end.shutdown(socket.SHUT_RDWR)
 
-    def _ticket(self, batch: Batch, segment: Segment | None) -> tuple[bytes, list[int]]:
+    def _ticket(self, batch: Batch, segment: Segment | None) -> Packet:
         lane = batch.lane if isinstance(batch, LaneBatch) else 0
         new = self._keys.get(lane) is not batch.keys
         given = packed_indices(batch.given)
@@ -168,7 +176,8 @@ class Remote:
             nbytes=segment.nbytes if fresh and segment is not None else 0,
             forget=forget,
         )
-        message = pickle.dumps((jobs.TICKET, tuple(ticket)), 5)
+        descriptors = [segment.descriptor] if fresh and segment is not None else []
+        packet = Packet(pickle.dumps((jobs.TICKET, tuple(ticket)), 5), descriptors)
         # Only now: if the indices cannot be pickled, the process has learnt nothing.
         self._keys[lane] = batch.keys
         self._retired = retired
@@ -176,7 +185,7 @@ class Remote:
             del self._known[key]
         if segment is not None:
             self._known[segment.key] = None
-        return message, [segment.descriptor] if fresh and segment is not None else []
+        return packet
 
     # ---- receiving ----
 
@@ -194,6 +203,12 @@ class Remote:
             number, *question = found
             return partial(self._handle, self._sent[number].raised, *question)
         return self._take(Answer(*found), descriptors)
+
+    def discard(self) -> None:
+        """Receive something and throw it away. Raise EOFError or OSError as `receive` does."""
+        received = self.wire.receive(waits=False)
+        for descriptor in received[1] if received else ():
+            os.close(descriptor)
 
     def _take(self, answer: Answer, descriptors: list[int]) -> Batch:
         with self._lock:
@@ -265,6 +280,8 @@ class Remote:
         lent = segment
         for key, used, size in answer.used:
             if size:
+                if not descriptors:
+                    raise OSError(errno.EMFILE, TOO_MANY)
                 found = Segment(key, descriptors.pop(0), size)
                 self._segments.adopt(found)
                 with self._lock:

@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from fastload.telemetry.recorder import delayed_s
@@ -19,6 +20,7 @@ _MOST = 32 * 1024  # bytes of a packet: far below what a socket takes by default
 _MOST_DESCRIPTORS = 16
 _LEAST_DELAY_S = 0.1  # who waited for a core for less than that gets no more time
 _SPACE = socket.CMSG_SPACE((_MOST_DESCRIPTORS + 1) * array.array("i").itemsize)
+TOO_MANY = "too many open files: raise `ulimit -n`, or lower prefetch_batches"
 _INLINE, _APART = b"\0", b"\1"
 _AT_ONCE = int(socket.MSG_DONTWAIT)  # plain numbers: an operation on flags takes a microsecond
 _SENDING, _RECEIVING = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC)
@@ -28,6 +30,22 @@ _SOCKET, _RIGHTS, _CUT = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS), int(soc
 def pair() -> tuple[socket.socket, socket.socket]:
     """Return the two ends of a new wire."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Packet:
+    """A message as it is sent. Raise OSError if it is large and memory or descriptors run out."""
+
+    def __init__(self, message: bytes, descriptors: Sequence[int]) -> None:
+        self.parts, self.descriptors = [_INLINE, message], list(descriptors)
+        if len(message) > _MOST:
+            apart = os.memfd_create("fastload-message", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, apart).atexit = False
+            with open(apart, "wb", buffering=0, closefd=False) as file:
+                left = memoryview(message)
+                while left:
+                    left = left[file.write(left) :]
+            self.parts = [_APART]
+            self.descriptors.append(apart)
 
 
 class Wire:
@@ -42,21 +60,14 @@ class Wire:
 
         Return False if there is no room for it and this must not wait.
         """
-        if len(message) <= _MOST:
-            return self._send(_INLINE, message, descriptors, waits)
-        apart = os.memfd_create("fastload-message", os.MFD_CLOEXEC)
-        with open(apart, "wb", buffering=0) as file:
-            left = memoryview(message)
-            while left:
-                left = left[file.write(left) :]
-            return self._send(_APART, b"", [*descriptors, apart], waits)
+        return self.send_packet(Packet(message, descriptors), waits=waits)
 
-    def _send(self, kind: bytes, message: bytes, descriptors: Sequence[int], waits: bool) -> bool:
+    def send_packet(self, packet: Packet, *, waits: bool) -> bool:
+        """See `send`."""
+        descriptors = packet.descriptors
         rights = [(_SOCKET, _RIGHTS, array.array("i", descriptors))] if descriptors else ()
         try:
-            self._socket.sendmsg(
-                [kind, message], rights, _SENDING if waits else _SENDING | _AT_ONCE
-            )
+            self._socket.sendmsg(packet.parts, rights, _SENDING if waits else _SENDING | _AT_ONCE)
         except BlockingIOError:
             return False
         return True
@@ -64,8 +75,8 @@ class Wire:
     def receive(self, *, waits: bool = True) -> tuple[memoryview, list[int]] | None:
         """Return the next message, which is valid until the next call. Return None if none came and this must not wait.
 
-        Raise EOFError if the other end is closed, and OSError with errno EMFILE if this process has no room for the
-        message's descriptors.
+        It lacks descriptors for which this process has no room. Raise EOFError if the other end is closed, and OSError
+        if the message cannot be read.
         """
         flags = _RECEIVING if waits else _RECEIVING | _AT_ONCE
         try:
@@ -78,15 +89,13 @@ class Wire:
                 found = array.array("i")
                 found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
                 descriptors += found
-        if said & _CUT:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise OSError(
-                errno.EMFILE, "too many open files: raise `ulimit -n`, or lower prefetch_batches"
-            )
         if not got:
             raise EOFError("the other end is closed")
         if self._buffer[0] == _APART[0]:
+            if said & _CUT:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                raise OSError(errno.EMFILE, TOO_MANY)
             with open(descriptors.pop(), "rb", buffering=0) as file:
                 file.seek(0)
                 return memoryview(file.readall()), descriptors
