@@ -44,6 +44,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "")  # which Lightning sets
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "auto")  # as in a program of the user's
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -69,7 +70,10 @@ def test_a_training_learns_with_either_loader(name: str, digits: str) -> None:
         assert found.steps == 2 * STEPS
         times = Counter(read.image for read in found.reads)
         assert len(times) == TRAINED
-        assert set(times.values()) == {2}, "once in each of two epochs"
+        more = [n for n in times.values() if n != 2]  # than once in each of two epochs
+        # The default may try the code on the first batch.
+        assert all(2 < n <= 10 for n in more)
+        assert len(more) <= (0 if found is before else BATCH)
     assert {read.thread for read in before.reads} == {"MainThread"}
     are_ours(now.reads)
     assert before.findings == []
