@@ -40,7 +40,7 @@ def sample_images(count: int) -> list[str]:
             f"{folder} belongs to another user. Set TMPDIR to a folder of your own"
         )
     images = folder / f"images-{count}"
-    # In a process of its own: painting leaves threads and memory behind that the loaders shall not find.
+    # Another process makes the images: it would leave threads and memory to the loaders that are measured here.
     command = [sys.executable, "-m", "fastload", "images", str(images), "--count", str(count)]
     if not (images / "filelist.txt").exists():
         subprocess.run(command, check=True)

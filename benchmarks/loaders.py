@@ -93,7 +93,7 @@ class Work:
     epochs: int = 1
     """The first one counts only if there are no others."""
     part: int = 1
-    """An epoch reads one of so many parts of the samples."""
+    """An epoch reads the samples divided by this number."""
     seconds: float = 0.0
     """Simulated time of a sample."""
     collate: Callable[[Any], Any] | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import resource
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -57,14 +58,25 @@ def fastload_threads() -> list[str]:
 
 
 @contextmanager
-def limited_files(nbytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond so many bytes: writing fails as on a full disk, but with EFBIG."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+def _limited(kind: int, most: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(kind, before)
+
+
+def limited_files(nbytes: int) -> AbstractContextManager[None]:
+    """Let no file of this process grow beyond so many bytes: writing fails as on a full disk, but with EFBIG."""
+    return _limited(resource.RLIMIT_FSIZE, nbytes)
+
+
+def no_descriptors() -> AbstractContextManager[None]:
+    """Let this process open no more files."""
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    return _limited(resource.RLIMIT_NOFILE, free)
 
 
 @contextmanager

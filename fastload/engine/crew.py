@@ -54,7 +54,8 @@ def start(
     children = start_children(settings, base_seed, segments, notices)
     team = Team(window, children)
     device = current_device()
-    # The kernel keeps ten messages that nobody has received: more must not wait for the loop.
+    # A process blocks once ten of its messages wait in the socket, which is the kernel's limit. So a thread receives if
+    # a window is deeper than that.
     deep = window.depth > 8 * len(children)
     background = window.collected or callable(settings.on_error) or deep
     crew = Crew(window, children, notices, background=background)
@@ -273,7 +274,7 @@ class Crew:
             child.end(max(0.0, late - monotonic()))
 
     def _drain(self, late: float) -> None:
-        """Throw away what processes still send, until they end: with nobody to receive, they would wait."""
+        """Receive and drop what processes still send until they end. A full socket would block them."""
         poll = select.poll()
         left = {child.work.fileno(): child.remote for child in self._children if not child.dead}
         for descriptor in left:

@@ -120,7 +120,7 @@ class Bell:
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Not before nobody can ring: the number may be another file's by then.
+        # Close it only with this object. A later ring could write to another file that has the number by then.
         weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def ring(self) -> None:

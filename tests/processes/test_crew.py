@@ -8,12 +8,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastload.processes.wire import Packet, Wire
-from tests.fakes import Numbers
+from tests.fakes import Numbers, no_descriptors
 from tests.processes.holding import outcomes, processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -52,18 +49,6 @@ def test_many_batches_in_flight_delay_no_end(workers: int, over: int | None) -> 
     began = time.monotonic()
     loader.close()
     assert time.monotonic() - began < 3.0
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    free = os.open(os.devnull, os.O_RDONLY)
-    os.close(free)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_large_ticket_without_a_descriptor_is_an_error_in_its_place() -> None:

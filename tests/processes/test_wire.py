@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 
 import pytest
 
 from fastload.processes.wire import Wire, pair
 from tests.conftest import open_descriptors
+from tests.fakes import no_descriptors
 
 
 def test_messages_arrive_whole_or_not_at_all() -> None:
@@ -51,12 +51,9 @@ def test_a_message_comes_without_the_descriptors_for_which_there_is_no_room() ->
     ours, theirs = pair()
     with ours, theirs, tempfile.TemporaryFile() as file:
         before = open_descriptors()
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = next(n for n in range(len(before) + 1) if n not in before)
         for message in (b"m", b"m" * 10**5):
             Wire(theirs).send(message, [file.fileno()] * 3)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-            try:
+            with no_descriptors():
                 if len(message) == 1:
                     received = Wire(ours).receive()
                     assert received is not None
@@ -64,6 +61,4 @@ def test_a_message_comes_without_the_descriptors_for_which_there_is_no_room() ->
                 else:
                     with pytest.raises(OSError, match="ulimit -n"):
                         Wire(ours).receive()
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert open_descriptors() == before
