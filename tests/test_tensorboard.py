@@ -20,7 +20,6 @@ import pytest
 from click.testing import CliRunner
 
 from fastload.cli import main
-from fastload.train.scalars import add_scalars
 from tests.conftest import settle
 from tests.tensorboard_process import tensorboard
 
@@ -49,7 +48,7 @@ def test_it_answers_where_it_says_and_ends(tmp_path: Path) -> None:
 
     logdir = tmp_path / "logdir"
     with SummaryWriter(str(logdir / "2026-11-21-18-30-05")) as scalars:
-        add_scalars(scalars, 1, {"train/loss": 1.0})
+        scalars.add_scalar("train/loss", 1.0, 1)
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()

@@ -5,8 +5,8 @@
     loop.py        one rank of a run, in a new process: N steps over one loader
     figures.py     the figures of a run, as pure values, and those of several ranks together
     report.py      outcomes to rows, rows to a table, all of it to JSON
-    plot.py        rows to charts (matplotlib)
-    page.py        that JSON, and the charts, as report.html
+    plot.py        that JSON and the rows as one figure (matplotlib)
+    page.py        that JSON, the table and the figure as report.html, by the template page.html
 
 Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON, charts -> page. A sweep is a longer plan.
 This package and `train` never import each other. What both need is in `measure`.

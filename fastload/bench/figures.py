@@ -9,7 +9,6 @@ from typing import Any
 
 from fastload.bench.plan import Run
 from fastload.errors import FastloadError
-from fastload.measure.averages import average
 
 
 class BenchError(FastloadError):
@@ -67,6 +66,9 @@ class Part:
     """The index of each sample, in order."""
 
 
+_SLOWEST = ("first_batch_s", "total_s", "close_s")
+
+
 def together(parts: Sequence[Part]) -> Figures:
     """Combine the figures of all ranks of a run (at least one) into those of one run.
 
@@ -84,14 +86,12 @@ def together(parts: Sequence[Part]) -> Figures:
         first,
         rate=sum(figures.rate * figures.steady_s for figures in ranks) / steady_s,
         rank_rates=[figures.rate for figures in ranks],
-        first_batch_s=max(figures.first_batch_s for figures in ranks),
         steady_s=steady_s,
         wait_share=statistics.fmean(figures.wait_share for figures in ranks),
         cpu_s_per_1000=statistics.fmean(cpu) if len(cpu) == len(ranks) else None,
-        total_s=max(figures.total_s for figures in ranks),
-        close_s=max(figures.close_s for figures in ranks),
         samples=sum(figures.samples for figures in ranks),
         unique_samples=len(set().union(*(part.delivered for part in parts))),
+        **{name: max(getattr(figures, name) for figures in ranks) for name in _SLOWEST},
     )
 
 
@@ -110,14 +110,3 @@ class Outcome:
     """Share (0 to 1) of this process's cores that other processes used during the run. The more, the less reliable."""
     messages: str
     """Standard error of the run: warnings and tracebacks."""
-
-
-def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
-    """Return the summary line of a run: mean and standard deviation of its windows, or why they are missing."""
-    missing = (
-        ""
-        if rates
-        else f": no status window ended after step {warmup_steps}. Use more steps (--nsteps), or shorter windows "
-        "(--status-print-interval)"
-    )
-    return f"Average image rate: {average(rates)}{missing}"

@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 import fastload
-from fastload.bench.figures import BenchError, Figures, Part, average_line
+from fastload.bench.figures import BenchError, Figures, Part
 from fastload.bench.plan import Run, TransformName, rank_order
 from fastload.datasets import ImageFileList
 from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Plan, RandomResizedCrop, Resize
-from fastload.measure import WARMUP_STEPS
+from fastload.measure.averages import average_line
 from fastload.measure.fresh import answer
 from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
@@ -100,7 +100,7 @@ def measure(
         if number % work.status_print_interval == 0:
             say(f"step_img_rate: {meter.window():.2f}")
     measured = meter.end()
-    say(average_line(measured.window_rates, warmup_steps=WARMUP_STEPS))
+    say(average_line(measured.window_rates))
     say("Stopping data loader")
     if ours is not None:
         ours.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastload._kit.disk import write_file
 from fastload.bench.figures import Figures, Outcome
-from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.bench.plan import LoaderKind, Workload
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.provenance import busy, caption
 from fastload.measure.tables import Spread, columns
@@ -49,49 +49,50 @@ class Row:
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
     """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs."""
-    serial_rates = {
-        (outcome.run.repeat, outcome.run.ranks): outcome.figures.rate
-        for outcome in outcomes
-        if outcome.run.loader == "serial" and outcome.figures is not None
-    }
     groups: dict[str, list[tuple[Outcome, Figures]]] = {}
     for outcome in outcomes:
         if outcome.figures is not None:
             groups.setdefault(outcome.run.name, []).append((outcome, outcome.figures))
-    return [_row(measured, serial_rates) for measured in groups.values()]
+    serial_rates = {
+        (outcome.run.repeat, outcome.run.ranks): figures.rate
+        for group in groups.values()
+        for outcome, figures in group
+        if outcome.run.loader == "serial"
+    }
+    return [_row(group, serial_rates) for group in groups.values()]
 
 
 def _row(
     measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
 ) -> Row:
-    def known(value: Callable[[Figures], float]) -> Spread:
-        return Spread.over([value(figures) for _, figures in measured])
-
-    run, figures = measured[0][0].run, measured[0][1]
+    run, first = measured[0][0].run, measured[0][1]
+    values: dict[str, Iterable[float | None]] = {
+        "rank_rate": [rate for _, figures in measured for rate in figures.rank_rates],
+        "ratio": [
+            figures.rate / base
+            for outcome, figures in measured
+            if (base := serial_rates.get((outcome.run.repeat, run.ranks)))
+        ],
+        "occupancy": [
+            figures.loader_stats["occupancy"]
+            for _, figures in measured
+            if figures.loader_stats and run.workers
+        ],
+    }
+    for name in ("rate", "first_batch_s", "cpu_s_per_1000", "wait_share"):
+        values[name] = [getattr(figures, name) for _, figures in measured]
+    for name in ("peak_bytes", "cached_share", "others_share"):
+        values[name] = [getattr(outcome, name) for outcome, _ in measured]
+    spreads: dict[str, Any] = {name: Spread.of(found) for name, found in values.items()}
     return Row(
         loader=run.loader,
         workers=run.workers,
         ranks=run.ranks,
         name=run.name,
         runs=len(measured),
-        rate=known(lambda f: f.rate),
-        rank_rate=Spread.over([rate for _, f in measured for rate in f.rank_rates]),
-        ratio=Spread.of(
-            f.rate / serial_rates[key]
-            for o, f in measured
-            if (key := (o.run.repeat, run.ranks)) in serial_rates
-        ),
-        first_batch_s=known(lambda f: f.first_batch_s),
-        cpu_s_per_1000=Spread.of(f.cpu_s_per_1000 for _, f in measured),
-        peak_bytes=Spread.of(o.peak_bytes for o, _ in measured),
-        wait_share=known(lambda f: f.wait_share),
-        occupancy=Spread.of(
-            f.loader_stats["occupancy"] for _, f in measured if f.loader_stats and run.workers
-        ),
-        samples=figures.samples,
-        unique_samples=figures.unique_samples,
-        cached_share=Spread.of(o.cached_share for o, _ in measured),
-        others_share=Spread.of(o.others_share for o, _ in measured),
+        samples=first.samples,
+        unique_samples=first.unique_samples,
+        **spreads,
     )
 
 
@@ -112,34 +113,35 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
-    """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are a dash."""
-    ranks = any(row.ranks > 1 for row in rows)
-    cells = [_cells(row, workload, ranks=ranks) for row in rows]
+    """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are n/a."""
+    cells = [_cells(row, workload) for row in rows]
+    if all(row.ranks == 1 for row in rows):
+        for line in cells:
+            del line["per rank"]
     lines = columns([[*cells[0]], *([*line.values()] for line in cells)])
-    return "\n".join([*lines, "", *_notes(rows, workload, ranks=ranks)])
+    return "\n".join([*lines, "", *_notes(rows, workload)])
 
 
-def _cells(row: Row, workload: Workload, *, ranks: bool) -> dict[str, str]:
+def _cells(row: Row, workload: Workload) -> dict[str, str]:
     def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
-        return "-" if spread is None else format(spread.median * scale, form)
+        return "n/a" if spread is None else format(spread.median * scale, form)
 
-    cached = "" if row.cached_share is None else f" {row.cached_share.median:.0%}"
     return {
         "loader": row.name,
         "img/s": figure(row.rate, ".1f"),
         "min-max": f"{row.rate.low:.1f}-{row.rate.high:.1f}",
-        **({"per rank": figure(row.rank_rate, ".1f")} if ranks else {}),
+        "per rank": figure(row.rank_rate, ".1f"),
         "x serial": figure(row.ratio, ".2f"),
         "1st batch s": figure(row.first_batch_s, ".3f"),
         "CPU s/1000": figure(row.cpu_s_per_1000, ".2f"),
         "peak MiB": figure(row.peak_bytes, ".0f", scale=2**-20),
         "waited": figure(row.wait_share, ".0%"),
         "unique": f"{row.unique_samples}/{row.samples}",
-        "cache": workload.cache + cached,
+        "cache": f"{workload.cache} {figure(row.cached_share, '.0%')}",
     }
 
 
-def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]:
+def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     meanings = {
@@ -153,11 +155,10 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
         "unique": "number of different samples among those delivered",
         "cache": f"the files were {cache} each run; the percentage was in the page cache at its start",
     }
-    if ranks:
+    if any(row.ranks > 1 for row in rows):
         meanings["ranks"] = (
-            "processes on this node, started together, each with its part of the samples. img/s and min-max count all "
-            "ranks together. per rank is the median of one rank. x serial compares with serial loading in the same "
-            "number of ranks. 1st batch is that of the last rank"
+            "processes on this node, started together, each with its part of the samples. img/s counts all "
+            "together. x serial compares equal numbers of ranks"
         )
     if workload.step_ms > 0:
         meanings["step"] = f"simulated: a wait of {workload.step_ms:g} ms, without an accelerator"
@@ -167,14 +168,10 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
         )
     if warning := noise(rows):
         meanings["noise"] = warning
+    few = " Small differences between single runs mean nothing." if counts == "1" else ""
     return [
-        f"{workload.steps} steps of {workload.batch_size} samples{' in each rank' if ranks else ''}, "
-        f"the first {WARMUP_STEPS} of them warm-up; "
-        + (
-            "one run of each, in a new process. Small differences mean nothing."
-            if counts == "1"
-            else f"medians of {counts} runs of each, interleaved, in new processes."
-        ),
+        f"Medians of {counts} runs of {workload.steps} steps of {workload.batch_size} samples in each rank. The first "
+        f"{WARMUP_STEPS} steps are warm-up. Runs are new processes, interleaved.{few}",
         *(f"{name:<9}  {meaning}" for name, meaning in meanings.items()),
     ]
 
@@ -187,15 +184,6 @@ def noise(rows: Sequence[Row]) -> str | None:
     return f"other processes used up to {worst:.0%} of the cores: do not rely on these figures"
 
 
-def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:
-    """Return the row of a loader with the highest rate in this number of ranks, or None if there is no such row."""
-    mine = (row for row in rows if row.loader == loader and row.ranks == ranks)
-    return max(mine, key=lambda row: row.rate.median, default=None)
-
-
-_RIVALS: dict[LoaderKind, str] = {"thread": "threads", "plan": "threads with a plan"}
-
-
 def verdict(rows: Sequence[Row]) -> str | None:
     """Compare the fastest rows of fastload's threads with that of torch's processes, for each number of ranks.
 
@@ -203,16 +191,19 @@ def verdict(rows: Sequence[Row]) -> str | None:
     """
     sentences = []
     for ranks in sorted({row.ranks for row in rows}):
-        theirs = best(rows, "torch", ranks=ranks)
-        ours = [row for kind in _RIVALS if (row := best(rows, kind, ranks=ranks))]
+        slowest_first = sorted(
+            (row for row in rows if row.ranks == ranks), key=lambda row: row.rate.median
+        )
+        best = {row.loader: row for row in slowest_first}
+        theirs = best.get("torch")
+        ours = [best[kind] for kind in ("thread", "plan") if kind in best]
         if ours and theirs is not None:
-            rates = [f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs)]
-            ratios = [
-                f"{_RIVALS[row.loader]} {row.rate.median / theirs.rate.median:.2f} x"
-                for row in ours
-            ]
+            rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
+            ratios = ", ".join(
+                f"{row.name} {row.rate.median / theirs.rate.median:.2f} x" for row in ours
+            )
             sentences.append(
-                f"Best of each: {'; '.join(rates)}. Images per second beside torch's processes: {', '.join(ratios)}."
+                f"Best of each: {rates}. Images per second beside torch's processes: {ratios}."
             )
     return "\n".join(sentences) or None
 
@@ -233,24 +224,26 @@ def document(
 
     "partial" is true if it has fewer than the `planned` runs.
     """
+    workload = outcomes[0].run.workload if outcomes else None
+    simulated = workload is not None and workload.step_ms > 0
     return {
         "format": FORMAT,
         "partial": len(outcomes) < planned,
         "planned_runs": planned,
         "provenance": origin,
-        "workload": asdict(outcomes[0].run.workload) if outcomes else None,
+        "workload": workload and asdict(workload),
         "warmup_steps": WARMUP_STEPS,
-        "step": _step_label(outcomes[0].run) if outcomes else None,
+        "step": workload
+        and (
+            f"simulated: waits {workload.step_ms:g} ms"
+            if simulated
+            else "none: the loop only loads"
+        ),
         "rows": [asdict(row) for row in rows],
         "verdict": verdict(rows),
         "noise": noise(rows),
         "runs": [_raw(outcome) for outcome in outcomes],
     }
-
-
-def _step_label(run: Run) -> str:
-    step_ms = run.workload.step_ms
-    return f"simulated: waits {step_ms:g} ms" if step_ms > 0 else "none: the loop only loads"
 
 
 def _raw(outcome: Outcome) -> dict[str, Any]:

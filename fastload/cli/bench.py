@@ -147,7 +147,7 @@ def bench(
     from fastload.bench import report
     from fastload.bench.plan import Workload, plan_runs
     from fastload.bench.run import files_of
-    from fastload.measure.provenance import caption, provenance
+    from fastload.measure.provenance import provenance
     from fastload.measure.samples import find_list
 
     origin = provenance(["fastload", *sys.argv[1:]])
@@ -174,8 +174,7 @@ def bench(
         except KeyboardInterrupt as stop:
             stopped = stop
     rows = report.summarise(outcomes)
-    partial = report.partial(len(outcomes), len(runs))
-    if partial:
+    if partial := report.partial(len(outcomes), len(runs)):
         click.echo(f"\n{partial}")
     if rows:
         click.echo("\n" + report.table(rows, workload))
@@ -191,9 +190,10 @@ def bench(
         report.write_text(html_path, render(content, rows))
         click.echo(f"Report: {html_path}")
     if plot_path is not None and rows:
-        from fastload.bench.plot import save_plot
+        from fastload.bench.plot import draw
 
-        save_plot(plot_path, rows, workload, caption=" ".join([partial, caption(origin)]).strip())
+        plot_path.parent.mkdir(parents=True, exist_ok=True)
+        draw(content, rows).savefig(plot_path)
         click.echo(f"Plot: {plot_path}")
     if stopped is not None:
         raise stopped

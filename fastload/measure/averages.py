@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
+from fastload.measure import WARMUP_STEPS
 
-def average(values: Sequence[float]) -> str:
-    """Return mean and population standard deviation as text, or "n/a" if there are no values."""
-    return f"mean: {np.mean(values):.2f}, stddev: {np.std(values):.2f}" if values else "n/a"
+QUANTILES = (50, 95, 99)
 
 
-class Quantiles:
-    """Quantiles of added values. Memory: 8 bytes per value."""
+def average_line(rates: Sequence[float]) -> str:
+    """Return the tutorial's last line: mean and population standard deviation of rates, or why they are missing."""
+    if rates:
+        return f"Average image rate: mean: {np.mean(rates):.2f}, stddev: {np.std(rates):.2f}"
+    return (
+        f"Average image rate: n/a: no status window ended after step {WARMUP_STEPS}. Use more steps (--nsteps), or "
+        "shorter windows (--status-print-interval)"
+    )
 
-    def __init__(self) -> None:
-        self._values = array("d")
 
-    def add(self, value: float) -> None:
-        """Add a value."""
-        self._values.append(value)
-
-    def at(self, *percentages: float) -> list[float]:
-        """Return the interpolated percentiles, or NaN for each if no value was added."""
-        if not self._values:
-            return [math.nan] * len(percentages)
-        found: list[float] = np.percentile(self._values, percentages).tolist()
-        return found
+def quantiles_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the interpolated quantiles "p50", "p95" and "p99" in milliseconds, each NaN if there are no values."""
+    found = np.percentile(seconds, QUANTILES).tolist() if seconds else [math.nan] * len(QUANTILES)
+    return {f"p{percent}": value * 1000 for percent, value in zip(QUANTILES, found, strict=True)}
 
 
 def figure(value: float | None, form: str = ".2f") -> str:

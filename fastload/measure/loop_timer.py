@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fastload.measure import WARMUP_STEPS
-from fastload.measure.averages import Quantiles
 from fastload.measure.processes import cpu_seconds
 from fastload.measure.run_stats import RunStats
 from fastload.telemetry import Stats
 
-QUANTILES = (50.0, 95.0, 99.0)
 _CPU = torch.device("cpu")
 
 
@@ -125,14 +124,10 @@ class Measured:
     communication_s: float = 0.0
     checkpoint_s: float = 0.0
     checkpoints: int = 0
-    step: Quantiles = field(default_factory=Quantiles)
+    step: array[float] = field(default_factory=lambda: array("d"))
     """Seconds of each steady step, from the batch to the changed parameters."""
-    wait: Quantiles = field(default_factory=Quantiles)
+    wait: array[float] = field(default_factory=lambda: array("d"))
     """Seconds of each steady wait for a batch."""
-    overran: int = 0
-    """Number of steps whose own work took longer than the simulated step."""
-    ahead: list[float] = field(default_factory=list)
-    """Batches read ahead at the start of step 1, at the end of the warm-up, and at the end."""
     stats: Stats | None = None
     """Steady stats of the loader, over all epochs. If the run ended in the warm-up, they cover all of it."""
 
@@ -173,7 +168,6 @@ class Meter:
         self.measured = Measured()
         self._step_s = step_ms / 1000
         self._device = device
-        self._stats = stats
         self._run_stats = None if stats is None else RunStats(stats)
         self._traffic = traffic
         self._laps = Laps(device)
@@ -190,10 +184,9 @@ class Meter:
         measured, waited_s = self.measured, now - before
         if measured.steps == 0:
             measured.first_batch_s = now - self._begin
-            self._look_ahead()
         elif measured.steps >= WARMUP_STEPS:
             measured.waited_s += waited_s
-            measured.wait.add(waited_s)
+            measured.wait.append(waited_s)
 
     @contextmanager
     def stepping(self, samples: int) -> Iterator[None]:
@@ -202,9 +195,7 @@ class Meter:
         yield
         measured = self.measured
         if self._step_s:
-            left_s = until - time.monotonic()
-            measured.overran += left_s < 0
-            time.sleep(max(0.0, left_s))
+            time.sleep(max(0.0, until - time.monotonic()))
         self._laps.add(begin, self._laps.mark())
         if self._traffic is not None:
             self._traffic.step_done()
@@ -215,7 +206,6 @@ class Meter:
             measured.steady_samples += samples
         elif measured.steps == WARMUP_STEPS:
             self._settle()
-            self._look_ahead()
             if self._run_stats is not None:
                 self._run_stats.begin()
             self._warm_cpu_s = cpu_seconds()
@@ -254,7 +244,6 @@ class Meter:
             measured.steady_to = now
             if cpu_s is not None and self._warm_cpu_s is not None:
                 measured.steady_cpu_s = cpu_s - self._warm_cpu_s
-        self._look_ahead()
         measured.stats = None if self._run_stats is None else self._run_stats.now()
         return measured
 
@@ -263,15 +252,6 @@ class Meter:
         steps_s = self._laps.settle()
         # The times of warm-up steps are settled when the last of them ends, before any other step.
         if self.measured.steps > WARMUP_STEPS:
-            for seconds in steps_s:
-                self.measured.step.add(seconds)
+            self.measured.step.extend(steps_s)
         if self._traffic is not None:
             self.measured.communication_s += self._traffic.settle()
-
-    def _look_ahead(self) -> None:
-        """Record how many batches the loader has read but not delivered."""
-        stats = None if self._stats is None else self._stats()
-        sample = None if stats is None else stats.stages.get("sample")
-        if stats is not None and sample is not None and stats.batches:
-            ahead = max(0, sample.count - stats.samples - stats.errors)
-            self.measured.ahead.append(ahead * stats.batches / max(1, stats.samples))

@@ -14,7 +14,7 @@ import fastload
 from fastload import distributed
 from fastload.distributed import Control
 from fastload.errors import FastloadError, UsageError, in_one_line
-from fastload.measure.averages import average
+from fastload.measure.averages import average_line
 from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
 from fastload.train.checkpoint import (
@@ -107,7 +107,7 @@ def _train(
         steps = recipe.total_steps(len(loader)) - first
         found = cached(recipe, dataset, upcoming(loader, steps=steps))
         trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
-        voice(f"Average image rate: {average(trained.measured.window_rates)}")
+        voice(average_line(trained.measured.window_rates))
         if not serial_lines:
             voice("Stopping data loader")
     _report(recipe, trained, learner, control, found, voice)

@@ -15,8 +15,8 @@ import torch
 import fastload
 from fastload.distributed import Control, Rank
 from fastload.measure import WARMUP_STEPS
-from fastload.measure.averages import Quantiles, figure
-from fastload.measure.loop_timer import QUANTILES, Measured
+from fastload.measure.averages import QUANTILES, figure, quantiles_ms
+from fastload.measure.loop_timer import Measured
 from fastload.telemetry.diagnosis import bound
 from fastload.telemetry.snapshot import percent, waited_share
 from fastload.train.control import signal_name
@@ -111,52 +111,40 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the figures as lines of text: name, value, and what it covers."""
-        figures = self._always() | self._sometimes()
+        recipe, measured, ranks = self.recipe, self.measured, self.ranks
+        at_least = f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
+        launcher = "no launcher" if self.rank.launcher == "none" else self.rank.launcher
+        figures = {
+            "model": describe(self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0),
+            "loader": _loader(recipe),
+            "ranks": f"{self.rank.world_size}, started by {launcher}",
+            "steps": _steps(self.trained),
+            "image rate": _rates(ranks),
+            "samples": f"{ranks.samples:,} trained on, {ranks.unique_samples:,} of them different",
+            "page cache": str(self.cached),
+            "loop waited": _waits(ranks),
+            "step ms": f"{_quantiles(measured.step)} (rank 0){at_least if recipe.step_ms else ''}",
+            "wait ms": f"{_quantiles(measured.wait)} (rank 0)",
+            "training": f"{measured.training_s:.2f} s, warm-up included",
+            "loss": f"{figure(self.trained.loss, '.4f')}, last batch of rank 0",
+        }
+        if self.rank.world_size > 1:
+            figures["gradients"] = (
+                f"averaged in {measured.communication_s:.2f} s, much of it during the backward pass"
+            )
+        if measured.checkpoints:
+            figures["checkpoints"] = (
+                f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
+                f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}"
+            )
         said = [f"{name:<13}{value}" for name, value in figures.items()]
-        if self.measured.stats is not None and self.measured.steps:
-            said.append(f"Rank 0: {bound(self.measured.stats).sentence}")
+        if measured.stats is not None and measured.steps:
+            said.append(f"Rank 0: {bound(measured.stats).sentence}")
         return said
 
     def row(self) -> dict[str, Any]:
         """Return the run as a row of stats.csv, by `COLUMNS`. Unknown figures are None."""
         return {name: _rounded(value(self)) for name, value in _COLUMNS.items()}
-
-    def _always(self) -> dict[str, str]:
-        recipe, measured, ranks = self.recipe, self.measured, self.ranks
-        step, wait = (_quantiles(times.at(*QUANTILES)) for times in (measured.step, measured.wait))
-        return {
-            "model": describe(self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0),
-            "loader": _loader(recipe),
-            "ranks": f"{self.rank.world_size}, started by {_launcher(self.rank)}",
-            "steps": _steps(self.trained),
-            "image rate": _rates(ranks),
-            "samples": f"{ranks.samples:,} trained on, {ranks.unique_samples:,} of them different",
-            "read ahead": _ahead(measured),
-            "page cache": str(self.cached),
-            "loop waited": _waits(ranks),
-            "step ms": f"{step} (rank 0){_simulated(recipe)}",
-            "wait ms": f"{wait} (rank 0)",
-            "training": f"{measured.training_s:.2f} s, warm-up included",
-            "loss": f"{figure(self.trained.loss, '.4f')}, last batch of rank 0",
-        }
-
-    def _sometimes(self) -> dict[str, str]:
-        recipe, measured = self.recipe, self.measured
-        said = {}
-        if recipe.step_ms and measured.overran:
-            said["simulated"] = (
-                f"{measured.overran} of {measured.steps} steps took longer than the simulated {recipe.step_ms:g} ms"
-            )
-        if self.rank.world_size > 1:
-            said["gradients"] = (
-                f"averaged in {measured.communication_s:.2f} s, much of it during the backward pass"
-            )
-        if measured.checkpoints:
-            said["checkpoints"] = (
-                f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
-                f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}"
-            )
-        return said
 
 
 def _loader(recipe: Recipe) -> str:
@@ -167,10 +155,6 @@ def _loader(recipe: Recipe) -> str:
     kind = {"thread": ("thread", "threads"), "process": ("process", "processes")}[recipe.loader]
     workers = f"{recipe.workers} {kind[recipe.workers > 1]}"
     return f"fastload, {workers} per rank, at most {recipe.prefetch_batches} batches in flight"
-
-
-def _launcher(rank: Rank) -> str:
-    return "no launcher" if rank.launcher == "none" else rank.launcher
 
 
 def _steps(trained: Trained) -> str:
@@ -191,50 +175,24 @@ def _steps(trained: Trained) -> str:
 def _rates(ranks: AllRanks) -> str:
     if ranks.global_rate is None:
         return f"n/a: a rate needs more than {WARMUP_STEPS} steps"
-    if len(ranks.rates) == 1:
-        return f"{ranks.global_rate:.2f} images/s, one rank"
-    shown = ", ".join(
-        f"rank {rank}: {figure(rate)}" for rank, rate in enumerate(ranks.rates[:_RANKS_SHOWN])
-    )
-    more = len(ranks.rates) - _RANKS_SHOWN
-    return f"{ranks.global_rate:.2f} images/s, all ranks together; {shown}" + (
-        f", {more} more" if more > 0 else ""
-    )
-
-
-def _ahead(measured: Measured) -> str:
-    if not measured.ahead:
-        return "n/a"
-    moments = ("at the start", "after the warm-up", "at the end")
-    at = moments if len(measured.ahead) == 3 else (moments[0], moments[2])
-    found = (f"{n:.1f} {moment}" for n, moment in zip(measured.ahead, at, strict=False))
-    return f"{', '.join(found)} (batches, rank 0)"
+    shown = [f"rank {rank}: {figure(rate)}" for rank, rate in enumerate(ranks.rates[:_RANKS_SHOWN])]
+    if (more := len(ranks.rates) - _RANKS_SHOWN) > 0:
+        shown.append(f"{more} more")
+    return f"{ranks.global_rate:.2f} images/s, all ranks together; {', '.join(shown)}"
 
 
 def _waits(ranks: AllRanks) -> str:
     if ranks.worst_wait is None:
         return "n/a"
-    mine = ranks.wait_shares[0] or 0.0
+    said = f"{percent(ranks.wait_shares[0] or 0.0)} of the time waiting for the loader"
     if len(ranks.wait_shares) == 1:
-        return f"{percent(mine)} of the time waiting for the loader"
+        return said
     worst = ranks.wait_shares.index(ranks.worst_wait)
-    most = (
-        f"at most {percent(ranks.worst_wait)} (rank {worst})" if worst else "the most of all ranks"
-    )
-    return f"{percent(mine)} of the time waiting for the loader on rank 0, {most}"
+    return f"{said} on rank 0, at most {percent(ranks.worst_wait)} (rank {worst})"
 
 
-def _quantiles(values_s: Sequence[float]) -> str:
-    return ", ".join(
-        f"p{percent:.0f} {figure(seconds * 1000)}"
-        for percent, seconds in zip(QUANTILES, values_s, strict=True)
-    )
-
-
-def _simulated(recipe: Recipe) -> str:
-    if not recipe.step_ms:
-        return ""
-    return f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
+def _quantiles(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{name} {figure(value)}" for name, value in quantiles_ms(seconds).items())
 
 
 # ---- stats.csv ----
@@ -258,11 +216,8 @@ def _rounded(value: Any) -> Any:
 _Value = Callable[[Summary], Any]
 
 
-def _quantile_columns(name: str, seconds: Callable[[Measured], Quantiles]) -> dict[str, _Value]:
-    def column(percent: float) -> _Value:
-        return lambda run: seconds(run.measured).at(percent)[0] * 1000
-
-    return {f"{name}_p{percent:.0f}_ms": column(percent) for percent in QUANTILES}
+def _quantile(times: str, name: str) -> _Value:
+    return lambda run: quantiles_ms(getattr(run.measured, times))[name]
 
 
 _OF_RECIPE = (
@@ -295,8 +250,11 @@ _COLUMNS: dict[str, _Value] = {
     "wait_share_max": lambda run: run.ranks.worst_wait,
     "first_batch_s": lambda run: run.measured.first_batch_s,
     "cached_share": lambda run: run.cached.share,
-    **_quantile_columns("step", lambda measured: measured.step),
-    **_quantile_columns("wait", lambda measured: measured.wait),
+    **{
+        f"{times}_p{percent}_ms": _quantile(times, f"p{percent}")
+        for times in ("step", "wait")
+        for percent in QUANTILES
+    },
     "checkpoints": lambda run: run.measured.checkpoints,
     "checkpoint_s": lambda run: run.measured.checkpoint_s,
     "loss": lambda run: run.trained.loss,

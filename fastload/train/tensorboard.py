@@ -11,10 +11,10 @@ from typing import Any, Self
 import torch
 
 from fastload.distributed import Control
+from fastload.measure.run_stats import less
 from fastload.telemetry import Stats
 from fastload.train.profiling import ACTIVE, STEPS, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
-from fastload.train.scalars import add_scalars, loader_scalars
 
 
 class Recording:
@@ -73,7 +73,8 @@ class Recording:
             now = self._stats()
             values |= loader_scalars(now, self._before)
             self._before = now
-        add_scalars(self._scalars, step, values)
+        for name, value in values.items():
+            self._scalars.add_scalar(name, value, step)
 
     def __enter__(self) -> Self:
         for each in (self._scalars, self._profile):
@@ -83,6 +84,27 @@ class Recording:
 
     def __exit__(self, *raised: Any) -> None:
         self._ends.__exit__(*raised)
+
+
+def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
+    """Return the work of a loader between two snapshots of one epoch, or since the epoch began if `before` is None.
+
+        loader/samples_per_s     samples delivered to the loop
+        loader/wait_share        0 to 1: the loop's time in which it waited for a batch
+        loader/queue_occupancy   0 to 1: mean share of the batches in flight that were ready, over the epoch so far
+        stage_s/NAME             thread-seconds in each stage: sampler, sample, read, decode, collate, pin ...
+
+    A snapshot of another epoch counts as None. The result is empty if no time has passed.
+    """
+    since = less(now, before) if before is not None and before.epoch == now.epoch else now
+    if since.elapsed_s <= 0.0:
+        return {}
+    return {
+        "loader/samples_per_s": since.samples / since.elapsed_s,
+        "loader/wait_share": min(1.0, since.consumer_wait_s / since.elapsed_s),
+        "loader/queue_occupancy": now.occupancy,
+        **{f"stage_s/{name}": stage.seconds for name, stage in since.stages.items()},
+    }
 
 
 def _check_steps(first: int, steps: int) -> None:

@@ -17,7 +17,7 @@ import torch
 import fastload
 from fastload import DataLoader
 from fastload.train.profiling import StepProfiler
-from fastload.train.scalars import add_scalars, loader_scalars
+from fastload.train.tensorboard import loader_scalars
 from tests.browser.conftest import Browser
 from tests.tensorboard_process import tensorboard
 
@@ -59,10 +59,10 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ):
         for step, batch in zip(range(1, STEPS + 1), loader, strict=False):
             torch.mm(batch[0], batch[1]).relu().sum()
-            add_scalars(
-                scalars, step, {"train/loss": 1.0 / step, "rate/images_per_s": 1000.0 + step}
-            )
-            add_scalars(scalars, step, loader_scalars(loader.stats()))
+            scalars.add_scalar("train/loss", 1.0 / step, step)
+            scalars.add_scalar("rate/images_per_s", 1000.0 + step, step)
+            for name, value in loader_scalars(loader.stats()).items():
+                scalars.add_scalar(name, value, step)
             profiler.step()
     errors = tmp_path_factory.mktemp("errors") / "stderr"
     with tensorboard(logdir, "--port", "0", errors=errors) as running:

@@ -6,27 +6,29 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import numpy as np
 import pytest
 
-from fastload.measure.averages import Quantiles, average, figure
+from fastload.measure.averages import average_line, figure, quantiles_ms
 
 S3_RATES = (36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67)
 """The rates that the third seed document averages, to the mean and the deviation that it prints."""
 
 
 def test_averages_are_the_tutorial_s_and_of_nothing_not_a_number() -> None:
-    assert average(S3_RATES) == "mean: 33.01, stddev: 8.68"
-    assert average([3.0]) == "mean: 3.00, stddev: 0.00"
-    assert average([]) == "n/a"
+    assert average_line(S3_RATES) == "Average image rate: mean: 33.01, stddev: 8.68"
+    assert average_line([3.0]).endswith("mean: 3.00, stddev: 0.00")
+    missing = "Average image rate: n/a: no status window ended after step 5"
+    assert average_line([]).startswith(missing)
     assert figure(None) == figure(math.nan) == "n/a"
-    assert all(map(math.isnan, Quantiles().at(50, 95, 99)))
+    assert all(map(math.isnan, quantiles_ms([]).values()))
 
 
 def test_quantiles_are_numpys() -> None:
     values = np.random.default_rng(0).random(101)
-    quantiles = Quantiles()
-    for value in values:
-        quantiles.add(value)
-    assert quantiles.at(50, 95, 99) == pytest.approx(np.percentile(values, [50, 95, 99]))
+    expected = 1000 * np.percentile(values, [50, 95, 99])
+    assert quantiles_ms(array("d", values)) == pytest.approx(
+        dict(zip(("p50", "p95", "p99"), expected, strict=True))
+    )

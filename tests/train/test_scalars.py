@@ -1,37 +1,14 @@
 """Promises:
-- The scalars that are added are those that TensorBoard reads. Without a run directory nothing is written or imported.
+- Without a run directory nothing is written or imported.
 - The loader's figures are those of the time between two snapshots.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from fastload import Stats
 from fastload.telemetry import Stage
-from fastload.train.scalars import add_scalars, loader_scalars
+from fastload.train.tensorboard import loader_scalars
 from tests.children import run_python
-
-
-def test_what_is_added_is_read_back(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(tmp_path / "new" / "run")) as scalars:
-        for step in range(1, 6):
-            add_scalars(scalars, step, {"train/loss": 1 / step, "rate/images_per_s": 100.0 * step})
-    read = EventAccumulator(str(tmp_path / "new" / "run"))
-    read.Reload()
-    assert read.Tags()["scalars"] == ["train/loss", "rate/images_per_s"]
-    assert [(e.step, e.value) for e in read.Scalars("rate/images_per_s")] == [
-        (step, 100.0 * step) for step in range(1, 6)
-    ]
-    assert [e.value for e in read.Scalars("train/loss")] == pytest.approx(
-        [1 / step for step in range(1, 6)]
-    )
 
 
 def test_into_nothing_nothing_is_written_and_tensorboard_not_needed() -> None:
