@@ -112,7 +112,7 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
         r"(serial|2 threads|2 torch processes) +\d+\.\d ": 3,
     }.items():
         assert len(re.findall(f"^{line}", output, re.MULTILINE)) == count, line
-    assert "simulated: a wait of 5 ms" in output
+    assert "simulated: waits 5 ms" in output
     assert "Best of each: 2 threads" in output
 
     document = json.loads((tmp_path / "race.json").read_text())

@@ -110,16 +110,14 @@ def measure(
 
     if delivered != order[: work.samples]:
         raise BenchError(f"{run.name}: the loader delivered wrong samples or a wrong order")
-    rate, wait_share, cpu_s = measured.rate, measured.wait_share, measured.steady_cpu_s
-    assert rate is not None  # A run has more steps than the warm-up.
-    assert wait_share is not None
+    rate, cpu_s, stats = measured.rate or 0.0, measured.steady_cpu_s, measured.stats
     figures = Figures(
         rate=rate,
         rank_rates=[rate],
         window_rates=measured.window_rates,
         first_batch_s=measured.first_batch_s,
         steady_s=measured.steady_s,
-        wait_share=wait_share,
+        wait_share=measured.wait_share or 0.0,
         cpu_s_per_1000=None if cpu_s is None else cpu_s * 1000 / measured.steady_samples,
         total_s=measured.training_s,
         close_s=closed - measured.steady_to,
@@ -127,15 +125,11 @@ def measure(
         unique_samples=len(set(delivered)),
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=None if measured.stats is None else asdict(measured.stats),
-        finding=None if measured.stats is None else bound(measured.stats).sentence,
+        loader_stats=asdict(stats) if stats else None,
+        finding=bound(stats).sentence if stats else None,
     )
-    return Part(
-        figures=figures,
-        steady_from_s=measured.steady_from,
-        steady_to_s=measured.steady_to,
-        delivered=delivered,
-    )
+    steady = {"steady_from_s": measured.steady_from, "steady_to_s": measured.steady_to}
+    return Part(figures=figures, delivered=delivered, **steady)
 
 
 def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:

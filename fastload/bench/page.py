@@ -55,4 +55,4 @@ def _banners(document: dict[str, Any]) -> Iterator[str]:
     if document["noise"]:
         yield f"Noise: {document['noise']}."
     if (document["step"] or "").startswith("simulated"):
-        yield f"Step {document['step']} after each batch, without an accelerator."
+        yield f"Step {document['step']}."

@@ -16,13 +16,8 @@ LoaderKind = Literal["serial", "thread", "torch", "plan"]
 """serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes.
 plan: fastload's threads, with a plan of `fastload.image` in place of torchvision's transforms."""
 TransformName = Literal["resize", "rrc"]
-"""Name of a transform of images, with torchvision's transforms (v1). See `TRANSFORMS`."""
-
-TRANSFORMS: dict[TransformName, str] = {
-    "resize": "Resize((256, 256)) + ToTensor",
-    "rrc": "RandomResizedCrop(224) + flip + ToTensor + Normalize",
-}
-"""Descriptions of the transforms."""
+"""Transforms of images, with torchvision (v1). resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) +
+flip + ToTensor + Normalize."""
 LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
 LOADER_NAMES: dict[LoaderKind, str] = {
     "thread": "fastload threads",
@@ -52,6 +47,13 @@ class Workload:
     def samples(self) -> int:
         """Number of samples that a rank of a run delivers: `steps` full batches, even if the list is shorter."""
         return self.steps * self.batch_size
+
+    @property
+    def step(self) -> str:
+        """What the loop does after each batch."""
+        if self.step_ms > 0:
+            return f"simulated: waits {self.step_ms:g} ms, without an accelerator"
+        return "none: the loop only loads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

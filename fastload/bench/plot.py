@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from fastload.bench.plan import LOADER_NAMES, TRANSFORMS
+from fastload.bench.plan import LOADER_NAMES
 from fastload.bench.report import Row, partial
 from fastload.measure.provenance import caption
 from fastload.telemetry.snapshot import LOADER_STAGES
@@ -21,14 +20,6 @@ _PANELS = {
 }
 
 
-@rc_context(
-    {
-        "font.size": 9,
-        "axes.axisbelow": True,
-        "figure.constrained_layout.use": True,
-        "figure.dpi": 160,
-    }
-)
 def draw(document: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     """Draw rates and first batches for each number of ranks, and the stages of all rows whose loader measures itself.
 
@@ -38,16 +29,13 @@ def draw(document: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
     ranks = sorted({row.ranks for row in rows})
     shares = {row.name: stages for row in rows if (stages := _stages_of(document, row))}
     heights = [4.5] * len(ranks) + [0.7 + 0.3 * len(shares)] * bool(shares)
-    figure = Figure((10.0, 0.8 + sum(heights)))
+    figure = Figure((10.0, 0.8 + sum(heights)), dpi=160, layout="constrained")
     if heights:
         grid = figure.add_gridspec(len(heights), len(_PANELS), height_ratios=heights)
         for line, count in enumerate(ranks):
+            mine = [row for row in rows if row.ranks == count]
             for column, value in enumerate(_PANELS):
-                _panel(
-                    figure.add_subplot(grid[line, column]),
-                    [row for row in rows if row.ranks == count],
-                    value,
-                )
+                _panel(figure.add_subplot(grid[line, column]), mine, value)
         if shares:
             draw_stages(figure.add_subplot(grid[-1, :]), shares)
     figure.supxlabel(_conditions(document, rows), fontsize=7.5)
@@ -132,17 +120,14 @@ def stage_shares(stats: Mapping[str, Any], *, workers: int) -> dict[str, float]:
 
 def _conditions(document: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Return the lines below the charts: what was loaded, on which machine, and what makes the figures doubtful."""
-    work = document["workload"]
+    work = document["workload"] or {}
+    loaded = (f"{name} {work[name]}" for name in work if name not in ("file_list", "base_dir"))
+    runs = max((row.runs for row in rows), default=0)
     lines = [
+        ", ".join(loaded),
+        f"step {document['step']}; median and range of {runs} runs",
         partial(len(document["runs"]), document["planned_runs"]),
         caption(document["provenance"]),
         document["noise"],
     ]
-    if work is not None:
-        runs = max((row.runs for row in rows), default=0)
-        lines.insert(
-            0,
-            f"{TRANSFORMS[work['transform']]}, batches of {work['batch_size']}, {work['steps']} steps, "
-            f"page cache {work['cache']}. Step: {document['step']}. Median and range of {runs} runs.",
-        )
     return "\n".join(filter(None, lines))

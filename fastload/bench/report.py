@@ -49,46 +49,40 @@ class Row:
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
     """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs."""
-    groups: dict[str, list[tuple[Outcome, Figures]]] = {}
-    for outcome in outcomes:
-        if outcome.figures is not None:
-            groups.setdefault(outcome.run.name, []).append((outcome, outcome.figures))
+    measured = [(outcome, outcome.figures) for outcome in outcomes if outcome.figures is not None]
     serial_rates = {
         (outcome.run.repeat, outcome.run.ranks): figures.rate
-        for group in groups.values()
-        for outcome, figures in group
+        for outcome, figures in measured
         if outcome.run.loader == "serial"
     }
-    return [_row(group, serial_rates) for group in groups.values()]
+    names = dict.fromkeys(outcome.run.name for outcome, _ in measured)
+    return [
+        _row([each for each in measured if each[0].run.name == name], serial_rates)
+        for name in names
+    ]
 
 
 def _row(
     measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
 ) -> Row:
     run, first = measured[0][0].run, measured[0][1]
+    bases = [serial_rates.get((outcome.run.repeat, run.ranks)) for outcome, _ in measured]
+    stats = [figures.loader_stats if run.workers else None for _, figures in measured]
     values: dict[str, Iterable[float | None]] = {
         "rank_rate": [rate for _, figures in measured for rate in figures.rank_rates],
         "ratio": [
-            figures.rate / base
-            for outcome, figures in measured
-            if (base := serial_rates.get((outcome.run.repeat, run.ranks)))
+            base and each.rate / base for base, (_, each) in zip(bases, measured, strict=True)
         ],
-        "occupancy": [
-            figures.loader_stats["occupancy"]
-            for _, figures in measured
-            if figures.loader_stats and run.workers
-        ],
+        "occupancy": [each["occupancy"] if each else None for each in stats],
     }
     for name in ("rate", "first_batch_s", "cpu_s_per_1000", "wait_share"):
         values[name] = [getattr(figures, name) for _, figures in measured]
     for name in ("peak_bytes", "cached_share", "others_share"):
         values[name] = [getattr(outcome, name) for outcome, _ in measured]
+    about = {name: getattr(run, name) for name in ("loader", "workers", "ranks", "name")}
     spreads: dict[str, Any] = {name: Spread.of(found) for name, found in values.items()}
     return Row(
-        loader=run.loader,
-        workers=run.workers,
-        ranks=run.ranks,
-        name=run.name,
+        **about,
         runs=len(measured),
         samples=first.samples,
         unique_samples=first.unique_samples,
@@ -154,14 +148,13 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
         "waited": "share of the time in which the loop waited for the loader",
         "unique": "number of different samples among those delivered",
         "cache": f"the files were {cache} each run; the percentage was in the page cache at its start",
+        "step": workload.step,
     }
     if any(row.ranks > 1 for row in rows):
         meanings["ranks"] = (
             "processes on this node, started together, each with its part of the samples. img/s counts all "
             "together. x serial compares equal numbers of ranks"
         )
-    if workload.step_ms > 0:
-        meanings["step"] = f"simulated: a wait of {workload.step_ms:g} ms, without an accelerator"
     if any(row.loader == "serial" for row in rows):
         meanings["serial"] = (
             "one thread, that of the loop: torch uses one thread within an operation, as in each worker"
@@ -190,21 +183,15 @@ def verdict(rows: Sequence[Row]) -> str | None:
     Return the sentences, or None if no number of ranks has both.
     """
     sentences = []
+    slowest_first = sorted(rows, key=lambda row: row.rate.median)
     for ranks in sorted({row.ranks for row in rows}):
-        slowest_first = sorted(
-            (row for row in rows if row.ranks == ranks), key=lambda row: row.rate.median
-        )
-        best = {row.loader: row for row in slowest_first}
-        theirs = best.get("torch")
+        best = {row.loader: row for row in slowest_first if row.ranks == ranks}
         ours = [best[kind] for kind in ("thread", "plan") if kind in best]
-        if ours and theirs is not None:
+        if ours and (theirs := best.get("torch")):
             rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
-            ratios = ", ".join(
-                f"{row.name} {row.rate.median / theirs.rate.median:.2f} x" for row in ours
-            )
-            sentences.append(
-                f"Best of each: {rates}. Images per second beside torch's processes: {ratios}."
-            )
+            base = theirs.rate.median
+            ratios = ", ".join(f"{row.name} {row.rate.median / base:.2f} x" for row in ours)
+            sentences.append(f"Best of each: {rates}. Beside torch's processes: {ratios}.")
     return "\n".join(sentences) or None
 
 
@@ -225,7 +212,6 @@ def document(
     "partial" is true if it has fewer than the `planned` runs.
     """
     workload = outcomes[0].run.workload if outcomes else None
-    simulated = workload is not None and workload.step_ms > 0
     return {
         "format": FORMAT,
         "partial": len(outcomes) < planned,
@@ -233,12 +219,7 @@ def document(
         "provenance": origin,
         "workload": workload and asdict(workload),
         "warmup_steps": WARMUP_STEPS,
-        "step": workload
-        and (
-            f"simulated: waits {workload.step_ms:g} ms"
-            if simulated
-            else "none: the loop only loads"
-        ),
+        "step": workload and workload.step,
         "rows": [asdict(row) for row in rows],
         "verdict": verdict(rows),
         "noise": noise(rows),

@@ -1,8 +1,9 @@
 """New processes: `run_fresh` starts the ranks of a run together, and each of them calls `answer`.
 
-    python -m MODULE INPUT.json RESULT.json RANK READY GO
+    python -m MODULE FOLDER RANK
 
-READY and GO are descriptors of pipes: the barrier at which the ranks start together.
+FOLDER has the input, and gets the results. The ranks start together: each makes the file `ready-RANK`, and waits until
+its standard input is closed, which happens when all have made theirs.
 """
 
 from __future__ import annotations
@@ -80,13 +81,10 @@ def run_fresh(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
         results = [scratch / f"result-{rank}.json" for rank in range(ranks)]
         messages = [scratch / f"messages-{rank}" for rank in range(ranks)]
-        given = scratch / "input.json"
-        given.write_text(json.dumps(content))
-        barrier = stack.enter_context(_Barrier(ranks))
+        (scratch / "input.json").write_text(json.dumps(content))
         try:
             with _signals_held():
                 for rank in range(ranks):
-                    arguments = map(str, (given, results[rank], rank, *barrier.passed))
                     with messages[rank].open("wb") as stderr:
                         stdout: Any = stderr
                         if say is not None:  # only rank 0 prints the lines of a run
@@ -94,17 +92,16 @@ def run_fresh(
                         # A session per rank: Ctrl-C in the terminal reaches only this process, and one signal ends a
                         # rank with all its children.
                         child = subprocess.Popen(
-                            [sys.executable, "-m", module, *arguments],
-                            stdin=subprocess.DEVNULL,
+                            [sys.executable, "-m", module, str(scratch), str(rank)],
+                            stdin=subprocess.PIPE,
                             stdout=stdout,
                             stderr=stderr,
                             start_new_session=True,
-                            pass_fds=barrier.passed,
                             env=environ,
                         )
                     children.append(stack.enter_context(child))
             memory = MemoryReader([child.pid for child in children]) if watch_memory else None
-            failed = _watch(children, barrier, say, memory, limit_s)
+            failed = _watch(children, scratch, say, memory, limit_s)
         finally:
             _end(children)
         written = [json.loads(path.read_text()) if path.exists() else None for path in results]
@@ -130,21 +127,21 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
     Call this in a process that `run_fresh` started. `work` gets the content, the rank, and a barrier: a function to
     call when the rank is ready, which returns when all ranks are.
     """
-    given, result, rank, ready, go = sys.argv[1:]
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     _end_with_parent()
 
     def barrier() -> None:
-        os.write(int(ready), b".")
-        os.read(int(go), 1)  # Nothing is ever written to it. All ranks return when it is closed.
+        (folder / f"ready-{rank}").touch()
+        os.read(0, 1)  # Nothing is ever written to it. All ranks return when it is closed.
 
     try:
-        content = work(json.loads(Path(given).read_text()), int(rank), barrier)
+        content = work(json.loads((folder / "input.json").read_text()), rank, barrier)
     except Exception as error:
         content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
     # Write it whole or not at all: if a rank fails, the others may be killed while they write.
-    write_file(result, json.dumps(content).encode(), durable=False)
+    write_file(folder / f"result-{rank}.json", json.dumps(content).encode(), durable=False)
     return 1 if "error" in content else 0
 
 
@@ -175,34 +172,6 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
 
 
-class _Barrier:
-    """Two pipes. Each rank writes a byte to one when it is ready. The other is closed when all may start."""
-
-    def __init__(self, ranks: int) -> None:
-        self._missing = ranks
-        self.ready, ready = os.pipe()
-        go, self._go = os.pipe()
-        self.passed = (ready, go)
-        self._open = {self.ready, ready, go, self._go}
-
-    def arrive(self) -> None:
-        """Count the ranks that have written. After the last one, let all start."""
-        self._missing -= len(os.read(self.ready, _READ_BYTES))
-        if self._missing == 0:
-            self._close(self._go)
-
-    def _close(self, descriptor: int) -> None:
-        self._open.remove(descriptor)
-        os.close(descriptor)
-
-    def __enter__(self) -> _Barrier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for descriptor in tuple(self._open):
-            self._close(descriptor)
-
-
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back in the block, so that no new process is started and then forgotten."""
@@ -229,9 +198,17 @@ def _end(children: Sequence[Child]) -> None:
         child.wait()  # After Ctrl-C, `with child` alone would wait a quarter of a second at most.
 
 
+def _let_start(children: Sequence[Child], folder: Path) -> None:
+    """Let the ranks go on from the barrier if all are there."""
+    if all((folder / f"ready-{rank}").exists() for rank in range(len(children))):
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.close()
+
+
 def _watch(
     children: Sequence[Child],
-    barrier: _Barrier,
+    folder: Path,
     say: Callable[[str], None] | None,
     memory: MemoryReader | None,
     limit_s: float,
@@ -241,10 +218,10 @@ def _watch(
     failed: int | None = None
     until = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
-        selector.register(barrier.ready, selectors.EVENT_READ)
         if children[0].stdout is not None:
             selector.register(children[0].stdout, selectors.EVENT_READ)
         while True:
+            _let_start(children, folder)
             running = [child for child in children if child.poll() is None]
             if failed is None:
                 failed = next(
@@ -258,9 +235,6 @@ def _watch(
             if not running and not ready:
                 return failed
             for key, _ in ready:
-                if key.fd == barrier.ready:
-                    barrier.arrive()
-                    continue
                 chunk = os.read(key.fd, _READ_BYTES)
                 if not chunk:
                     selector.unregister(key.fileobj)

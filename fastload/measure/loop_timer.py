@@ -21,12 +21,6 @@ from fastload.telemetry import Stats
 _CPU = torch.device("cpu")
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all its work. Do nothing on the CPU."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
-
-
 class Laps:
     """Seconds between pairs of marks in a program, on the clock of the device.
 
@@ -35,6 +29,7 @@ class Laps:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
         self._pending: list[tuple[Any, Any]] = []
 
@@ -51,10 +46,11 @@ class Laps:
         self._pending.append((begin, end))
 
     def settle(self) -> list[float]:
-        """Return the seconds of the laps added since the last call. On a device, call it after `synchronize`."""
+        """Return the seconds of the laps added since the last call, after the device has finished all its work."""
         pending, self._pending = self._pending, []
         if self._module is None:
             return [end - begin for begin, end in pending]
+        self._module.synchronize(self._device)
         return [begin.elapsed_time(end) / 1000 for begin, end in pending]
 
 
@@ -98,7 +94,7 @@ class GradientTraffic:
         self._begin, self._ends = None, []
 
     def settle(self) -> float:
-        """Return the seconds of the steps since the last call. On a device, call it after `synchronize`."""
+        """Return the seconds of the steps since the last call, after the device has finished them."""
         return sum(self._laps.settle())
 
 
@@ -118,8 +114,6 @@ class Measured:
     steady_samples: int = 0
     steady_cpu_s: float | None = None
     """CPU seconds (user + system, with children), or None if unknown."""
-    waited_s: float = 0.0
-    """Steady seconds in which the loop waited for a batch."""
     first_batch_s: float = 0.0
     communication_s: float = 0.0
     checkpoint_s: float = 0.0
@@ -144,7 +138,7 @@ class Measured:
     @property
     def wait_share(self) -> float | None:
         """Share (0 to 1) of the steady seconds in which the loop waited for the loader."""
-        return self.waited_s / self.steady_s if self.steady_s else None
+        return sum(self.wait) / self.steady_s if self.steady_s else None
 
 
 class Meter:
@@ -167,7 +161,6 @@ class Meter:
     ) -> None:
         self.measured = Measured()
         self._step_s = step_ms / 1000
-        self._device = device
         self._run_stats = None if stats is None else RunStats(stats)
         self._traffic = traffic
         self._laps = Laps(device)
@@ -181,12 +174,10 @@ class Meter:
         before = time.monotonic()
         yield
         now = time.monotonic()
-        measured, waited_s = self.measured, now - before
-        if measured.steps == 0:
-            measured.first_batch_s = now - self._begin
-        elif measured.steps >= WARMUP_STEPS:
-            measured.waited_s += waited_s
-            measured.wait.append(waited_s)
+        if self.measured.steps == 0:
+            self.measured.first_batch_s = now - self._begin
+        elif self.measured.steps >= WARMUP_STEPS:
+            self.measured.wait.append(now - before)
 
     @contextmanager
     def stepping(self, samples: int) -> Iterator[None]:
@@ -248,7 +239,6 @@ class Meter:
         return measured
 
     def _settle(self) -> None:
-        synchronize(self._device)
         steps_s = self._laps.settle()
         # The times of warm-up steps are settled when the last of them ends, before any other step.
         if self.measured.steps > WARMUP_STEPS:

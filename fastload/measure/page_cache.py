@@ -21,16 +21,13 @@ def prepare_cache(files: Sequence[str], state: CacheState) -> None:
     Raise OSError if a file cannot be read.
     """
     for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
+        with open(path, "rb", buffering=0) as file:
             if state == "warm":
-                while os.read(descriptor, _READ_BYTES):
+                while file.read(_READ_BYTES):
                     pass
             else:
-                os.fsync(descriptor)  # Only pages that are on the disk can be dropped.
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+                os.fsync(file)  # Only pages that are on the disk can be dropped.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cached_share(files: Sequence[str]) -> float | None:

@@ -76,19 +76,15 @@ def _cpu_model() -> str:
 
 def _git_commit() -> str | None:
     """Return the commit of the checkout that fastload runs from, with "+changes" if it differs, or None without one."""
-    package = Path(fastload.__file__).parent
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=package, capture_output=True, text=True, check=False
-            )
-        except OSError:  # git is not installed.
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(fastload.__file__).parent), *arguments]
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
 
-    # fastload may be installed inside the checkout of another project, which does not track it.
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+    try:
+        # fastload may be installed inside the checkout of another project, which does not track it.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ".")
+    except (OSError, subprocess.CalledProcessError):
         return None
-    commit = git("rev-parse", "HEAD")
-    return f"{commit}+changes" if commit and git("status", "--porcelain", "--", ".") else commit
+    return f"{commit}+changes" if changed else commit

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from fastload.telemetry import Stage, Stats
+from fastload.telemetry import Stats
 
 _SUMS = (
     *("samples", "batches", "errors", "retries", "bytes", "elapsed_s", "consumer_wait_s"),
@@ -41,77 +41,57 @@ class RunStats:
 
 def less(stats: Stats, before: Stats) -> Stats:
     """Return the figures between two snapshots of one epoch. Quantiles cover the whole epoch."""
-    stages = {
-        name: stage if name not in before.stages else _stage_less(stage, before.stages[name])
-        for name, stage in stats.stages.items()
-    }
     slowest: dict[str, Any] = {}
     if stats.slowest_s == before.slowest_s:
         # It was before the snapshot, and the next slowest is unknown.
         slowest = {"slowest_s": 0.0, "slowest": "", "slowest_is_first": False}
-    return replace(_sums(stats, before, -1), stages=stages, **slowest)
+    return replace(_summed(stats, before, -1), **slowest)
 
 
 def _plus(stats: Stats, earlier: Stats) -> Stats:
-    """Return the figures of an epoch and of earlier epochs together."""
-    stages = {**earlier.stages, **stats.stages}
-    for name in stats.stages.keys() & earlier.stages.keys():
-        stages[name] = _stage_plus(stats.stages[name], earlier.stages[name])
+    """Return the figures of an epoch and of earlier epochs together. Quantiles are means weighted by counts."""
+    both = _summed(stats, earlier, 1)
     slowest = max(stats, earlier, key=lambda part: part.slowest_s)
     return replace(
-        _sums(stats, earlier, 1),
-        stages=stages,
+        both,
+        stages={**earlier.stages, **both.stages},
         slowest_s=slowest.slowest_s,
         slowest=slowest.slowest,
         slowest_is_first=slowest.slowest_is_first,
     )
 
 
-def _sums(stats: Stats, other: Stats, sign: int) -> Stats:
+def _summed(stats: Stats, other: Stats, sign: int) -> Stats:
     """Return `stats` with the sums and means of `other` added, or subtracted with `sign` -1."""
 
-    def mean(value: str, weight: str) -> float:
-        total = getattr(stats, weight) + sign * getattr(other, weight)
-        weighted = sum(
-            factor * getattr(part, value) * getattr(part, weight)
-            for part, factor in ((stats, 1), (other, sign))
-        )
-        return min(1.0, max(0.0, weighted / total)) if total > 0 else 0.0
+    def sums(names: Iterable[str], one: Any, two: Any) -> dict[str, Any]:
+        return {name: max(0, getattr(one, name) + sign * getattr(two, name)) for name in names}
 
-    sums: dict[str, Any] = {
-        name: max(0, getattr(stats, name) + sign * getattr(other, name)) for name in _SUMS
-    }
+    def mean(name: str, weight: str) -> float:
+        return _mean(
+            *(getattr(stats, name), getattr(stats, weight)),
+            *(getattr(other, name), sign * getattr(other, weight)),
+        )
+
+    stages = dict(stats.stages)
+    for name in stats.stages.keys() & other.stages.keys():
+        one, two = stats.stages[name], other.stages[name]
+        quantiles: dict[str, Any] = {
+            quantile: _mean(
+                getattr(one, quantile), one.count, getattr(two, quantile), max(0, sign) * two.count
+            )
+            for quantile in ("p50_s", "p95_s", "p99_s")
+        }
+        stages[name] = replace(one, **sums(("seconds", "count", "cpu_s"), one, two), **quantiles)
     return replace(
         stats,
-        **sums,
-        occupancy=mean("occupancy", "batches"),
-        gil_pressure=mean("gil_pressure", "gil_probes"),
+        **sums(_SUMS, stats, other),
+        stages=stages,
+        occupancy=min(1.0, max(0.0, mean("occupancy", "batches"))),
+        gil_pressure=min(1.0, max(0.0, mean("gil_pressure", "gil_probes"))),
     )
 
 
-def _stage_less(stage: Stage, before: Stage) -> Stage:
-    return replace(
-        stage,
-        seconds=max(0.0, stage.seconds - before.seconds),
-        count=stage.count - before.count,
-        cpu_s=max(0.0, stage.cpu_s - before.cpu_s),
-    )
-
-
-def _stage_plus(stage: Stage, earlier: Stage) -> Stage:
-    """Return both stages together. Quantiles are weighted means, which are close if the parts are similar."""
-    count = stage.count + earlier.count
-
-    def mean(quantile: str) -> float:
-        both = ((part, getattr(part, quantile)) for part in (stage, earlier))
-        return sum(value * part.count for part, value in both) / count if count else 0.0
-
-    return Stage(
-        stage.name,
-        stage.seconds + earlier.seconds,
-        count,
-        mean("p50_s"),
-        mean("p95_s"),
-        mean("p99_s"),
-        stage.cpu_s + earlier.cpu_s,
-    )
+def _mean(one: float, weight: float, two: float, other_weight: float) -> float:
+    total = weight + other_weight
+    return (one * weight + two * other_weight) / total if total > 0 else 0.0

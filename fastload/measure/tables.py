@@ -16,15 +16,10 @@ class Spread:
     high: float
 
     @classmethod
-    def over(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of one or more values."""
-        return cls(statistics.median(values), min(values), max(values))
-
-    @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """Return the spread of the values that are not None, or None if there are no such values."""
         known = [value for value in values if value is not None]
-        return cls.over(known) if known else None
+        return cls(statistics.median(known), min(known), max(known)) if known else None
 
 
 def columns(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:

@@ -202,10 +202,6 @@ def _ended(run: Summary) -> str:
     return signal_name(run.trained.stopped_by) if run.trained.stopped_by else "complete"
 
 
-def _bound(run: Summary) -> str | None:
-    return None if run.measured.stats is None else bound(run.measured.stats).cause
-
-
 def _rounded(value: Any) -> Any:
     """Return a float rounded to six places (microseconds), or None if it is not finite."""
     if isinstance(value, float):
@@ -258,7 +254,7 @@ _COLUMNS: dict[str, _Value] = {
     "checkpoints": lambda run: run.measured.checkpoints,
     "checkpoint_s": lambda run: run.measured.checkpoint_s,
     "loss": lambda run: run.trained.loss,
-    "bound": _bound,
+    "bound": lambda run: run.measured.stats and bound(run.measured.stats).cause,
     "seed": lambda run: run.recipe.seed,
     "fastload": lambda _: fastload.__version__,
     "torch": lambda _: torch.__version__,

@@ -47,8 +47,11 @@ class Recording:
         self._ends = ExitStack()
         if not (recipe.profile or recipe.scalars):
             return
-        if recipe.profile:
-            _check_steps(first, steps)
+        if recipe.profile and steps < STEPS:
+            raise TrainError(
+                f"--profile needs {STEPS} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. "
+                f"This run has {steps}. Give --nsteps {first + STEPS} or more, or remove --profile"
+            )
         self.folder = folder = run_folder(recipe, control)
         say(f"Folder of this run: {folder}")
         if control.rank.rank == 0:
@@ -105,15 +108,6 @@ def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
         "loader/queue_occupancy": now.occupancy,
         **{f"stage_s/{name}": stage.seconds for name, stage in since.stages.items()},
     }
-
-
-def _check_steps(first: int, steps: int) -> None:
-    """Raise `TrainError` if the steps after step `first` are too few for a profile."""
-    if steps < STEPS:
-        raise TrainError(
-            f"--profile needs {STEPS} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
-            f"has {steps}. Give --nsteps {first + STEPS} or more, or remove --profile"
-        )
 
 
 def run_folder(recipe: Recipe, control: Control) -> Path:

@@ -285,7 +285,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     watch, started = fresh._watch, []
 
     def signalled(
-        children: Sequence[fresh.Child], barrier: Any, say: Callable[[str], None], *given: Any
+        children: Sequence[fresh.Child], folder: Path, say: Callable[[str], None], *given: Any
     ) -> int | None:
         [run] = children
         started.append(run.pid)
@@ -295,7 +295,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
             if len(started) == 2 and line.startswith("step_img_rate"):
                 signal.raise_signal(sent)
 
-        return watch(children, barrier, heard, *given)
+        return watch(children, folder, heard, *given)
 
     monkeypatch.setattr(fresh, "_watch", signalled)
     options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --json {written}"

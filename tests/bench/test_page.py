@@ -141,7 +141,7 @@ def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks_and_the_stag
     assert ranks.get_xlabel().endswith("in each of 2 ranks")
     names = [label.get_text() for label in stages.get_yticklabels()]
     assert names == ["serial", "1 thread", "2 threads", "2 threads, plan", "2 ranks x 2 threads"]
-    assert "page cache warm. Step: none" in figure.get_supxlabel()
+    assert "cache warm\nstep none" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -201,7 +201,7 @@ def test_noise_is_said_at_the_top_and_without_it_nothing(raced: Page) -> None:
 def test_a_simulated_step_is_called_simulated_at_the_top_and_in_the_values() -> None:
     page = page_of([outcome("thread", 2, 150.0, step_ms=12.5)])
     assert "Step simulated: waits 12.5 ms" in page.banners
-    assert page.values["step"] == "simulated: waits 12.5 ms"
+    assert page.values["step"] == "simulated: waits 12.5 ms, without an accelerator"
 
 
 @pytest.mark.slow

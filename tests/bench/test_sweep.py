@@ -11,6 +11,7 @@ import select
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome, Part, together
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
 from fastload.bench.run import execute, files_of
-from fastload.measure.fresh import _Barrier
+from fastload.measure.fresh import _let_start
 from fastload.measure.processes import descendants
 from tests.bench.documents import outcome
 from tests.children import warm_runs
@@ -141,15 +142,18 @@ def test_what_interrupts_a_run_of_ranks_ends_all_of_them(file_list: Path) -> Non
     assert set(descendants(os.getpid())) <= before
 
 
-def test_no_rank_starts_before_all_are_ready() -> None:
-    with _Barrier(2) as barrier:
-        ready, go = barrier.passed
-        os.write(ready, b".")
-        barrier.arrive()
-        assert select.select([go], [], [], 0)[0] == [], "a rank that reads here waits"
-        os.write(ready, b".")
-        barrier.arrive()
-        assert os.read(go, 1) == b"", "and returns when all have come"
+def test_no_rank_starts_before_all_are_ready(tmp_path: Path) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    children: Any = [SimpleNamespace(stdin=os.fdopen(end, "wb")) for _, end in pipes]
+    waiting = [end for end, _ in pipes]
+    (tmp_path / "ready-1").touch()
+    _let_start(children, tmp_path)
+    assert select.select(waiting, [], [], 0)[0] == [], "a rank that reads here waits"
+    (tmp_path / "ready-0").touch()
+    _let_start(children, tmp_path)
+    assert [os.read(end, 1) for end in waiting] == [b"", b""], "and returns when all have come"
+    for end in waiting:
+        os.close(end)
 
 
 # ---- what is made of the parts ----

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -323,7 +324,7 @@ def test_one_run_has_one_share_of_waiting(images: Path, tmp_path: Path) -> None:
     assert measured.stats is not None
     share = waited_share(measured.stats)
     assert entry(said, "loop waited") == f"{percent(share)} of the time waiting for the loader"
-    measured.waited_s = measured.steady_s * (share + 1) / 2
+    measured.wait[:] = array("d", [measured.steady_s * (share + 1) / 2])
     assert gather(trained, Control(ALONE)).wait_shares == [share]
     measured.stats = None
     assert gather(trained, Control(ALONE)).wait_shares == [measured.wait_share]
