@@ -7,7 +7,7 @@
     learner.py     the model on its device, its optimiser, one step
     control.py     how a signal stops all ranks after the same step
     loop.py        `train` connects these; `fit` is the loop, which `measure.loop_timer` times
-    tensorboard.py the folder of a run: its profile (profiling.py) and its scalars (scalars.py)
+    tensorboard.py the folder of a run: its profile (profiling.py) and its scalars
     checkpoint.py  model, optimiser, loader and random states in one file
     summary.py     the lines at the end, and the row of stats.csv (stats_file.py)
 
