@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from fastload._kit.integers import integer
 from fastload.engine.choice import Chosen, choose, who_reads
+from fastload.engine.choices import learn
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
@@ -206,7 +207,7 @@ class DataLoader(TorchDataLoader[T]):
             with self._epochs.beginning(seeded=self.seed is not None):
                 return super().__iter__()
         iterator: Any = self._iterator
-        if isinstance(iterator, LoaderIterator) and not iterator.alive:
+        if isinstance(iterator, LoaderIterator) and not iterator.take_up():
             iterator.close()  # an error that the user keeps may keep it, and with it the workers that live
             self._iterator = None
         return super().__iter__()
@@ -228,8 +229,9 @@ class DataLoader(TorchDataLoader[T]):
         return super()._get_iterator()
 
     def _chosen(self) -> Settings:
-        """Return the settings of an `iter()`. It reads the dataset's code, and the first one chooses the workers."""
+        """Return the settings of an `iter()`, with the kind of workers. It reads the dataset's code."""
         settings = Settings.of(self)
+        learn(self._counts)  # the loop may have left the epoch
         if settings.processes < settings.num_workers:
             settings = choose(settings, stacklevel=5, before=self._choice)
             self._choice = who_reads(settings)
@@ -238,8 +240,7 @@ class DataLoader(TorchDataLoader[T]):
     def chosen(self) -> Chosen:
         """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none.
 
-        Of plainly safe code it may read the first sample or batch here, at most eight times in all. If you asked for a
-        kind, the loop may still copy batches of up to 1 MiB of a TensorDataset: `stats()` counts the workers.
+        If you asked for a kind, the loop may still copy a TensorDataset's batches of 1 MiB: `stats()` counts workers.
         """
         return who_reads(self._chosen()) if self._is_ours else Chosen("torch", self.num_workers, "")
 
@@ -271,7 +272,9 @@ class DataLoader(TorchDataLoader[T]):
         if self.worker_processes is not None:
             given += f", worker_processes={self.worker_processes}"
         given += f", num_workers={self.num_workers}, seed={self.seed}"
-        return f"{type(self).__name__}({_named(self.dataset)}, {given})"
+        n = known_length(self.dataset)
+        named = type(self.dataset).__name__ + ("" if n is None else f"[{n}]")
+        return f"{type(self).__name__}({named}, {given})"
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -357,6 +360,7 @@ class DataLoader(TorchDataLoader[T]):
         Iterators that you still hold raise `LoaderClosedError`. After five seconds it abandons the threads that still
         run, kills such worker processes, and names them in a warning.
         """
+        learn(self._counts)
         for ref in self._iterators.valuerefs():
             if (iterator := ref()) is not None:
                 iterator.close()
@@ -392,9 +396,3 @@ def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
         check_draws(sampler, state.draws, keyed=state.seed is not None)
     elif state.batches and not draws_nothing(sampler):
         raise edited("draws", None, "states of generators")
-
-
-def _named(dataset: Any) -> str:
-    """Return the type of a dataset, and its length if it has one."""
-    length = known_length(dataset)
-    return type(dataset).__name__ + ("" if length is None else f"[{length}]")

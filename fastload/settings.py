@@ -66,6 +66,8 @@ class Settings:
     worker_processes: int | None
     worker_reason: str
     """Why "auto" chose this kind of workers, or ""."""
+    worker_adapts: bool
+    """Whether "auto" may choose another kind for the next epoch, by what this one measures."""
     multiprocessing_context: Any
 
     @classmethod
@@ -76,6 +78,7 @@ class Settings:
             "batched": loader._auto_collation,
             "declared_length": loader._IterableDataset_len_called,
             "worker_reason": "",
+            "worker_adapts": False,
         }
         same = (field.name for field in fields(cls) if field.name not in ours)
         return cls(**ours, **{name: getattr(loader, name) for name in same})

@@ -19,12 +19,12 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_983,
-    "loaded beside the way": 2_679,
+    "the way of an index": 4_000,
+    "loaded beside the way": 2_748,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_104,
-    "fastload/telemetry": 278,
+    "fastload/telemetry": 279,
     "fastload/accelerated": 465,
     "fastload/integrations": 192,
     "fastload/bench": 639,
@@ -39,16 +39,16 @@ BUDGETS = {
     "fastload/image": 911,
     "fastload/image/kernels": 145,
     "kernels in C": 1_498,
-    "fastload/measure": 655,
+    "fastload/measure": 656,
     "fastload/parameters": 2_289,
     "fastload/sequences": 1_406,
     "fastload/store": 3_174,
     "fastload/stream": 1_059,
     "fastload/train": 1_156,
-    "benchmarks": 2_539,
+    "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_315,
-    "verdicts and allow list": 910,
+    "process workers": 2_366,
+    "verdicts and allow list": 971,
 }
 
 LISTED = {
@@ -70,7 +70,7 @@ LISTED = {
         random/numpy_random random/passes random/python_random random/torch_random random/worker_rng
         _kit/__init__ _kit/annotations _kit/cores _kit/hashing _kit/integers _kit/nested _kit/torch_private
         _kit/user_errors
-        telemetry/__init__ telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
+        telemetry/__init__ telemetry/prediction telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
         engine/crew processes/__init__ processes/answers processes/beside processes/child processes/deaths
@@ -79,7 +79,7 @@ LISTED = {
         processes/starting processes/wire processes/work
     """,
     "verdicts and allow list": """
-        engine/choice engine/trial
+        engine/choice engine/choices
         verdicts/__init__ verdicts/findings verdicts/judge verdicts/libraries verdicts/names verdicts/plain
         verdicts/source verdicts/walk
     """,

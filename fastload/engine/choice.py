@@ -1,10 +1,9 @@
-"""The kind of workers: processes, unless the code is plainly safe in threads and threads, or the loop, read faster."""
+"""The kind of workers: processes, or what was measured to read plainly safe code better."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,18 +11,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fastload._kit.cores import cores_of_rank
-from fastload.engine.trial import Trial
+from fastload.engine.choices import is_local_rank_0, known
 from fastload.errors import SharedStateWarning
+from fastload.memory.slots import SlotPool
 from fastload.processes.starting import mpi_is_used
+from fastload.reading.fetch import Fetcher
+from fastload.reading.notices import Notices
 from fastload.settings import Settings
+from fastload.telemetry.prediction import Kind
 from fastload.verdicts import Verdict, verdict
 
 _log = logging.getLogger("fastload")
 
 _told: set[tuple[str, str]] = set()
 """What was logged: each kind and reason once per process."""
-
-_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 class Chosen(NamedTuple):
@@ -37,28 +38,40 @@ class Chosen(NamedTuple):
     """Why "auto" chose it, or ""."""
     processes: int = 0
     """Over how many processes the workers are spread; 0 if none is started."""
+    adapts: bool = False
+    """Whether a later epoch may be read by another kind, if that was measured to be better."""
 
 
 def who_reads(settings: Settings) -> Chosen:
     """Return who reads under these settings, whose kind of workers is chosen."""
     method = "process" if settings.processes else settings.worker_method
     if not settings.num_workers or method == "none":
-        return Chosen("none", 0, settings.worker_reason or "num_workers is 0")
-    return Chosen(method, settings.num_workers, settings.worker_reason, settings.processes)
+        reason = settings.worker_reason or "num_workers is 0"
+        return Chosen("none", 0, reason, adapts=settings.worker_adapts)
+    return Chosen(
+        method,
+        settings.num_workers,
+        settings.worker_reason,
+        settings.processes,
+        settings.worker_adapts,
+    )
 
 
 def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:
     """Return settings with a kind of workers in place of "auto", and the reason for it.
 
-    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by threads if that only
-    copies memory; by the loop if that costs less than handing a batch over; else by processes with several workers.
-    What was chosen `before`, at an earlier `iter()`, stays while the code is plainly safe.
+    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by what was measured to
+    be best for such a loader. If nothing was, it is read by threads if that only copies memory, else by processes.
+    What was chosen `before`, at an earlier `iter()`, stays unless the code has changed or another kind is better.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
     asked = settings.worker_method != "auto"  # for threads, of this process or of several
     if asked and before is not None:
         return settings
     chosen = before
+    best = None if asked else known(settings)
+    if before is not None and best is not None and best[:2] != (before.kind, before.processes):
+        before = None
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
     if before is None or before.processes != settings.num_workers:
         settings.check_loadable()
@@ -74,19 +87,23 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
             _warn_of_shared(settings, found, stacklevel + 1)
             return settings
         if before is None or not found.plain:
-            chosen = _kind(settings, found, stacklevel + 1, before)
+            chosen = _kind(settings, found, stacklevel + 1, before, best)
             _tell(chosen)
     assert chosen is not None
-    kind, _, reason, processes = chosen
+    kind, _, reason, processes, adapts = chosen
     return replace(
-        settings, worker_method=kind, worker_reason=reason, worker_processes=processes or None
+        settings,
+        worker_method=kind,
+        worker_reason=reason,
+        worker_processes=processes or None,
+        worker_adapts=adapts,
     )
 
 
 def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None:
     all_shared = settings.copy_dataset is False
-    known = (x for x in found.findings if x.shared or (all_shared and x.changes))
-    if (fault := next(known, None)) is not None:
+    faults = (x for x in found.findings if x.shared or (all_shared and x.changes))
+    if (fault := next(faults, None)) is not None:
         remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
         said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
         warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
@@ -104,18 +121,21 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Chosen | None) -> Chosen:
+def _kind(
+    settings: Settings,
+    found: Verdict,
+    stacklevel: int,
+    before: Chosen | None,
+    best: Kind | None,
+) -> Chosen:
     """Return "thread", "process" or "none", and why."""
     n = settings.num_workers
     if found.plain:
-        trial = Trial(settings)
-        if trial.is_light or (not trial.copies and trial.costs_little()):
-            why = "and the loop reads a batch faster than it is handed over"
-            return Chosen("none", 0, f"{found.reason}, {why}")
-        if trial.copies:
-            return Chosen("thread", n, f"{found.reason}, and reading only copies memory")
-        why = "and threads of the loop's process would take turns at the GIL"
-        return Chosen("process", n, f"{found.reason}, {why}", min(n, cores_of_rank()))
+        chosen = best or _unmeasured(settings)
+        number = 0 if chosen.kind == "none" else n
+        reason = f"{found.reason}, and {chosen.reason}"
+        adapts = best is not None or chosen.kind == "process"
+        return Chosen(chosen.kind, number, reason, min(n, chosen.processes), adapts)
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""
     why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
@@ -131,9 +151,20 @@ def _kind(settings: Settings, found: Verdict, stacklevel: int, before: Chosen | 
     return Chosen("thread", n, f"{why}, although {found.reason}")
 
 
+def _unmeasured(settings: Settings) -> Kind:
+    """Return who reads plainly safe code of which nothing was measured."""
+    source = Fetcher(settings, SlotPool(channels_last=False), Notices(set())).source
+    if source.is_light(settings.samples_per_batch) and not settings.pin_memory:
+        return Kind("none", 0, "the loop copies a batch faster than it is handed over")
+    if source.copies:
+        return Kind("thread", 0, "reading only copies memory")
+    processes = min(settings.num_workers, cores_of_rank())
+    return Kind("process", processes, "nothing is measured yet")
+
+
 def _tell(chosen: Chosen) -> None:
     said = chosen.kind, chosen.reason
-    if said in _told or any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK):
+    if said in _told or not is_local_rank_0():
         return
     _told.add(said)
     kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[said[0]]

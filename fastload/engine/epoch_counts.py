@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from time import perf_counter, process_time
+from typing import Any
 
 from fastload._kit.cores import usable_cores
 from fastload.engine.window import Window
@@ -50,7 +51,7 @@ class EpochCounts:
         self, workers: int, pools: Sequence[SlotPool | Segments], settings: Settings
     ) -> None:
         self.workers = workers
-        self._settings = settings
+        self.settings = settings
         self._pools = pools
         self.children: Sequence[Child] = ()
         """The worker processes, whose CPU time counts."""
@@ -72,12 +73,13 @@ class EpochCounts:
             return self._final
         now, waits = self.now, window.counts()
         measured = merge(now.recorders)
-        sampler = single_sampler(self._settings.sampler)
-        plan = sampler if hasattr(sampler, "useful_share") else self._settings.dataset
+        sampler = single_sampler(self.settings.sampler)
+        plan = sampler if hasattr(sampler, "useful_share") else self.settings.dataset
         cpu_s, cores_s = self._cpu_s() - now.cpu_started, cores_busy_s() - now.cores_started
         return Stats(
             epoch=now.epoch,
             workers=self.workers,
+            processes=len(self.children),
             depth=window.depth,
             samples=now.samples,
             batches=now.batches,
@@ -94,16 +96,24 @@ class EpochCounts:
             cores=usable_cores(),
             process_cpu_s=cpu_s,
             others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
-            workers_asked=self._settings.num_workers,
-            worker_method=self._settings.worker_method if self.workers else "",
-            worker_reason=self._settings.worker_reason,
+            workers_asked=self.settings.num_workers,
+            worker_method=self.settings.worker_method if self.workers else "",
+            worker_reason=self.settings.worker_reason,
             useful_share=getattr(plan, "useful_share", None),
-            **measured._asdict(),
+            **{**measured._asdict(), **self._held()},
         )
 
     def _cpu_s(self) -> float:
         """Return the CPU seconds of this process and of its workers until now."""
         return process_time() + sum(child.cpu_s for child in self.children)
+
+    def _held(self) -> dict[str, Any]:
+        """Return what worker processes saw of their GILs, as fields of `Stats`."""
+        probes = [child.remote.probes for child in self.children]
+        if not any(number for number, _ in probes):
+            return {}
+        held = sum(held / number for number, held in probes if number)
+        return {"gil_held": held, "gil_probes": sum(number for number, _ in probes)}
 
     def _idle_s(self) -> float:
         return sum(child.remote.idle_s() for child in self.children)

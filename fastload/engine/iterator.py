@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from fastload._kit.user_errors import annotate
+from fastload.engine.choices import learn
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.pinning import LOOP, pin_batch
 from fastload.engine.readers import readers_of
@@ -141,9 +142,12 @@ class LoaderIterator(Iterator[Any]):
         self._ended = True
         self._order.end()
         self.counts.end()
+        learn(self.counts)
         if not self._settings.persistent_workers:
             self._window.close()
             join([self.team])
+        elif self._settings.worker_adapts:
+            self._window.rest(perf_counter())
         self._reports.tell()
 
     # ---- the loop's side ----
@@ -319,9 +323,9 @@ class LoaderIterator(Iterator[Any]):
         """Return the loader's state after the last batch that `next()` gave; see `DataLoader.state_dict`."""
         return self._order.state()
 
-    @property
-    def alive(self) -> bool:
-        """Whether these threads can run another epoch."""
+    def take_up(self) -> bool:
+        """Return whether these workers can run another epoch. Then they do not end before it."""
+        self._window.rest(None)
         return not self._window.closed and self.team.is_whole()
 
     def close(self) -> None:

@@ -128,9 +128,9 @@ class Bell:
         with suppress(BlockingIOError):
             os.eventfd_write(self.descriptor, 1)
 
-    def wait(self) -> None:
-        """Wait until it rings. It stays readable: several threads may wait."""
-        select.select([self.descriptor], [], [])
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it rings, or `seconds`. Return whether it rang. It stays readable: several threads may wait."""
+        return bool(select.select([self.descriptor], [], [], seconds)[0])
 
     def hush(self) -> None:
         """Let `descriptor` be not readable until it rings again."""

@@ -89,6 +89,7 @@ def _summed(stats: Stats, other: Stats, sign: int) -> Stats:
         stages=stages,
         occupancy=min(1.0, max(0.0, mean("occupancy", "batches"))),
         gil_pressure=min(1.0, max(0.0, mean("gil_pressure", "gil_probes"))),
+        gil_held=max(0.0, mean("gil_held", "gil_probes")),
     )
 
 

@@ -58,8 +58,8 @@ def fill(
             batch.where = f"{batch}; stage: hand over from worker process {pid}"
 
 
-def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> float:
-    """Add what workers measured and noticed to their recorders and the notices. Return the CPU seconds since last."""
+def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> None:
+    """Add what workers measured and noticed to their recorders and the notices."""
     for read in [Read(*read) for read in answer.reads]:
         recorder = batch.recorders[read.worker]
         if read.samples:
@@ -72,8 +72,5 @@ def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> floa
         for stage, mean, count, computed in read.stages:
             recorder.add(stage, mean, count, cpu_seconds=computed)
     notices.warnings.extend(answer.warnings)
-    if answer.waits is None:
-        return 0.0
-    core_wait_s, switches, cpu_s = answer.waits
-    recorder.waited(core_wait_s, switches)
-    return cpu_s
+    if answer.waits is not None:
+        recorder.waited(*answer.waits[:2])

@@ -123,6 +123,7 @@ class Answer(NamedTuple):
     """For an iterable dataset: position, size, whether it ended, and the state after the batch, or its error."""
     reads: list[Any]
     """A `Read` of each worker that read a run, as plain tuples. The last one has finished the batch."""
-    waits: tuple[float, int, float] | None
-    """Of the last worker, if it looked: seconds without a core, times it blocked, CPU seconds of the process."""
+    waits: tuple[float, int, float, tuple[int, int]] | None
+    """Of the last worker, if it looked: seconds without a core, and times it blocked. Of its process: CPU seconds since
+    the last look, and how often the GIL was probed and in use since the start."""
     warnings: list[tuple[str, str, type[Warning]]]

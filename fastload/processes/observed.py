@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from resource import RUSAGE_THREAD, getrusage
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
+from fastload.processes.beside import Beside
 from fastload.processes.jobs import Read
-from fastload.telemetry.recorder import PROBE_EVERY_S, Recorder, bucket, delayed_s
+from fastload.telemetry.recorder import PROBE_EVERY_S, Recorder, bucket, delayed_s, switches
 
 
 class Observed(Recorder):
@@ -56,31 +56,24 @@ class Looks:
     """Looks now and then at what a worker's thread waited for.
 
     Args:
-        of_process: count the CPU time of the process. Else another worker does.
+        beside: what the workers of the process share.
     """
 
-    def __init__(self, *, of_process: bool) -> None:
-        self._cpu_now = process_time if of_process else float
+    def __init__(self, beside: Beside) -> None:
+        self._beside = beside
         self._batches = 0
         self._next = 0.0
-        self._seen = delayed_s(), _switches(), self._cpu_now()
+        self._seen = delayed_s(), switches()
 
-    def look(self) -> tuple[float, int, float] | None:
-        """Return the seconds without a core, how often the thread blocked in a sample, and CPU seconds, since last.
-
-        Call it after each batch. It returns None between looks.
-        """
+    def look(self) -> tuple[float, int, float, tuple[int, int]] | None:
+        """Return `Answer.waits`. Call it after each batch: it returns None between looks."""
         self._batches += 1
         now = perf_counter()
         if now < self._next:
             return None
         self._next = now + PROBE_EVERY_S
-        seen = delayed_s(), _switches(), self._cpu_now()
-        delayed, switches, cpu_s = (a - b for a, b in zip(seen, self._seen, strict=True))
+        seen = delayed_s(), switches()
+        delayed, blocked = (a - b for a, b in zip(seen, self._seen, strict=True))
         waits = self._batches  # each wait for a ticket is a switch
         self._batches, self._seen = 0, seen
-        return delayed, max(0, int(switches) - waits), cpu_s
-
-
-def _switches() -> int:
-    return getrusage(RUSAGE_THREAD).ru_nvcsw
+        return delayed, max(0, int(blocked) - waits), self._beside.cpu_s(), self._beside.probes

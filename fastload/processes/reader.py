@@ -76,7 +76,7 @@ class Reader:
         elif own.init_fn is not None:
             own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
-        self._looks = Looks(of_process=worker == job.workers[0])
+        self._looks = Looks(work.heard)
         self._context = WorkerContext(
             worker, own, info, stream, fetcher, work.heard.wait, job.modes
         )

@@ -67,6 +67,8 @@ class Remote:
         self, workers: Sequence[int], settings: Settings, segments: Segments, notices: Notices
     ) -> None:
         self.cpu_s = 0.0
+        self.probes = 0, 0
+        """How often the process probed its GIL while there was work, and how often that was in use."""
         self.workers = workers
         self._settings = settings
         self._segments = segments
@@ -216,7 +218,10 @@ class Remote:
             if not self._sent:
                 self._idle.start()
             self._flush()
-        self.cpu_s += report(answer, batch, self._notices, self._settings.dataset)
+        report(answer, batch, self._notices, self._settings.dataset)
+        if answer.waits is not None:
+            self.cpu_s += answer.waits[2]
+            self.probes = max(self.probes, answer.waits[3])
         try:
             memories = self._memories(answer, descriptors, segment)
         except OSError as exc:  # no more descriptors, or no more memory

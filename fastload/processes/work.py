@@ -33,6 +33,10 @@ from fastload.settings import Settings
 
 T = TypeVar("T")
 
+FULL, FREE = 0.8, 0.4
+"""Shares of the time that the GIL is in use. Above the first, half as many readers are as fast, or faster, because they
+wait for one another. Below the second, there is room for one more."""
+
 
 class Work:
     """What the readers of a process share.
@@ -71,19 +75,46 @@ class Work:
             self.fetcher.source.run_seconds if shares else None,
         )
         self._receiving = self._ended = False
+        self._most = len(job.workers)  # how many may read at once
+        self._active: set[int] = set()  # the workers that read
         self._keys: dict[int, StreamKeys] = {}  # of each lane; its first ticket brings them
         self._segments: dict[tuple[int, int], Segment] = {}
         self._memories: dict[int, TicketMemory] = {}  # of the batches
         self._handled: dict[int, Any] = {}  # by worker: what `on_error` chose
+        if shares and not settings.iterable:  # a lane must not wait for another one
+            heard.on_share = self.adapt
 
     def claim(self, worker: int) -> Claim[Batch]:
         """Wait for samples to read, and claim some. Raise EOFError once the loop's process sends no more."""
         k = self._job.workers.index(worker)
         lane = k if self._iterable else 0
-        claim = self._wait(lambda: self._runs.claim(lane))
+
+        def found() -> Claim[Batch] | None:
+            claim = self._runs.claim(lane) if len(self._active) < self._most else None
+            if claim is not None:
+                self._active.add(worker)
+            return claim
+
+        with self._changed:
+            self._active.discard(worker)  # wakes none: if there is work, this worker takes it
+        claim = self._wait(found)
         self._marks[k] = claim.ticket.number
         self._memory.use(self._memories[claim.ticket.number])
         return claim
+
+    def adapt(self, share: float) -> None:
+        """Let fewer readers read at once if the GIL was in use for most of the time, or more if it was free.
+
+        A thread that waits for the GIL sleeps, and is woken late. Eight threads of pure Python take twice the time of
+        one.
+        """
+        with self._changed:
+            if share > FULL:
+                self._most = max(1, self._most // 2)
+            elif share < FREE:
+                more = self._most + (self._most if share < FREE / 2 else 1)
+                self._most = min(len(self._job.workers), more)
+                self._changed.notify_all()
 
     def deliver(self, batch: Batch, units: int, seconds: float) -> bool:
         """Note what was read. Return True if it was the last of the batch, which this worker finishes and answers."""

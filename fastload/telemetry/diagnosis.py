@@ -248,13 +248,14 @@ def _gil(stats: Snapshot) -> Finding | None:
 def _turns(stats: Snapshot) -> Finding | None:
     """Return a finding if there are many short waits: each library call releases the GIL and wakes a worker.
 
-    Worker processes probe no GIL, because they share none.
+    Worker processes share no GIL.
     """
     sample_s = seconds_in(stats, "sample")
-    if stats.workers < 2 or not stats.gil_probes or sample_s < MOSTLY * stats.busy_s:
+    if stats.processes or stats.workers < 2 or not stats.gil_probes:
         return None
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
-    if not TURNS * sample_s <= waits_s < TURN_S * stats.blocked:
+    turns = TURNS * sample_s <= waits_s < TURN_S * stats.blocked
+    if not turns or sample_s < MOSTLY * stats.busy_s:
         return None
     each = stats.blocked / max(1, stats.samples)
     return _finding(

@@ -229,10 +229,10 @@ class Recorder:
         if self._delayed_before_s is None:
             self._delayed_before_s = delayed
         self._core_wait_s = delayed_after - self._delayed_before_s
-        switches = getrusage(RUSAGE_THREAD).ru_nvcsw
+        now = switches()
         if self._switches_before is None:
-            self._switches_before = switches + self._probes
-        self._switches = switches - self._switches_before - self._probes  # each nap is a switch
+            self._switches_before = now + self._probes
+        self._switches = now - self._switches_before - self._probes  # each nap is a switch
         self._probes += probed
         self._next_probe = perf_counter() + PROBE_EVERY_S
 
@@ -240,6 +240,11 @@ class Recorder:
 def gil_is_on() -> bool:
     """Return whether the threads of this Python take turns now. A free-threaded one may get a GIL by an import."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def switches() -> int:
+    """Return how often the calling thread has blocked."""
+    return getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 def delayed_s(thread: object = "thread-self") -> float:

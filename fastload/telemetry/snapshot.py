@@ -37,7 +37,9 @@ class Snapshot:
     epoch: int = -1
     """The epoch's number, which keys its order; -1 before the first `iter()`."""
     workers: int = 0
-    """Worker threads or processes; 0 means that the loop's own thread reads."""
+    """Workers, in threads or processes; 0 means that the loop's own thread reads."""
+    processes: int = 0
+    """Worker processes, over which the workers are spread; 0 if workers are threads of the loop's process."""
     depth: int = 0
     """The most batches that may be in flight. This bounds the memory."""
     samples: int = 0
@@ -77,10 +79,16 @@ class Snapshot:
     This is an estimate. At most every 40 ms, after a run of samples, a worker naps for 250 us. The wait is how much
     longer the nap takes, minus the time without a core as Linux counts it. The estimate is too low if the GIL is
     always in use but never for long. It is too high by 0.02, because timers fire late, and by more on full cores
-    if the kernel does not count. It needs a few tens of `gil_probes`. Worker processes do not share a GIL, so it is 0.
+    if the kernel does not count. It needs a few tens of `gil_probes`. Worker processes have their own GILs: it is 0.
+    """
+    gil_held: float = 0.0
+    """How many GILs the worker processes hold at once while they have work (0 to `processes`). It is 0 for threads.
+
+    With a process for each worker, this is their number times the share of its time for which a sample holds the GIL.
+    A thread in each process naps for 10 ms, 500 times, and sees whether it must wait for the GIL afterwards.
     """
     gil_probes: int = 0
-    """Number of naps from which `gil_pressure` is estimated. Worker processes, and threads without a GIL, make none."""
+    """Number of naps from which `gil_pressure` or `gil_held` is estimated. Without a GIL there are none."""
     gil: bool = True
     """Whether Python has a GIL. A free-threaded one has none, or gets one by an import. Then threads take turns."""
     slots_in_use: int = 0

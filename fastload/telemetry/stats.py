@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastload.telemetry.prediction import best_kind
 from fastload.telemetry.snapshot import (
     LOADER_STAGES,
     Snapshot,
@@ -79,13 +80,32 @@ def _figures(stats: Snapshot) -> list[str]:
     if stats.workers:
         rows += [
             ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
-            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes")
-            if stats.gil
-            else ("GIL pressure", "none", "this Python runs without the GIL"),
+            _gil_figure(stats),
+            *_other_kind(stats),
         ]
     if stats.slowest_s:
         rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))
     return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _gil_figure(stats: Snapshot) -> tuple[str, str, str]:
+    if not stats.gil:
+        return "GIL pressure", "none", "this Python runs without the GIL"
+    if stats.processes:
+        of = f"of {stats.processes} processes; {stats.gil_probes:,} probes"
+        return "GILs in use", f"{stats.gil_held:.2f}", of
+    return "GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"
+
+
+def _other_kind(stats: Snapshot) -> list[tuple[str, str, str]]:
+    """Return a row for the kind of workers that would read better, if there is one."""
+    best = best_kind(stats)
+    if best is None or (best.kind, best.processes) == (stats.worker_method, stats.processes):
+        return []
+    names = {"none": "0 workers", "thread": "threads"}
+    name = names.get(best.kind, f"{best.processes} process" + "es" * (best.processes > 1))
+    safe = "" if best.kind == "none" else ", if threads may run your code"
+    return [("as fast", name, f"{best.reason}{safe}")]
 
 
 def _padding(stats: Snapshot) -> list[tuple[str, str, str]]:

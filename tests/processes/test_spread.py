@@ -7,6 +7,8 @@
   last process the iterator closes, and the state resumes at the first batch that was lost.
 - Kills, forks beside threads, and samples that fork or start programs cost no hang and no wrong batch.
 - Memory that the loop keeps stays. SIGTERM and Ctrl-C to the group do what they do with one reader a process.
+- Each process measures for how much of the time its GIL is in use while there is work. While it is in use for most of
+  the time, fewer of its readers read at once.
 - `FASTLOAD_STRESS_ROUNDS` is the number of kills and of starts in these tests.
 """
 
@@ -39,6 +41,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fastload import DataLoader, errors
 from fastload.engine import choice, team
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
+from fastload.processes.jobs import Job
+from fastload.processes.work import Work
 from tests.children import Python
 from tests.fakes import Numbers
 from tests.processes import holding
@@ -465,3 +469,72 @@ def test_the_default_spreads_what_is_plainly_safe_and_only_that(
 
 
 SEEN: list[int] = []
+
+
+class Computes(Numbers):
+    def __getitem__(self, index: int) -> int:
+        ends = time.perf_counter() + 0.02
+        while time.perf_counter() < ends:
+            pass
+        return index
+
+
+class Sleeps(Numbers):
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.02)
+        return index
+
+
+def test_fewer_readers_read_at_once_while_the_gil_is_in_use() -> None:
+    work = object.__new__(Work)
+    work._job, work._changed = Job((0, 1, 2, 3), 4, 0, False, None), threading.Condition()  # type: ignore[arg-type]
+    work._most, found = 4, []
+    for share in (0.5, 0.9, 0.9, 1.0, 0.5, 0.3, 0.3, 0.1, 0.9, 0.1):
+        work.adapt(share)
+        found.append(work._most)
+    assert found == [4, 2, 1, 1, 1, 2, 3, 4, 2, 4]
+
+
+class Counted(Computes):
+    """Counts how many readers of its process are in a sample."""
+
+    def __getitem__(self, index: int) -> int:
+        with LOCK:
+            INSIDE.append(len(INSIDE))
+            most = len(INSIDE)
+        super().__getitem__(index)
+        with LOCK:
+            INSIDE.pop()
+        return most
+
+
+LOCK, INSIDE = threading.Lock(), list[int]()
+
+
+def test_one_reader_of_pure_python_reads_at_once() -> None:
+    with spread(Counted(4096), 2, 4, 1) as loader:
+        for batch in loader:
+            if loader.stats().gil_probes >= 200 and batch.tolist() == [1, 1]:
+                return
+    pytest.fail("several readers read at once until the end")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "over", "least", "most"),
+    [
+        (Computes, 1, 0.9, 1.0),
+        (Computes, 2, 1.6, 2.0),
+        (Sleeps, 1, 0.0, 0.2),
+        (Sleeps, 2, 0.0, 0.3),
+    ],
+)
+def test_processes_measure_how_many_gils_are_in_use(
+    dataset: Any, over: int, least: float, most: float
+) -> None:
+    with spread(dataset(4096), 2, 2, over) as loader:
+        for _ in loader:
+            stats = loader.stats()
+            if stats.gil_probes >= 60:
+                break
+    assert least <= stats.gil_held <= most
+    assert stats.processes == over

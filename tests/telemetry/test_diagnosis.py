@@ -46,6 +46,7 @@ def run(**changes: Any) -> Stats:
     figures: dict[str, Any] = {
         "epoch": 2,
         "workers": 4,
+        "worker_method": "thread",
         "depth": 6,
         "samples": 6400,
         "batches": 100,

@@ -1,7 +1,8 @@
 """Promises:
 - `worker_method="auto"` reads by processes what is not plainly safe, as torch does: right without any proof.
-- Plainly safe code is read by the loop if that costs less than handing over, as worker 0 would read it: in the same
-  random streams, with worker info. It is read by threads if that only copies memory. Else by processes.
+- Plainly safe code that only copies memory is read by the loop or by threads. All other is read by few processes, and
+  from the second epoch on by the kind that was measured to be best: in the same random streams, with worker info.
+- What was measured holds for the next loader of such samples, and by the file FASTLOAD_CHOICES for the next run.
 - `chosen()`, `repr`, `stats()` and the log name the kind and the reason.
 - Threads that were asked for are warned of what they are known to share. So are those that read because MPI is in use
   or the dataset holds CUDA tensors.
@@ -10,7 +11,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
 import random
 import sys
 import time
@@ -26,10 +29,14 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torchvision.transforms import Compose
 
 import fastload
-from fastload.engine import choice, trial
+from fastload.engine import choice, choices, crew
+from fastload.engine.window import close_if_rested
 from fastload.errors import SharedStateWarning
 from fastload.isolation.in_modules import generators_of_modules
+from fastload.processes.wire import can_be_read
 from fastload.settings import Settings
+from fastload.telemetry import prediction
+from fastload.telemetry.prediction import Kind
 from fastload.verdicts import libraries
 
 SEEN: list[int] = []
@@ -75,7 +82,7 @@ class Stream(IterableDataset[int]):
 def _nothing_is_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "_vouched", set())
     monkeypatch.setattr(choice, "_told", set())
-    monkeypatch.setattr(trial, "HAND_OVER_SECONDS", 0.02)  # so that a busy core decides nothing
+    choices.forget()
 
 
 def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.DataLoader[Any]:
@@ -83,19 +90,22 @@ def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.D
     return fastload.DataLoader(dataset, batch_size, **options)
 
 
+def measured_as(monkeypatch: pytest.MonkeyPatch, kind: str, processes: int = 0) -> None:
+    """Let all loaders find that a kind of workers was measured to be best."""
+    monkeypatch.setattr(choice, "known", lambda settings: Kind(kind, processes, "it was measured"))
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "kind", "reason"),
     [
-        (Rows(), {}, "none", "faster than it is handed over"),
-        (Slow(), {}, "process", "turns at the GIL"),
+        (Rows(), {}, "process", "nothing is measured yet"),
         (Shares(), {}, "process", "SEEN`, which all threads share"),
         (Stream(), {}, "process", "iterable"),
         (Rows(), {"collate_fn": list}, "process", "collate_fn"),
         (Rows(), {"worker_init_fn": print}, "process", "worker_init_fn"),
         (Rows(), {"batch_size": None}, "process", "without batches"),
-        (Rows(), {"sampler": ["a"]}, "process", "turns at the GIL"),
         (Rows(), {"num_workers": 0}, "none", "num_workers is 0"),
-        (TensorDataset(torch.zeros(8, 4)), {}, "none", "faster than it is handed over"),
+        (TensorDataset(torch.zeros(8, 4)), {}, "none", "copies a batch faster"),
         (TensorDataset(torch.zeros(8, 1 << 20)), {}, "thread", "only copies memory"),
         (Rows(), {"worker_method": "process"}, "process", ""),
         (Rows(), {"worker_method": "torch"}, "torch", ""),
@@ -115,7 +125,9 @@ def values(loader: fastload.DataLoader[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_loop_reads_as_workers_would(persistent: bool) -> None:
+def test_the_loop_reads_as_workers_would(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, "none")
+
     def read(method: str, seed: int | None) -> list[Any]:
         torch.manual_seed(3)
         options = {"worker_method": method, "persistent_workers": persistent, "seed": seed}
@@ -128,7 +140,8 @@ def test_the_loop_reads_as_workers_would(persistent: bool) -> None:
     assert auto(Drawn(), 20, num_workers=1, timeout=9).chosen().kind == "none"
 
 
-def test_the_loop_leaves_the_random_states_alone() -> None:
+def test_the_loop_leaves_the_random_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, "none")
     torch.manual_seed(0)
     loader = auto(Drawn(), 20, seed=1)
     before = torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
@@ -154,20 +167,6 @@ def test_what_a_listed_transform_changes_in_place_is_changed_in_processes_only()
     assert loader.chosen().kind == "process"
 
 
-class Fails(Rows):
-    def __getitem__(self, index: int) -> Any:
-        raise ValueError(f"no sample {index}")
-
-
-def test_an_error_is_raised_by_the_loop_and_not_by_the_trial() -> None:
-    loader = auto(Fails())
-    with mock.patch.object(trial, "read_run", wraps=trial.read_run) as tried:
-        assert loader.chosen().kind == "process"
-    assert tried.called
-    with pytest.raises(ValueError, match="no sample 0"), loader:
-        next(iter(loader))
-
-
 def test_it_tells(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fastload"), auto(Shares()) as loader:
         assert sum(len(batch) for batch in loader) == 100
@@ -180,9 +179,9 @@ def test_it_tells(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage()[:34] for record in caplog.records] == [
         "fastload: workers are processes: `"
     ]
-    with auto(Rows()) as loader:
-        assert len([*loader]) == 25
-        assert "faster than it is handed over" in str(loader.stats())
+    with auto(TensorDataset(torch.zeros(8, 4))) as loader:
+        assert len([*loader]) == 2
+        assert "copies a batch faster" in str(loader.stats())
 
 
 def test_threads_that_were_asked_for_are_warned() -> None:
@@ -204,13 +203,13 @@ def test_threads_read_if_mpi_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, "none")
+    assert auto(Shares()).chosen().kind == "process"
     fastload.threads_ok(Shares)
     assert auto(Shares()).chosen().kind == "none"
-    SEEN.clear()
     monkeypatch.setattr(libraries, "_vouched", set())
     fastload.threads_ok("tests")
     assert auto(Shares()).chosen().kind == "none"
-    SEEN.clear()
     for wrong in ("a.b", 3):
         with pytest.raises(ValueError, match="names of top-level packages"):
             fastload.threads_ok(wrong)  # type: ignore[arg-type]
@@ -236,7 +235,8 @@ class Configured(Rows):
         return self.rows[index] * self.config.scale
 
 
-def test_what_is_set_between_two_epochs_is_looked_at_too() -> None:
+def test_what_is_set_between_two_epochs_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, "none")
     dataset: Any = Transformed()
     with auto(dataset) as loader:
         assert len([*loader]) == 25
@@ -345,3 +345,171 @@ class Own:
 loader = fastload.DataLoader(Own(), num_workers=2)
 print([int(x) for x in loader], loader.chosen().kind)
 """
+
+
+# ---- what was measured ----
+
+
+@pytest.fixture
+def _handing_over_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "HAND_OVER_S", 1.0)  # so that a busy core decides nothing
+
+
+SLOW_HAND_OVER = pytest.mark.usefixtures("_handing_over_takes_long")
+
+
+@SLOW_HAND_OVER
+def test_the_second_epoch_is_read_by_what_the_first_one_measured() -> None:
+    with auto(Drawn(), shuffle=True, seed=4) as loader:
+        epochs = []
+        for kind in ("process", "none", "none"):
+            epochs.append([[x.tolist() for x in batch[:4]] for batch in loader])
+            assert loader._choice is not None
+            assert loader._choice.kind == kind
+    with auto(Drawn(), shuffle=True, seed=4, worker_method="process") as workers:
+        assert epochs == [[[x.tolist() for x in batch[:4]] for batch in workers] for _ in range(3)]
+
+
+@SLOW_HAND_OVER
+def test_the_next_loader_of_such_samples_is_read_so() -> None:
+    def kind(dataset: Any, num_workers: int = 2, **options: Any) -> str:
+        return auto(dataset, num_workers=num_workers, **options).chosen().kind
+
+    with auto(Transformed()) as loader:
+        next(iter(loader))
+        assert kind(Transformed()) == "process"  # a batch shows too little
+    with auto(Transformed()) as loader:
+        for number, _ in enumerate(loader):
+            if number == 12:  # the loop leaves the epoch
+                break
+    assert kind(Transformed()) == "none"
+    other: Any = Transformed()
+    other.transform = torch.neg
+    assert kind(other) == kind(Rows()) == kind(Transformed(), 3) == "process"
+    assert kind(Transformed(), 2, worker_method="process") == "process"
+
+
+@SLOW_HAND_OVER
+def test_persistent_workers_stay() -> None:
+    with auto(Rows(), persistent_workers=True) as loader:
+        workers = [child.pid for child in loader._counts.children] if loader._counts else []
+        for _ in range(2):
+            assert len([*loader]) == 25
+            assert loader._counts is not None
+            workers.append(loader._counts.children[0].pid)
+    assert len(set(workers)) == 1
+
+
+def test_idle_processes_end_and_others_take_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, "process", 1)
+    monkeypatch.setattr(crew, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(crew, "REST_LOOK_SECONDS", 0.01)
+
+    def epoch() -> list[int]:
+        values = [batch.tolist() for batch in loader]
+        assert len(values) == 25
+        assert loader._counts is not None
+        ends.append(os.pidfd_open(loader._counts.children[0].pid))
+        return values
+
+    ends: list[int] = []
+    with auto(Rows(), persistent_workers=True, shuffle=True, seed=3) as loader:
+        first = epoch()
+        assert can_be_read(ends[0], 20.0)  # the process has ended
+        assert epoch() != first
+        assert loader.stats().epoch == 1
+    for end in ends:
+        os.close(end)
+
+
+def test_only_processes_whose_end_nobody_sees_end() -> None:
+    for dataset, rests in ((Rows(), True), (Shares(), False)):
+        with auto(dataset, persistent_workers=True) as loader:
+            assert len([*loader]) == 25
+            window = loader._iterator._window  # type: ignore[union-attr]
+            assert (window._rests_since is not None) == rests
+            close_if_rested(window, 60.0)
+            iter(loader)  # an epoch that begins keeps them
+            close_if_rested(window, 0.0)
+            assert loader._iterator._window is window  # type: ignore[union-attr]
+            assert not window.closed
+
+
+@SLOW_HAND_OVER
+def test_code_that_is_not_plainly_safe_stays_in_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
+    with auto(Shares()) as loader:
+        for _ in range(2):
+            assert len([*loader]) == 25
+            assert loader.chosen()[:4:3] == ("process", 2)
+    assert not file.exists()
+
+
+@SLOW_HAND_OVER
+def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with auto(Rows()) as loader:
+        assert len([*loader]) == 25
+    assert not file.exists()
+    choices.forget()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with auto(Rows()) as loader:
+        assert len([*loader]) == 25
+    choices.forget()
+    assert auto(Rows()).chosen().kind == "none"
+    kept = json.loads(file.read_text())
+    assert next(iter(kept)).startswith("tests.verdicts.test_choice.Rows, num_workers=2 (")
+    [one] = kept.values()
+    assert one["kind"] == "none"
+    assert "the loop would read a batch in" in one["reason"]
+    one.update(kind="process", processes=1)
+    file.write_text(json.dumps(kept))
+    assert auto(Rows()).chosen().kind == "none"  # it is read once
+    choices.forget()
+    assert auto(Rows()).chosen()[:4:3] == ("process", 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"a": 3}',
+        '{"a": {"kind": "process"}}',
+        '{"a": {"kind": "gpu", "processes": 1, "reason": ""}}',
+        '{"a": {"kind": "process", "processes": "1", "reason": ""}}',
+    ],
+)
+def test_a_file_that_has_no_choices_is_named(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
+        iter(auto(Rows()))
+
+
+@SLOW_HAND_OVER
+def test_a_file_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(tmp_path / "missing" / "choices.json"))
+    with pytest.warns(UserWarning, match="the choice is not kept"), auto(Rows()) as loader:
+        assert len([*loader]) == 25
+    choices.forget()
+    assert auto(Rows()).chosen().kind == "process"
+
+
+class Circle(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself = [self] * 3
+
+
+def test_what_is_read_may_hold_itself() -> None:
+    settings = Settings.of(auto(Circle()))
+    assert choices._what_is_read(settings) == choices._what_is_read(settings)

@@ -1,0 +1,138 @@
+"""What was measured to read best: for the next epoch, the next loader of the same kind, and the next run.
+
+A choice is remembered by what is read: the classes of the dataset and of what it holds, numbers in them, `collate_fn`,
+`num_workers`. A file that FASTLOAD_CHOICES names keeps it for the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from fastload.engine.epoch_counts import EpochCounts
+from fastload.settings import Settings
+from fastload.telemetry.prediction import Kind, best_kind
+
+ENVIRONMENT = "FASTLOAD_CHOICES"
+
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+_known: dict[str, Kind] = {}
+"""By what is read. Each value is replaced, never changed, so threads need no lock."""
+
+_read: set[str] = set()
+"""The files that were read."""
+
+
+def known(settings: Settings) -> Kind | None:
+    """Return the kind of workers that was measured to be the best for such a loader, in this process or an earlier run.
+
+    Raises ValueError if the file of choices cannot be understood.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    if path and path not in _read:
+        _known.update(_choices_of(Path(path)))
+        _read.add(path)
+    return _known.get(_what_is_read(settings))
+
+
+def learn(counts: EpochCounts | None) -> None:
+    """Remember what the counts of an epoch show, if "auto" chose and may choose otherwise."""
+    if counts is None or not counts.settings.worker_adapts:
+        return
+    if (best := best_kind(counts.stats())) is None:
+        return
+    what = _what_is_read(counts.settings)
+    if (before := _known.get(what)) is not None and before[:2] == best[:2]:
+        return
+    _known[what] = best
+    path = os.environ.get(ENVIRONMENT)
+    if path and is_local_rank_0():
+        _write(Path(path), what, best)
+
+
+def forget() -> None:
+    """Forget what was measured in this process, and what files said."""
+    _known.clear()
+    _read.clear()
+
+
+def is_local_rank_0() -> bool:
+    """Return whether this process is no rank, or the first of its node."""
+    return not any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK)
+
+
+# ---- the file ----
+
+
+def _choices_of(path: Path) -> dict[str, Kind]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        found = {what: Kind(**one) for what, one in json.loads(text).items()}
+        kinds = {type(one.processes) is int and one.kind for one in found.values()}
+        if kinds <= {"thread", "process", "none"}:
+            return found
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise ValueError(
+        f'{ENVIRONMENT}={path}: expected JSON such as {{"what is read": {{"kind": "process", "processes": 2, '
+        '"reason": ""}}, with the kind "thread", "process" or "none". Mend or delete the file'
+    )
+
+
+def _write(path: Path, what: str, best: Kind) -> None:
+    """Put a choice into the file. If two processes write at once, one may lose its choice. The file is whole."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        choices = {**_choices_of(path), what: best}
+        new.write_text(json.dumps({k: v._asdict() for k, v in choices.items()}, indent=2) + "\n")
+        new.replace(path)
+    except (OSError, ValueError) as exc:
+        warnings.warn(f"fastload: {ENVIRONMENT}: the choice is not kept: {exc}", stacklevel=2)
+        with suppress(OSError):
+            new.unlink()
+
+
+# ---- what is read ----
+
+
+def _what_is_read(settings: Settings) -> str:
+    shape = _shape((settings.dataset, settings.collate_fn, settings.batch_size), iter(range(200)))
+    digest = blake2b(shape.encode(), digest_size=4).hexdigest()
+    return f"{_name(type(settings.dataset))}, num_workers={settings.num_workers} ({digest})"
+
+
+def _shape(x: Any, left: Iterator[int]) -> str:
+    """Return the classes and numbers of which an object consists, as long as some are `left`. It runs no user code.
+
+    Long containers and texts count by their class: two sets of files are read alike.
+    """
+    kind = type(x)
+    if x is None or kind in (bool, int, float):
+        return repr(x)
+    if kind is FunctionType or issubclass(kind, type):
+        return _name(x)
+    inner: Any = ()
+    if kind in (list, tuple):
+        inner = x
+    elif kind is dict:
+        inner = x.values()
+    else:
+        with suppress(AttributeError):
+            inner = object.__getattribute__(x, "__dict__").values()
+    few = zip(inner if len(inner) <= 32 else (), left, strict=False)
+    return f"{_name(kind)}({', '.join(_shape(part, left) for part, _ in few)})"
+
+
+def _name(x: Any) -> str:
+    return f"{x.__module__}.{x.__qualname__}"
