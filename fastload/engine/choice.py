@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,16 +43,10 @@ class Chosen(NamedTuple):
 def who_reads(settings: Settings) -> Chosen:
     """Return who reads under these settings, whose kind of workers is chosen."""
     method = "process" if settings.processes else settings.worker_method
-    if not settings.num_workers or method == "none":
-        reason = settings.worker_reason or "num_workers is 0"
-        return Chosen("none", 0, reason, adapts=settings.worker_adapts)
-    return Chosen(
-        method,
-        settings.num_workers,
-        settings.worker_reason,
-        settings.processes,
-        settings.worker_adapts,
-    )
+    n, reason, adapts = settings.num_workers, settings.worker_reason, settings.worker_adapts
+    if not n or method == "none":
+        return Chosen("none", 0, reason or "num_workers is 0", adapts=adapts)
+    return Chosen(method, n, reason, settings.processes, adapts)
 
 
 def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:
@@ -65,39 +57,47 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
     What was chosen `before`, at an earlier `iter()`, stays unless the code has changed or another kind is better.
     If "thread" was asked for, warn of what threads are known to share and samples change.
     """
-    asked = settings.worker_method != "auto"  # for threads, of this process or of several
-    if asked and before is not None:
+    settings.check_loadable()
+    if settings.worker_method != "auto":  # threads, of this process or of several
+        if before is None:
+            _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
         return settings
-    chosen = before
-    best = None if asked else known(settings)
+    best = known(settings)
     if before is not None and best is not None and best[:2] != (before.kind, before.processes):
         before = None
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
     if before is None or before.processes != settings.num_workers:
-        settings.check_loadable()
-        with _no_collection():
-            found = verdict(
-                settings.dataset,
-                settings.collate_fn,
-                settings.worker_init_fn,
-                random_modules=settings.random_modules,
-                whole=asked,
-            )
-        if asked:
-            _warn_of_shared(settings, found, stacklevel + 1)
-            return settings
+        found = _read_code(settings, whole=False)
         if before is None or not found.plain:
-            chosen = _kind(settings, found, stacklevel + 1, before, best)
-            _tell(chosen)
-    assert chosen is not None
-    kind, _, reason, processes, adapts = chosen
+            before = _choose(settings, found, stacklevel + 1, before, best)
+            _tell(before)
     return replace(
         settings,
-        worker_method=kind,
-        worker_reason=reason,
-        worker_processes=processes or None,
-        worker_adapts=adapts,
+        worker_method=before.kind,
+        worker_reason=before.reason,
+        worker_processes=before.processes or None,
+        worker_adapts=before.adapts,
     )
+
+
+def _read_code(settings: Settings, *, whole: bool) -> Verdict:
+    """Return whether threads may run the code, by reading all of it (`whole`) or up to the first reason against it.
+
+    The garbage collector is off meanwhile. It would count syntax trees, and look at all of torch: 180 ms.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return verdict(
+            settings.dataset,
+            settings.collate_fn,
+            settings.worker_init_fn,
+            random_modules=settings.random_modules,
+            whole=whole,
+        )
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None:
@@ -109,33 +109,20 @@ def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None
         warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector off in the block. It would count syntax trees, and look at all of torch: 180 ms."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _kind(
+def _choose(
     settings: Settings,
     found: Verdict,
     stacklevel: int,
     before: Chosen | None,
     best: Kind | None,
 ) -> Chosen:
-    """Return "thread", "process" or "none", and why."""
+    """Return who reads code that was found to be plainly safe or not. `best` is what was measured, if anything was."""
     n = settings.num_workers
     if found.plain:
-        chosen = best or _unmeasured(settings)
-        number = 0 if chosen.kind == "none" else n
-        reason = f"{found.reason}, and {chosen.reason}"
-        adapts = best is not None or chosen.kind == "process"
-        return Chosen(chosen.kind, number, reason, min(n, chosen.processes), adapts)
+        kind, processes, reason = best or _unmeasured(settings)
+        number = 0 if kind == "none" else n
+        adapts = best is not None or kind == "process"
+        return Chosen(kind, number, f"{found.reason}, and {reason}", min(n, processes), adapts)
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""
     why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
@@ -163,9 +150,9 @@ def _unmeasured(settings: Settings) -> Kind:
 
 
 def _tell(chosen: Chosen) -> None:
-    said = chosen.kind, chosen.reason
-    if said in _told or not is_local_rank_0():
+    kind, _, reason, *_ = chosen
+    if (kind, reason) in _told or not is_local_rank_0():
         return
-    _told.add(said)
-    kind = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}[said[0]]
-    _log.info("fastload: workers are %s: %s", kind, said[1])
+    _told.add((kind, reason))
+    names = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}
+    _log.info("fastload: workers are %s: %s", names[kind], reason)
