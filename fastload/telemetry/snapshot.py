@@ -85,7 +85,8 @@ class Snapshot:
     """How many GILs the worker processes hold at once while they have work (0 to `processes`). It is 0 for threads.
 
     With a process for each worker, this is their number times the share of its time for which a sample holds the GIL.
-    A thread in each process naps for 10 ms, 500 times, and sees whether it must wait for the GIL afterwards.
+    A thread in each process naps for 10 ms, and sees whether it must wait for the GIL afterwards. After 1,000 naps
+    beside work, or 3,000 in all, it stops.
     """
     gil_probes: int = 0
     """Number of naps from which `gil_pressure` or `gil_held` is estimated. Without a GIL there are none."""
@@ -109,11 +110,9 @@ class Snapshot:
     """How often workers stopped to wait for the GIL, a lock, a read or work, as the system counts it."""
     retries: int = 0
     """Reads that were repeated after a transient error; see `retries` of `fastload.DataLoader`."""
-
     others_cpu_s: float = 0.0
     """CPU seconds that other processes, and other virtual machines, used of this process's `cores` since `iter()`,
     as Linux counts them in ticks of 10 ms; 0 on other systems."""
-
     workers_asked: int = 0
     """The loader's `num_workers`. If `workers` is 0, the loop itself reads."""
     worker_method: str = ""

@@ -51,12 +51,10 @@ def _figures(stats: Snapshot) -> list[str]:
     used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
     if others_share(stats) > 0.05:
         used += f", {stats.others_cpu_s * per_s:.1f} by other processes"
-    sampler_s = seconds_in(stats, "sampler")
-    in_sampler = (
-        f", {duration(sampler_s)} of it in the sampler"
-        if sampler_s > 0.01 * stats.elapsed_s
-        else ""
-    )
+    waited = f"{percent(waited_share(stats))} of the time"
+    if (sampler_s := seconds_in(stats, "sampler")) > 0.01 * stats.elapsed_s:
+        waited += f", {duration(sampler_s)} of it in the sampler"
+    retried = f"{stats.retries:,} reads retried" if stats.retries else ""
     slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
     rows = [
         (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
@@ -64,16 +62,8 @@ def _figures(stats: Snapshot) -> list[str]:
         ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
         ("bytes", size(stats.bytes), f"{size(stats.bytes * per_s)} a second"),
         *_padding(stats),
-        (
-            "errors",
-            f"{stats.errors:,}",
-            f"{stats.retries:,} reads retried" if stats.retries else "",
-        ),
-        (
-            "loop waited",
-            duration(waited_s(stats)),
-            f"{percent(waited_share(stats))} of the time{in_sampler}",
-        ),
+        ("errors", f"{stats.errors:,}", retried),
+        ("loop waited", duration(waited_s(stats)), waited),
         *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
         ("slots in use", f"{stats.slots_in_use}", f"about {size(slot_bytes)}"),
     ]
@@ -117,27 +107,21 @@ def _padding(stats: Snapshot) -> list[tuple[str, str, str]]:
 def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
     kind = "threads" if stats.worker_method == "thread" else "processes"
     chosen = [("workers are", kind, stats.worker_reason)] if stats.worker_reason else []
+    waited = f"{percent(idle_share(stats))} of the time of {stats.workers}"
+    busy = f"{percent(share_of_workers(stats.busy_s, stats))} of it"
     return [
         *chosen,
-        (
-            "workers waited",
-            duration(stats.worker_wait_s),
-            f"{percent(idle_share(stats))} of the time of {stats.workers}",
-        ),
-        (
-            "workers busy",
-            duration(stats.busy_s),
-            f"{percent(share_of_workers(stats.busy_s, stats))} of it",
-        ),
+        ("workers waited", duration(stats.worker_wait_s), waited),
+        ("workers busy", duration(stats.busy_s), busy),
         ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
     ]
 
 
 def _no_workers(stats: Snapshot) -> list[tuple[str, str, str]]:
+    if not stats.workers_asked:
+        return []
     why = stats.worker_reason or "the loop itself gathers batches this light"
-    return (
-        [("workers", "0", f"{stats.workers_asked} asked for: {why}")] if stats.workers_asked else []
-    )
+    return [("workers", "0", f"{stats.workers_asked} asked for: {why}")]
 
 
 def _stage_table(stats: Snapshot) -> list[str]:

@@ -14,14 +14,14 @@ import pytest
 from fastload.telemetry import Stage, Stats
 from fastload.telemetry.prediction import best_kind
 
-LITTLE, MUCH = 1e-6, 1e-3
+FAST_S, SLOW_S = 1e-6, 1e-3
 
 
-def stats(sample_s: float = MUCH, **figures: Any) -> Stats:
+def stats(sample_s: float = SLOW_S, **figures: Any) -> Stats:
     """Return figures of 8 worker processes that read batches of ten samples, on 16 cores."""
     stages = {
         "sample": Stage("sample", 1_000 * sample_s, 1_000, sample_s, sample_s, sample_s),
-        "collate": Stage("collate", 100 * LITTLE, 100, LITTLE, LITTLE, LITTLE),
+        "collate": Stage("collate", 100 * FAST_S, 100, FAST_S, FAST_S, FAST_S),
     }
     given = {"workers": 8, "workers_asked": 8, "processes": 8, "worker_method": "process"}
     given |= {"cores": 16, "batches": 100, "gil_probes": 400, "gil_held": 4.0}
@@ -43,7 +43,7 @@ LOOP = {"workers": 0, "processes": 0, "worker_method": "", "gil_probes": 0, "gil
         (stats(gil_held=0.06), "process", 1),
         (stats(gil_held=0.04), "thread", 0),
         (stats(gil=False, gil_probes=0, gil_held=0.0), "thread", 0),
-        (stats(LITTLE), "none", 0),
+        (stats(FAST_S), "none", 0),
         (stats(24.5e-6), "none", 0),
         (stats(26e-6), "process", 6),
         # The loop waits for batches.
@@ -51,7 +51,7 @@ LOOP = {"workers": 0, "processes": 0, "worker_method": "", "gil_probes": 0, "gil
         (stats(gil_held=1.2, elapsed_s=10.0, consumer_wait_s=2.0, cores=2), "process", 2),
         (stats(gil_held=1.2, elapsed_s=10.0, consumer_wait_s=2.0, processes=2), "process", 8),
         (stats(gil_held=0.04, elapsed_s=10.0, consumer_wait_s=2.0), "thread", 0),
-        (stats(LITTLE, **LOOP), "none", 0),
+        (stats(FAST_S, **LOOP), "none", 0),
         (stats(30e-6, **LOOP), "none", 0),  # not worth a change
         (stats(40e-6, **LOOP), "process", 8),
         (stats(40e-6, **{**LOOP, "cores": 2}), "process", 2),
@@ -64,7 +64,7 @@ def test_the_best_kind(measured: Stats, kind: str, processes: int) -> None:
 
 
 def test_what_is_collated_or_pinned_counts() -> None:
-    measured = stats(LITTLE)
+    measured = stats(FAST_S)
     slow = Stage("pin", 1.0, 100, 0.01, 0.01, 0.01)
     for name in ("collate", "pin"):
         best = best_kind(replace(measured, stages={**measured.stages, name: slow}))
@@ -94,7 +94,7 @@ def test_the_report_names_another_kind() -> None:
         "as fast        2 processes  8 workers hold the GIL for 120 % of the time, if threads may run your code"
     )
     assert row(stats(gil_held=7.0)) == ""
-    assert "0 workers  the loop would read a batch in" in row(stats(LITTLE))
+    assert "0 workers  the loop would read a batch in" in row(stats(FAST_S))
     assert "GILs in use           1.20  of 8 processes; 400 probes" in str(
         replace(stats(gil_held=1.2), epoch=0)
     )
