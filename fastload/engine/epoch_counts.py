@@ -19,6 +19,11 @@ from fastload.settings import Settings
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.telemetry.recorder import gil_is_on
 
+NO_STATS = Stats()
+
+_BUSY = ("sample", "collate")
+"""The stages in which workers are busy."""
+
 
 @dataclass(slots=True)
 class Counted:
@@ -42,7 +47,7 @@ class EpochCounts:
     """The counts of an iterator in one epoch. They outlive it, so that `loader.stats()` answers after the loop.
 
     Args:
-        workers: threads that the iterator starts.
+        workers: number of workers, in threads or processes; 0 if the loop itself reads.
         pools: lend the memory of its batches.
         settings: the loader's.
     """
@@ -105,25 +110,20 @@ class EpochCounts:
 
     def _cpu_s(self) -> float:
         """Return the CPU seconds of this process and of its workers until now."""
-        return process_time() + sum(child.cpu_s for child in self.children)
+        return process_time() + sum(child.remote.cpu_s for child in self.children)
 
     def _held(self) -> dict[str, Any]:
         """Return what worker processes saw of their GILs, as fields of `Stats`."""
         probes = [child.remote.probes for child in self.children]
-        if not any(number for number, _ in probes):
-            return {}
-        held = sum(held / number for number, held in probes if number)
-        return {"gil_held": held, "gil_probes": sum(number for number, _ in probes)}
+        number = sum(probed for probed, _ in probes)
+        held = sum(held / probed for probed, held in probes if probed)
+        return {"gil_held": held, "gil_probes": number} if number else {}
 
     def _idle_s(self) -> float:
+        """Return the seconds in which workers of processes had no batch to read, added up."""
         return sum(child.remote.idle_s() for child in self.children)
 
     def end(self) -> None:
         """Store the final counts. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
-
-
-NO_STATS = Stats()
-_BUSY = ("sample", "collate")
-"""The stages in which workers are busy."""

@@ -72,5 +72,5 @@ def report(answer: Answer, batch: Batch, notices: Notices, dataset: Any) -> None
         for stage, mean, count, computed in read.stages:
             recorder.add(stage, mean, count, cpu_seconds=computed)
     notices.warnings.extend(answer.warnings)
-    if answer.waits is not None:
+    if answer.waits is not None:  # of the last reader
         recorder.waited(*answer.waits[:2])

@@ -1,4 +1,4 @@
-"""What a worker process hears while it reads."""
+"""The thread of a worker process that hears the loop's process while its readers read, and probes the GIL."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LINGER_SECONDS = 10.0
 """How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
 
 PROBE_SECONDS, MOST_PROBES, MOST_NAPS = 0.01, 1_000, 3_000
-"""How often the GIL is probed, and after how many naps no more: those with work for the readers, and all."""
+"""How long each nap is from which the GIL is probed. After how many there are no more: beside work, and in all."""
 
 PROBES_TOLD = 40
-"""After how many probes the share is told. It is then 0.08 off at most, in two of three cases."""
+"""After how many probes `on_share` is called again. In two of three cases the share is then at most 0.08 off."""
 
 
 class Beside:
@@ -36,17 +36,18 @@ class Beside:
     def __init__(self, end: socket.socket, tops: Container[CodeType]) -> None:
         self._end = end
         self._tops = tops
-        self._changed = threading.Condition()  # owns the five fields below
+        self._changed = threading.Condition()  # owns the four fields below
         self._readers = [threading.get_ident()]  # their threads
         self._dropped = -1
         self._batches: dict[int, Batch] = {}  # that came and are not answered, by number
         self._ends = False
-        self._cpu_before = process_time()
+        self._cpu_started = process_time()
         self.probes = 0, 0
         """How often the GIL was probed while readers had work, and how often one of them held it."""
         self.on_share: Callable[[float], None] | None = None
-        """Is told the share of the latest probes that found the GIL in use."""
-        self._naps = self._held_before = 0  # only the thread that hears counts
+        """Gets the share of the latest probes that found the GIL in use."""
+        self._naps = 0  # only the thread that hears counts
+        self._held_before = 0  # of the probes at the last call of `on_share`
         os.register_at_fork(after_in_child=self._forked)
         threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
 
@@ -72,10 +73,8 @@ class Beside:
             self._batches.pop(batch.number, None)
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the process since the last call."""
-        with self._changed:
-            before, self._cpu_before = self._cpu_before, process_time()
-            return self._cpu_before - before
+        """Return the CPU seconds of the process since it started this thread."""
+        return process_time() - self._cpu_started
 
     def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until `until()` is true or `seconds` have passed."""

@@ -6,6 +6,7 @@ Tickets and answers hold plain values, so that the pickle of each takes some mic
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ STACK, DROP, END = b"s", b"d", b"e"
 
 
 class Job(NamedTuple):
-    """What a worker process is to be."""
+    """What a worker process is to do, from its start on."""
 
     workers: tuple[int, ...]
     """The ids of its workers, each with a thread of its own."""
@@ -39,6 +40,11 @@ class Job(NamedTuple):
     """Whether `on_error` is a function, which runs in the loop's process."""
     modes: Modes
     """Torch's modes in which it reads."""
+
+
+def named(workers: Sequence[int]) -> str:
+    """Return what names these workers in messages: "worker 0" or "workers 0, 1"."""
+    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
 
 
 class Sealed:
@@ -124,6 +130,6 @@ class Answer(NamedTuple):
     reads: list[Any]
     """A `Read` of each worker that read a run, as plain tuples. The last one has finished the batch."""
     waits: tuple[float, int, float, tuple[int, int]] | None
-    """Of the last worker, if it looked: seconds without a core, and times it blocked. Of its process: CPU seconds since
-    the last look, and how often the GIL was probed and in use since the start."""
+    """Of the last worker, if it looked: seconds without a core, and how often it blocked, since its last look. Of its
+    process, since the start: CPU seconds, and how often the GIL was probed and in use."""
     warnings: list[tuple[str, str, type[Warning]]]

@@ -53,10 +53,10 @@ class ObservedByWorker(dict[int, Observed]):
 
 
 class Looks:
-    """Looks now and then at what a worker's thread waited for.
+    """Looks, at most every `PROBE_EVERY_S`, at what a worker's thread waited for.
 
     Args:
-        beside: what the workers of the process share.
+        beside: has the CPU seconds of the process, and the probes of its GIL.
     """
 
     def __init__(self, beside: Beside) -> None:

@@ -69,9 +69,8 @@ class Child:
     def start(self, context: BaseContext, sealed: Sealed) -> None:
         """Start the process. Raise what starting or pickling raised. Then call `end`."""
         self.dead = self.ending = False
-        self._fate: tuple[bool, int | None] | None = (
-            None  # whether a dead process has ended, and its exit code
-        )
+        # Whether a dead process has ended, and its exit code.
+        self._fate: tuple[bool, int | None] | None = None
         self._late = monotonic() + (self._settings.timeout or math.inf)
         self.work, theirs = pair()
         self._beside, theirs_beside = socket.socketpair()
@@ -219,15 +218,9 @@ class Child:
         return f"{self._idle(did)} To limit the wait, pass timeout=. The worker is here:\n{self.stack()}"
 
     @property
-    def cpu_s(self) -> float:
-        """The CPU seconds of the process, as far as they are known."""
-        return self.remote.cpu_s
-
-    @property
     def name(self) -> str:
         """Which workers the process has."""
-        workers = self.job.workers
-        return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
+        return jobs.named(self.job.workers)
 
     def stack(self) -> str:
         """Return where each reader of the process is, innermost call last."""

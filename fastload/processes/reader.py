@@ -68,13 +68,12 @@ class Reader:
                     set_worker_info(None)
         fetcher = work.fetcher
         streams = streams_of(settings, draws=not fetcher.source.copies)
-        if streams.keyed and alone:
-            found = generators if own.init_fn is None else None
-            if found is None:
-                found = [*own.current_generators(), *generators_of_modules()]
-            own = replace(own, generators=found)
-        elif own.init_fn is not None:
-            own = replace(own, generators=own.current_generators())
+        keys_modules = streams.keyed and alone  # several readers would share these generators
+        if keys_modules and own.init_fn is None and generators is not None:
+            own = replace(own, generators=generators)
+        elif keys_modules or own.init_fn is not None:
+            of_modules = generators_of_modules() if keys_modules else []
+            own = replace(own, generators=[*own.current_generators(), *of_modules])
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
         self._looks = Looks(work.heard)
         self._context = WorkerContext(

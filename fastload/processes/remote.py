@@ -67,6 +67,7 @@ class Remote:
         self, workers: Sequence[int], settings: Settings, segments: Segments, notices: Notices
     ) -> None:
         self.cpu_s = 0.0
+        """The CPU seconds of the process until its latest look."""
         self.probes = 0, 0
         """How often the process probed its GIL while there was work, and how often that was in use."""
         self.workers = workers
@@ -82,9 +83,7 @@ class Remote:
         self._keys: dict[int, StreamKeys] = {}  # of the latest ticket, by lane
         self._known: dict[tuple[int, int], None] = {}  # the segments that the process maps
         self._retired = 0  # `Segments.retired` at the last ticket
-        self._marks = np.full(
-            len(workers), -1
-        )  # the number of the batch that each reads, or read last
+        self._marks = np.full(len(workers), -1)  # the batch that each reads, or read last
         self._idle = WaitClock()  # workers, while there is no batch for them
         self._lane_states: dict[int, Any] = {}  # after the latest batch; only who receives uses it
 
@@ -148,9 +147,8 @@ class Remote:
         try:
             while self._unsent and self.wire.send_packet(self._unsent[0], waits=False):
                 self._unsent.popleft()
-        except (
-            OSError
-        ):  # the process has died, or must: it does not know what this ticket would have told it
+        except OSError:
+            # The process has died, or must: it does not know what this ticket would have told it.
             self._unsent.clear()
             with suppress(OSError):
                 self._end.shutdown(socket.SHUT_RDWR)
@@ -165,7 +163,7 @@ class Remote:
         retired = self._segments.retired
         if retired != self._retired:
             forget = [key for key in self._known if not self._segments.has(key)]
-        fresh = segment is not None and segment.key not in self._known
+        fresh = None if segment is None or segment.key in self._known else segment
         ticket = Ticket(
             number=batch.number,
             lane=lane,
@@ -175,10 +173,10 @@ class Remote:
             position=batch.position,
             given=given,
             segment=None if segment is None else segment.key,
-            nbytes=segment.nbytes if fresh and segment is not None else 0,
+            nbytes=0 if fresh is None else fresh.nbytes,
             forget=forget,
         )
-        descriptors = [segment.descriptor] if fresh and segment is not None else []
+        descriptors = [] if fresh is None else [fresh.descriptor]
         packet = Packet(pickle.dumps((jobs.TICKET, tuple(ticket)), 5), descriptors)
         # Only now: if the indices cannot be pickled, the process has learnt nothing.
         self._keys[lane] = batch.keys
@@ -219,8 +217,8 @@ class Remote:
                 self._idle.start()
             self._flush()
         report(answer, batch, self._notices, self._settings.dataset)
-        if answer.waits is not None:
-            self.cpu_s += answer.waits[2]
+        if answer.waits is not None:  # a later look may have come before it
+            self.cpu_s = max(self.cpu_s, answer.waits[2])
             self.probes = max(self.probes, answer.waits[3])
         try:
             memories = self._memories(answer, descriptors, segment)

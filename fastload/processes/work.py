@@ -45,7 +45,7 @@ class Work:
         job: which workers they are.
         settings: the loader's arguments.
         wire: brings tickets, takes answers.
-        heard: what the loop's process says beside them.
+        heard: hears what the loop's process says beside the wire.
         marks: int64[readers], which the loop's process sees: the number of the batch that each reads, or read last.
         notices: collects warnings for the loop.
     """
@@ -256,5 +256,4 @@ class Work:
 
 def who_is(workers: Sequence[int]) -> str:
     """Return what names these workers of this process in an error."""
-    plural = "s" if len(workers) > 1 else ""
-    return f"worker{plural} {', '.join(map(str, workers))} (process {os.getpid()})"
+    return f"{jobs.named(workers)} (process {os.getpid()})"
