@@ -35,10 +35,11 @@ from fastload.settings import Settings
 Calls = SimpleQueue[Callable[[], None] | None]
 
 IN_LOOP_SECONDS, MOST_SLOW = 1e-3, 3
-"""How long the loop may take to receive a batch. After three in turn that take longer, a thread receives all others."""
+"""How long the loop may take to receive a batch. After three in turn that took longer, a thread receives."""
 
 REST_SECONDS, REST_LOOK_SECONDS = 60.0, 30.0
-"""After how long between two epochs processes end, if others can take their place unnoticed; how often that is seen."""
+"""How long processes rest after an epoch before they end, if others can take their place unnoticed. How often the
+thread of the crew looks."""
 
 _log = logging.getLogger("fastload")
 
@@ -107,7 +108,7 @@ class Crew:
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
         self._next_look = monotonic() + parent.IDLE_SECONDS
-        self._calls: dict[Child, Calls] = {}
+        self._calls: dict[Child, Calls] = {}  # of the threads that run them
         self._last_words: dict[Child, str] = {}  # what the workers of a dead process read
         self._seen: dict[Child, tuple[float, tuple[int, ...]]] = {}  # at the last look
         window.listener = self
@@ -202,6 +203,11 @@ class Crew:
                     self._by_descriptor[descriptor] = child
                     self._poll.register(descriptor, select.POLLIN)
 
+    def _unregister(self, child: Child) -> None:
+        for descriptor in [d for d, one in self._by_descriptor.items() if one is child]:
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
+
     def _receive_all(self, seconds: float | None) -> None:
         """Wait until processes have sent something, the bell rings, or `seconds` have passed. Take what they sent."""
         if seconds != 0:
@@ -218,9 +224,7 @@ class Crew:
             if descriptor == work and self._receive(child):
                 continue
             if descriptor == work or work not in ready:
-                for known in [d for d, one in self._by_descriptor.items() if one is child]:
-                    self._poll.unregister(known)
-                    del self._by_descriptor[known]
+                self._unregister(child)
                 self._bury(child)
         if not ready and monotonic() >= self._next_look:
             self._next_look = monotonic() + parent.IDLE_SECONDS

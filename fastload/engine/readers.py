@@ -98,16 +98,21 @@ class Readers:
         return window
 
     def of_loop(self, window: Window[Batch]) -> WorkerContext:
-        """Return what the loop reads with if there are no workers: the loader's own objects, not copied."""
+        """Return what the loop reads with if there are no workers.
+
+        These are the loader's own objects, or copies of them if the loop reads in the place of workers.
+        """
         settings = self._settings
-        own = WorkerCopies(settings.dataset, settings.collate_fn, None)
-        if self._isolation is not None and settings.worker_method == "none":
+        if self._isolation is None:
+            own = WorkerCopies(settings.dataset, settings.collate_fn, None)
+        elif settings.worker_method == "none":
             own = self._isolation.own()  # as worker 0 would have
-        elif self._isolation is not None:
+        else:
             own = self._isolation.originals()
         stream = self._streams.make(own.generators, initialised=False)
         wait, modes = window.changes.wait, modes_of_thread()
-        modes = modes.shared() if settings.persistent_workers else modes
+        if settings.persistent_workers:
+            modes = modes.shared()
         return WorkerContext(0, own, None, stream, self.fetcher, wait, modes)
 
     def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
@@ -156,9 +161,8 @@ class Processes(Readers):
     runs_ahead = False  # they have the dataset of `iter()`
 
     def _owns_copies(self, draws: bool) -> bool:
-        return (
-            self._settings.processes < self.workers
-        )  # to see before a fork whether they can be copied
+        # Several workers of a process do. Here, to see before a fork whether their objects can be copied.
+        return self._settings.processes < self.workers
 
     def batch(self, given: Any, **place: Any) -> Batch:
         """See `Readers`.

@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Ticket)
 
 
 class Listener(Protocol):
-    """Who reads elsewhere than in threads that claim."""
+    """Reads tickets elsewhere than in threads that claim, such as in processes."""
 
     def pull(self, seconds: float | None) -> bool:
         """Complete what was read elsewhere. Wait for that at most `seconds`. Return False if another thread does it."""
@@ -344,7 +344,7 @@ class Window(Generic[T]):
             self.changes.close()
 
     def rest(self, since: float | None) -> None:
-        """Note since when nobody needs the window: an epoch has ended. None: another one begins."""
+        """Note when an epoch ended, so that the window rests. None: another one begins."""
         with self._lock:
             self._rests_since = since
 
@@ -356,7 +356,7 @@ class Window(Generic[T]):
 
 
 def close_if_rested(window: Window[Any], seconds: float) -> None:
-    """Close a window if nobody has needed it for so long."""
+    """Close a window that has rested for `seconds`."""
     with window._lock:  # so that no epoch begins in between
         since = window._rests_since
         if since is not None and perf_counter() - since >= seconds:
