@@ -25,11 +25,7 @@ from fastload.isolation.worker_copies import CopyDataset
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
-from fastload.order.partition import (
-    divided_once,
-    partition,
-    refuse_two_partitions,
-)
+from fastload.order.partition import divided_once, partition, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import (
     check_draws,

@@ -18,12 +18,7 @@ from fastload.engine.readers import readers_of
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
 from fastload.engine.window import Window
-from fastload.errors import (
-    LoaderClosedError,
-    LoaderTimeoutError,
-    StateError,
-    WorkerDiedError,
-)
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, StateError, WorkerDiedError
 from fastload.memory.batch import Batch
 from fastload.order.batches import has_pure_order
 from fastload.order.epochs import Epochs

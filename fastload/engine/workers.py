@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastload._kit.torch_private import (
-    make_worker_info,
-    set_worker_info,
-    show_worker_info_in_threads,
-)
+from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
 from fastload.engine.pinning import pin_batch
 from fastload.engine.team import Team, join
 from fastload.engine.threads import (
@@ -26,7 +22,7 @@ from fastload.random.streams import Streams, entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
-from fastload.reading.worker_context import WorkerContext, finish, read_run
+from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run
 
 
 def start(
@@ -96,11 +92,8 @@ def _work(
     with team.serving():
         with team.setting_up(f"worker {info.id}; stage: worker_init_fn"):
             become_worker(device, torch_threads)
-            if own.init_fn:
-                set_worker_info(info)
-                with modes.entered():
-                    own.init_fn(info.id)
-                set_worker_info(None)
+            initialise(own, info, modes)
+            if own.init_fn is not None:
                 own = replace(own, generators=own.current_generators())
         stream = streams.make(own.generators, initialised=own.init_fn is not None)
         with modes.entered(), entered(stream):

@@ -26,10 +26,7 @@ import numpy as np
 import torch
 
 from fastload._kit import user_errors
-from fastload._kit.torch_private import (
-    numpy_seed,
-    show_worker_info_in_threads,
-)
+from fastload._kit.torch_private import numpy_seed, show_worker_info_in_threads
 from fastload._kit.user_errors import annotate, contained
 from fastload.errors import SharedStateWarning
 from fastload.isolation import WorkerCopies

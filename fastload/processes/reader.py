@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastload._kit.torch_private import make_worker_info, name_thread, set_worker_info
+from fastload._kit.torch_private import make_worker_info, name_thread
 from fastload._kit.user_errors import annotate
 from fastload.isolation import WorkerCopies
 from fastload.isolation.in_modules import generators_of_modules
@@ -25,7 +25,7 @@ from fastload.processes.pausing import busy
 from fastload.processes.work import Work, who_is
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
-from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
+from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run, streams_of
 from fastload.settings import Settings
 
 _reading = threading.local()
@@ -33,7 +33,16 @@ _reading = threading.local()
 
 
 class Reader:
-    """One worker of the process, in the thread that makes it."""
+    """One worker of the process, in the thread that makes it.
+
+    Args:
+        worker: its id.
+        job: what the process is to do.
+        settings: the loader's arguments.
+        own: the dataset and functions that it reads with.
+        work: what it shares with the other readers.
+        generators: those of the dataset and of modules, if the loop's process has looked for them before a fork.
+    """
 
     def __init__(
         self,
@@ -56,16 +65,11 @@ class Reader:
         info = make_worker_info(
             worker, job.num_workers, job.seed + worker, own.dataset, method, rng
         )
-        with job.modes.entered():
-            if own.init_fn is not None:
-                set_worker_info(info)
-                try:
-                    own.init_fn(worker)
-                except BaseException as exc:
-                    annotate(exc, f"worker {worker}; stage: worker_init_fn")
-                    raise
-                finally:
-                    set_worker_info(None)
+        try:
+            initialise(own, info, job.modes)
+        except BaseException as exc:
+            annotate(exc, f"worker {worker}; stage: worker_init_fn")
+            raise
         fetcher = work.fetcher
         streams = streams_of(settings, draws=not fetcher.source.copies)
         keys_modules = streams.keyed and alone  # several readers would share these generators

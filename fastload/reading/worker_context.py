@@ -95,6 +95,17 @@ def streams_of(settings: Settings, *, draws: bool) -> Streams:
     )
 
 
+def initialise(own: WorkerCopies, info: Any, modes: Modes) -> None:
+    """Call the `worker_init_fn` of a worker, if it has one, in this thread."""
+    if own.init_fn is not None:
+        set_worker_info(info)
+        try:
+            with modes.entered():
+                own.init_fn(info.id)
+        finally:
+            set_worker_info(None)
+
+
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
