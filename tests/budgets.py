@@ -19,7 +19,7 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 4_000,
+    "the way of an index": 3_992,
     "loaded beside the way": 2_730,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
@@ -47,7 +47,7 @@ BUDGETS = {
     "fastload/train": 1_156,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_358,
+    "process workers": 2_353,
     "verdicts and allow list": 955,
 }
 

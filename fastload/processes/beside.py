@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sized
 from contextlib import suppress
 from functools import partial
 from time import process_time
@@ -30,6 +30,36 @@ PROBES_TOLD = 40
 """After how many probes `on_share` is called again. In two of three cases the share is then at most 0.08 off."""
 
 
+class GilProbe:
+    """Sees how often a worker process's GIL is in use. Only the thread that hears the loop's process probes."""
+
+    def __init__(self) -> None:
+        self.probes = 0, 0
+        """How often the GIL was probed while readers had work, and how often one of them held it."""
+        self.on_share: Callable[[float], None] | None = None
+        """Gets the share of the latest probes that found the GIL in use."""
+        self._naps = 0
+        self._held_before = 0  # of the probes at the last call of `on_share`
+
+    def probe(self, hears: Callable[[float], bool], work: Sized) -> None:
+        """Nap until the loop's process says something. After each nap, see whether another thread held the GIL.
+
+        The nap blocks this thread once. If the GIL is in use, waiting for it blocks the thread again.
+        """
+        before = switches()
+        while self._naps < MOST_NAPS and self.probes[0] < MOST_PROBES:
+            if hears(PROBE_SECONDS):
+                return
+            blocked, before = switches() - before, switches()
+            self._naps += 1
+            if work and blocked:  # else there is no work, or the system does not count
+                probes, held = self.probes
+                probes, held = self.probes = probes + 1, held + (blocked > 1)
+                if self.on_share is not None and not probes % PROBES_TOLD:
+                    self.on_share((held - self._held_before) / PROBES_TOLD)
+                    self._held_before = held
+
+
 class Beside:
     """A thread that hears the loop's process while its readers read. If that process is gone, it ends this one."""
 
@@ -42,12 +72,7 @@ class Beside:
         self._batches: dict[int, Batch] = {}  # that came and are not answered, by number
         self._ends = False
         self._cpu_started = process_time()
-        self.probes = 0, 0
-        """How often the GIL was probed while readers had work, and how often one of them held it."""
-        self.on_share: Callable[[float], None] | None = None
-        """Gets the share of the latest probes that found the GIL in use."""
-        self._naps = 0  # only the thread that hears counts
-        self._held_before = 0  # of the probes at the last call of `on_share`
+        self.gil = GilProbe()
         os.register_at_fork(after_in_child=self._forked)
         threading.Thread(target=self._hear, name="fastload-beside", daemon=True).start()
 
@@ -81,30 +106,12 @@ class Beside:
         with self._changed:
             self._changed.wait_for(lambda: self._ends or until(), seconds)
 
-    def _probe(self, hears: Callable[[float], bool]) -> None:
-        """Nap until the loop's process says something. After each nap, see whether another thread held the GIL.
-
-        The nap blocks this thread once. If the GIL is in use, waiting for it blocks the thread again.
-        """
-        before = switches()
-        while self._naps < MOST_NAPS and self.probes[0] < MOST_PROBES:
-            if hears(PROBE_SECONDS):
-                return
-            blocked, before = switches() - before, switches()
-            self._naps += 1
-            if self._batches and blocked:  # else there is no work, or the system does not count
-                probes, held = self.probes
-                probes, held = self.probes = probes + 1, held + (blocked > 1)
-                if self.on_share is not None and not probes % PROBES_TOLD:
-                    self.on_share((held - self._held_before) / PROBES_TOLD)
-                    self._held_before = held
-
     def _hear(self) -> None:
         with suppress(OSError):
             hears = partial(can_be_read, self._end.fileno())
             while True:
                 if gil_is_on():
-                    self._probe(hears)
+                    self.gil.probe(hears, self._batches)
                 if not (said := self._end.recv(1)):
                     break
                 if said == jobs.STACK:

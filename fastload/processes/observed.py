@@ -76,4 +76,4 @@ class Looks:
         delayed, blocked = (a - b for a, b in zip(seen, self._seen, strict=True))
         waits = self._batches  # each wait for a ticket is a switch
         self._batches, self._seen = 0, seen
-        return delayed, max(0, int(blocked) - waits), self._beside.cpu_s(), self._beside.probes
+        return delayed, max(0, int(blocked) - waits), self._beside.cpu_s(), self._beside.gil.probes

@@ -82,7 +82,7 @@ class Work:
         self._memories: dict[int, TicketMemory] = {}  # of the batches
         self._handled: dict[int, Any] = {}  # by worker: what `on_error` chose
         if shares and not settings.iterable:  # a lane must not wait for another one
-            heard.on_share = self.adapt
+            heard.gil.on_share = self.adapt
 
     def claim(self, worker: int) -> Claim[Batch]:
         """Wait for samples to read, and claim some. Raise EOFError once the loop's process sends no more."""
