@@ -38,6 +38,7 @@ from fastload.settings import Settings
 from fastload.telemetry import prediction
 from fastload.telemetry.prediction import Kind
 from fastload.verdicts import libraries
+from tests.children import run_python
 
 SEEN: list[int] = []
 
@@ -71,6 +72,17 @@ class Shares(Rows):
     def __getitem__(self, index: int) -> Any:
         SEEN.append(index)
         return self.rows[index] + len(SEEN) * 0
+
+
+class Transformed(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.transform is not None:
+            self.transform(index)
+        return self.rows[index]
 
 
 class Stream(IterableDataset[int]):
@@ -220,19 +232,19 @@ class Config(dict[str, int]):
         return self[name]
 
 
+class Configured(Rows):
+    config: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index] * self.config.scale
+
+
 def test_what_raises_as_it_is_read_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("settings")
     module.__getattr__ = {"scale": 2}.__getitem__  # type: ignore[method-assign]
     for config in (Config(scale=2), module):
         monkeypatch.setattr(Configured, "config", config)
         assert auto(Configured()).chosen().kind == "process"
-
-
-class Configured(Rows):
-    config: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[index] * self.config.scale
 
 
 def test_what_is_set_between_two_epochs_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,17 +257,6 @@ def test_what_is_set_between_two_epochs_is_looked_at_too(monkeypatch: pytest.Mon
         assert len([*loader]) == 25
         assert loader.chosen().kind == "process"
     assert SEEN == []
-
-
-class Transformed(Rows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.transform: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        if self.transform is not None:
-            self.transform(index)
-        return self.rows[index]
 
 
 @pytest.mark.parametrize("name", ["__getitem__", "__getitems__"])
@@ -326,8 +327,6 @@ def test_the_search_for_generators_asks_no_proxy_for_its_class(
 
 
 def test_a_lambda_and_a_class_of_main_are_read(tmp_path: Path) -> None:
-    from tests.children import run_python
-
     (tmp_path / "main.py").write_text(MAIN)
     done = run_python("main.py", cwd=tmp_path, timeout=100.0)
     assert done.stdout == "[0, 2, 4, 6] process\n", done.stderr
@@ -443,7 +442,8 @@ def test_code_that_is_not_plainly_safe_stays_in_processes(
     with auto(Shares()) as loader:
         for _ in range(2):
             assert len([*loader]) == 25
-            assert loader.chosen()[:4:3] == ("process", 2)
+            chosen = loader.chosen()
+            assert (chosen.kind, chosen.processes) == ("process", 2)
     assert not file.exists()
 
 
@@ -469,7 +469,8 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text(json.dumps(kept))
     assert auto(Rows()).chosen().kind == "none"  # it is read once
     choices.forget()
-    assert auto(Rows()).chosen()[:4:3] == ("process", 1)
+    chosen = auto(Rows()).chosen()
+    assert (chosen.kind, chosen.processes) == ("process", 1)
 
 
 @pytest.mark.parametrize(
