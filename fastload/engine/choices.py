@@ -22,17 +22,19 @@ from fastload.telemetry.prediction import Kind, best_kind
 
 ENVIRONMENT = "FASTLOAD_CHOICES"
 
+_KINDS = "thread", "process", "none"
+
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 _known: dict[str, Kind] = {}
 """By what is read. Each value is replaced, never changed, so threads need no lock."""
 
 _read: set[str] = set()
-"""The files that were read."""
+"""The files of choices that were read."""
 
 
 def known(settings: Settings) -> Kind | None:
-    """Return the kind of workers that was measured to be the best for such a loader, in this process or an earlier run.
+    """Return the kind of workers that was measured to be best for such a loader, in this process or an earlier run.
 
     Raises ValueError if the file of choices cannot be understood.
     """
@@ -79,8 +81,7 @@ def _choices_of(path: Path) -> dict[str, Kind]:
         return {}
     try:
         found = {what: Kind(**one) for what, one in json.loads(text).items()}
-        kinds = {type(one.processes) is int and one.kind for one in found.values()}
-        if kinds <= {"thread", "process", "none"}:
+        if all(type(x.processes) is int and x.kind in _KINDS for x in found.values()):
             return found
     except (ValueError, TypeError, AttributeError):
         pass
@@ -91,7 +92,7 @@ def _choices_of(path: Path) -> dict[str, Kind]:
 
 
 def _write(path: Path, what: str, best: Kind) -> None:
-    """Put a choice into the file. If two processes write at once, one may lose its choice. The file is whole."""
+    """Put a choice into the file. If two processes write at once, one choice may be lost, but the file is whole."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         choices = {**_choices_of(path), what: best}
@@ -107,15 +108,16 @@ def _write(path: Path, what: str, best: Kind) -> None:
 
 
 def _what_is_read(settings: Settings) -> str:
+    """Return the key under which a choice is kept: equal for loaders of such samples, also in the next run."""
     shape = _shape((settings.dataset, settings.collate_fn, settings.batch_size), iter(range(200)))
     digest = blake2b(shape.encode(), digest_size=4).hexdigest()
     return f"{_name(type(settings.dataset))}, num_workers={settings.num_workers} ({digest})"
 
 
 def _shape(x: Any, left: Iterator[int]) -> str:
-    """Return the classes and numbers of which an object consists, as long as some are `left`. It runs no user code.
+    """Return the classes and numbers of which an object consists, up to as many parts as are `left`.
 
-    Long containers and texts count by their class: two sets of files are read alike.
+    This runs no user code. Long containers and texts count by their class: two sets of files are read alike.
     """
     kind = type(x)
     if x is None or kind in (bool, int, float):

@@ -136,10 +136,9 @@ class Crew:
         No other process can read a batch of an iterable dataset. If none can read it, the batch raises, so that the
         loop does not wait for it.
         """
-        n = len(self._children)
-        first = ticket.lane % n
-        heirs = [self._children[(first + k) % n] for k in range(n)]
-        if self._children[0].iterable:
+        first = ticket.lane % len(self._children)
+        heirs = self._children[first:] + self._children[:first]
+        if heirs[0].iterable:
             del heirs[1:]
         ticket.claimed = ticket.units
         for child in heirs:

@@ -52,7 +52,7 @@ class Readers:
     is_inline = True
     """Whether the loop itself reads."""
     in_turn = False
-    """Whether each worker reads its own batch elsewhere, rather than all of them the same one in this process."""
+    """Whether other processes read whole batches, in turn, rather than workers in this process sharing each batch."""
     runs_ahead = True
     """Whether workers may read from the next epoch before the loop begins it."""
 

@@ -74,6 +74,6 @@ class Looks:
         self._next = now + PROBE_EVERY_S
         seen = delayed_s(), switches()
         delayed, blocked = (a - b for a, b in zip(seen, self._seen, strict=True))
-        waits = self._batches  # each wait for a ticket is a switch
+        stops = max(0, int(blocked) - self._batches)  # the wait for each ticket is a switch
         self._batches, self._seen = 0, seen
-        return delayed, max(0, int(blocked) - waits), self._beside.cpu_s(), self._beside.gil.probes
+        return delayed, stops, self._beside.cpu_s(), self._beside.gil.probes

@@ -218,8 +218,8 @@ class Remote:
             self._flush()
         report(answer, batch, self._notices, self._settings.dataset)
         if answer.waits is not None:  # a later look may have come before it
-            self.cpu_s = max(self.cpu_s, answer.waits[2])
-            self.probes = max(self.probes, answer.waits[3])
+            _, _, cpu_s, probes = answer.waits
+            self.cpu_s, self.probes = max(self.cpu_s, cpu_s), max(self.probes, probes)
         try:
             memories = self._memories(answer, descriptors, segment)
         except OSError as exc:  # no more descriptors, or no more memory

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 FULL, FREE = 0.8, 0.4
 """Shares of the time that the GIL is in use. Above the first, half as many readers are as fast, or faster, because they
-wait for one another. Below the second, there is room for one more."""
+wait for one another. Below the second, there is room for one more, and below half of it for twice as many."""
 
 
 class Work:
