@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_564,
     # parts of their own, and parts to come
     "process workers": 2_352,
-    "verdicts and allow list": 955,
+    "verdicts and allow list": 962,
 }
 
 LISTED = {

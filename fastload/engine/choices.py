@@ -11,11 +11,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from fastload._kit.cores import cores_of_rank
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.settings import Settings
 from fastload.telemetry.prediction import Kind, best_kind
@@ -49,7 +51,9 @@ def learn(counts: EpochCounts | None) -> None:
     """Remember what the counts of an epoch show, if "auto" chose and may choose otherwise."""
     if counts is None or not counts.settings.worker_adapts:
         return
-    if (best := best_kind(counts.stats())) is None:
+    stats = counts.stats()
+    best = best_kind(replace(stats, cores=min(stats.cores, cores_of_rank())))
+    if best is None:
         return
     what = _what_is_read(counts.settings)
     if (before := _known.get(what)) is not None and before[:2] == best[:2]:
@@ -81,14 +85,19 @@ def _choices_of(path: Path) -> dict[str, Kind]:
         return {}
     try:
         found = {what: Kind(**one) for what, one in json.loads(text).items()}
-        if all(type(x.processes) is int and x.kind in _KINDS for x in found.values()):
+        if all(map(_fits, found.values())):
             return found
     except (ValueError, TypeError, AttributeError):
         pass
     raise ValueError(
         f'{ENVIRONMENT}={path}: expected JSON such as {{"what is read": {{"kind": "process", "processes": 2, '
-        '"reason": ""}}, with the kind "thread", "process" or "none". Mend or delete the file'
+        '"reason": ""}}. The kind may also be "thread" or "none", with 0 processes. Mend or delete the file'
     )
+
+
+def _fits(one: Kind) -> bool:
+    some = one.processes > 0 if one.kind == "process" else one.processes == 0
+    return one.kind in _KINDS and type(one.processes) is int and some
 
 
 def _write(path: Path, what: str, best: Kind) -> None:

@@ -95,7 +95,7 @@ def _other_kind(stats: Snapshot) -> list[tuple[str, str, str]]:
     names = {"none": "0 workers", "thread": "threads"}
     name = names.get(best.kind, f"{best.processes} process" + "es" * (best.processes > 1))
     safe = "" if best.kind == "none" else ", if threads may run your code"
-    return [("as fast", name, f"{best.reason}{safe}")]
+    return [("other kind", name, f"{best.reason}{safe}")]
 
 
 def _padding(stats: Snapshot) -> list[tuple[str, str, str]]:

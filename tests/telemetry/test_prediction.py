@@ -88,10 +88,10 @@ def test_too_little_was_measured(figures: dict[str, Any]) -> None:
 def test_the_report_names_another_kind() -> None:
     def row(measured: Stats) -> str:
         lines = str(replace(measured, epoch=0, elapsed_s=9.0)).split("\n")
-        return next((line for line in lines if line.startswith("as fast")), "")
+        return next((line for line in lines if line.startswith("other kind")), "")
 
     assert row(stats(gil_held=1.2)) == (
-        "as fast        2 processes  8 workers hold the GIL for 120 % of the time, if threads may run your code"
+        "other kind     2 processes  8 workers hold the GIL for 120 % of the time, if threads may run your code"
     )
     assert row(stats(gil_held=7.0)) == ""
     assert "0 workers  the loop would read a batch in" in row(stats(FAST_S))

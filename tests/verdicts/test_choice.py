@@ -483,6 +483,8 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         '{"a": {"kind": "process"}}',
         '{"a": {"kind": "gpu", "processes": 1, "reason": ""}}',
         '{"a": {"kind": "process", "processes": "1", "reason": ""}}',
+        '{"a": {"kind": "process", "processes": 0, "reason": ""}}',
+        '{"a": {"kind": "thread", "processes": 2, "reason": ""}}',
     ],
 )
 def test_a_file_that_has_no_choices_is_named(
