@@ -203,7 +203,7 @@ class DataLoader(TorchDataLoader[T]):
             with self._epochs.beginning(seeded=self.seed is not None):
                 return super().__iter__()
         iterator: Any = self._iterator
-        if isinstance(iterator, LoaderIterator) and not iterator.take_up():
+        if isinstance(iterator, LoaderIterator) and not iterator.alive:
             iterator.close()  # an error that the user keeps may keep it, and with it the workers that live
             self._iterator = None
         return super().__iter__()
@@ -356,13 +356,13 @@ class DataLoader(TorchDataLoader[T]):
         Iterators that you still hold raise `LoaderClosedError`. After five seconds it abandons the threads that still
         run, kills such worker processes, and names them in a warning.
         """
-        learn(self._counts)
         for ref in self._iterators.valuerefs():
             if (iterator := ref()) is not None:
                 iterator.close()
         join(self._teams)  # also those of iterators that the user has dropped
         self._teams = []
         self._iterator = None
+        learn(self._counts)
 
     def __enter__(self) -> Self:
         return self

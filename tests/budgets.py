@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_992,
-    "loaded beside the way": 2_730,
+    "the way of an index": 3_993,
+    "loaded beside the way": 2_746,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_104,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_156,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_352,
-    "verdicts and allow list": 962,
+    "process workers": 2_354,
+    "verdicts and allow list": 970,
 }
 
 LISTED = {

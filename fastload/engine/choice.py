@@ -21,6 +21,8 @@ from fastload.verdicts import Verdict, verdict
 
 _log = logging.getLogger("fastload")
 
+UNMEASURED = "nothing is measured yet"
+
 _told: set[tuple[str, str]] = set()
 """What was logged: each kind and reason once per process."""
 
@@ -63,8 +65,9 @@ def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None)
             _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
         return settings
     best = known(settings)
-    if before is not None and best is not None and best[:2] != (before.kind, before.processes):
-        before = None
+    if before is not None and best is not None:
+        stays = best[:2] == (before.kind, before.processes)
+        before = before if stays and not before.reason.endswith(UNMEASURED) else None
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
     if before is None or before.processes != settings.num_workers:
         found = _read_code(settings, whole=False)
@@ -146,7 +149,7 @@ def _unmeasured(settings: Settings) -> Kind:
     if source.copies:
         return Kind("thread", 0, "reading only copies memory")
     processes = min(settings.num_workers, cores_of_rank())
-    return Kind("process", processes, "nothing is measured yet")
+    return Kind("process", processes, UNMEASURED)
 
 
 def _tell(chosen: Chosen) -> None:

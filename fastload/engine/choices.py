@@ -10,15 +10,16 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import FunctionType
 from typing import Any
 
 from fastload._kit.cores import cores_of_rank
 from fastload.engine.epoch_counts import EpochCounts
+from fastload.isolation.rules import own_dict
 from fastload.settings import Settings
 from fastload.telemetry.prediction import Kind, best_kind
 
@@ -44,19 +45,22 @@ def known(settings: Settings) -> Kind | None:
     if path and path not in _read:
         _known.update(_choices_of(Path(path)))
         _read.add(path)
-    return _known.get(_what_is_read(settings))
+    found = _known.get(_what_is_read(settings))
+    in_time = found is None or found.kind != "none" or not settings.timeout
+    return found if in_time else None  # the loop cannot interrupt a sample
 
 
 def learn(counts: EpochCounts | None) -> None:
     """Remember what the counts of an epoch show, if "auto" chose and may choose otherwise."""
-    if counts is None or not counts.settings.worker_adapts:
-        return
+    if counts is None or not counts.settings.worker_adapts or counts.pid != os.getpid():
+        return  # in a fork, another thread may have held a lock that the figures need
     stats = counts.stats()
     best = best_kind(replace(stats, cores=min(stats.cores, cores_of_rank())))
     if best is None:
         return
     what = _what_is_read(counts.settings)
-    if (before := _known.get(what)) is not None and before[:2] == best[:2]:
+    before = _known.get(what)
+    if not what or (before is not None and before[:2] == best[:2]):
         return
     _known[what] = best
     path = os.environ.get(ENVIRONMENT)
@@ -79,48 +83,55 @@ def is_local_rank_0() -> bool:
 
 
 def _choices_of(path: Path) -> dict[str, Kind]:
+    """Return the choices of a file, by what is read. Keys of a later version are left out."""
     try:
-        text = path.read_text()
+        choices = json.loads(path.read_text())
+        return {
+            what: _choice_of(**{k: one[k] for k in Kind._fields}) for what, one in choices.items()
+        }
     except FileNotFoundError:
         return {}
-    try:
-        found = {what: Kind(**one) for what, one in json.loads(text).items()}
-        if all(map(_fits, found.values())):
-            return found
-    except (ValueError, TypeError, AttributeError):
-        pass
-    raise ValueError(
-        f'{ENVIRONMENT}={path}: expected JSON such as {{"what is read": {{"kind": "process", "processes": 2, '
-        '"reason": ""}}. The kind may also be "thread" or "none", with 0 processes. Mend or delete the file'
-    )
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise ValueError(
+            f'{ENVIRONMENT}={path}: expected JSON such as {{"what is read": {{"kind": "process", "processes": 2, '
+            '"reason": ""}}. The kind may also be "thread" or "none", with 0 processes. Mend or delete the file. '
+            f"({type(exc).__name__}: {exc})"
+        ) from None
 
 
-def _fits(one: Kind) -> bool:
-    some = one.processes > 0 if one.kind == "process" else one.processes == 0
-    return one.kind in _KINDS and type(one.processes) is int and some
+def _choice_of(kind: str, processes: int, reason: str) -> Kind:
+    some = processes > 0 if kind == "process" else processes == 0
+    if kind in _KINDS and type(processes) is int and some:
+        return Kind(kind, processes, reason)
+    raise ValueError(f"got {processes!r} processes of the kind {kind!r}")
 
 
 def _write(path: Path, what: str, best: Kind) -> None:
     """Put a choice into the file. If two processes write at once, one choice may be lost, but the file is whole."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         choices = {**_choices_of(path), what: best}
-        new.write_text(json.dumps({k: v._asdict() for k, v in choices.items()}, indent=2) + "\n")
-        new.replace(path)
+        text = json.dumps({k: v._asdict() for k, v in choices.items()}, indent=2) + "\n"
+        with NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as new:
+            new.write(text)
+        os.replace(new.name, path)
     except (OSError, ValueError) as exc:
         warnings.warn(f"fastload: {ENVIRONMENT}: the choice is not kept: {exc}", stacklevel=2)
-        with suppress(OSError):
-            new.unlink()
 
 
 # ---- what is read ----
 
 
 def _what_is_read(settings: Settings) -> str:
-    """Return the key under which a choice is kept: equal for loaders of such samples, also in the next run."""
-    shape = _shape((settings.dataset, settings.collate_fn, settings.batch_size), iter(range(200)))
-    digest = blake2b(shape.encode(), digest_size=4).hexdigest()
-    return f"{_name(type(settings.dataset))}, num_workers={settings.num_workers} ({digest})"
+    """Return the key under which a choice is kept: equal for loaders of such samples, also in the next run.
+
+    Return "" if that cannot be known. Then no choice is kept.
+    """
+    read = settings.dataset, settings.collate_fn, settings.batch_size
+    try:
+        digest = blake2b(_shape(read, iter(range(200))).encode(), digest_size=4).hexdigest()
+        return f"{_name(type(settings.dataset))}, num_workers={settings.num_workers} ({digest})"
+    except Exception:  # a class may lack a name, and the user's threads may change a dict meanwhile
+        return ""
 
 
 def _shape(x: Any, left: Iterator[int]) -> str:
@@ -139,8 +150,7 @@ def _shape(x: Any, left: Iterator[int]) -> str:
     elif kind is dict:
         inner = x.values()
     else:
-        with suppress(AttributeError):
-            inner = object.__getattribute__(x, "__dict__").values()
+        inner = own_dict(x).values()
     few = zip(inner if len(inner) <= 32 else (), left, strict=False)
     return f"{_name(kind)}({', '.join(_shape(part, left) for part, _ in few)})"
 

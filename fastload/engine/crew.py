@@ -20,7 +20,7 @@ from fastload._kit.torch_private import modes_are_on
 from fastload.engine.team import Team, join
 from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device, torch_threads_kept
 from fastload.engine.waiting import Bell
-from fastload.engine.window import Window, close_if_rested
+from fastload.engine.window import Window
 from fastload.engine.workers import collect
 from fastload.memory.batch import Batch
 from fastload.processes import parent
@@ -36,10 +36,6 @@ Calls = SimpleQueue[Callable[[], None] | None]
 
 IN_LOOP_SECONDS, MOST_SLOW = 1e-3, 3
 """How long the loop may take to receive a batch. After three in turn that took longer, a thread receives."""
-
-REST_SECONDS, REST_LOOK_SECONDS = 60.0, 30.0
-"""How long processes rest after an epoch before they end, if others can take their place unnoticed. How often the
-thread of the crew looks."""
 
 _log = logging.getLogger("fastload")
 
@@ -180,13 +176,11 @@ class Crew:
                 with team.setting_up("receiver of worker processes; stage: start"):
                     become_worker(device, torch_threads)
                 self._team = team
-                while not self._bell.wait(REST_LOOK_SECONDS):
-                    close_if_rested(self._window, REST_SECONDS)
+                self._bell.wait()
                 if self._background:
                     self._bell.hush()  # the loop does not wait for it any more
                 while not self._window.closed:
                     self._receive_all(None)
-                    close_if_rested(self._window, REST_SECONDS)
         finally:
             self.end()
             self._window.listener = None  # no cycle, which would keep segments

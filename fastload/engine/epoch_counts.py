@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -56,6 +57,7 @@ class EpochCounts:
         self, workers: int, pools: Sequence[SlotPool | Segments], settings: Settings
     ) -> None:
         self.workers = workers
+        self.pid = os.getpid()
         self.settings = settings
         self._pools = pools
         self.children: Sequence[Child] = ()

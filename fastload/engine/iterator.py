@@ -17,6 +17,7 @@ from fastload.engine.pinning import LOOP, pin_batch
 from fastload.engine.readers import readers_of
 from fastload.engine.reports import Reports
 from fastload.engine.team import join
+from fastload.engine.threads import one_torch_thread
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, StateError, WorkerDiedError
 from fastload.memory.batch import Batch
@@ -137,12 +138,10 @@ class LoaderIterator(Iterator[Any]):
         self._ended = True
         self._order.end()
         self.counts.end()
-        learn(self.counts)
         if not self._settings.persistent_workers:
             self._window.close()
             join([self.team])
-        elif self._settings.worker_adapts:
-            self._window.rest(perf_counter())
+        learn(self.counts)
         self._reports.tell()
 
     # ---- the loop's side ----
@@ -298,7 +297,9 @@ class LoaderIterator(Iterator[Any]):
         if batch.error is None:
             stream = self._loop_context.stream
             drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
-            with self._loop_context.modes.entered(), drawing:
+            # As one worker would: torch's sums over several threads differ in their last bits.
+            alone = one_torch_thread() if self._settings.worker_method == "none" else nullcontext()
+            with self._loop_context.modes.entered(), drawing, alone:
                 read_run(batch, 0, batch.units, self._loop_context)
                 finish(batch, self._loop_context)
             if self._readers.pins:
@@ -318,9 +319,9 @@ class LoaderIterator(Iterator[Any]):
         """Return the loader's state after the last batch that `next()` gave; see `DataLoader.state_dict`."""
         return self._order.state()
 
-    def take_up(self) -> bool:
-        """Return whether these workers can run another epoch. Then they do not end before it."""
-        self._window.rest(None)
+    @property
+    def alive(self) -> bool:
+        """Whether these workers can run another epoch."""
         return not self._window.closed and self.team.is_whole()
 
     def close(self) -> None:

@@ -99,6 +99,17 @@ def current_device() -> int | None:
 
 
 @contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let the calling thread use one thread for each operation of torch in the block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def torch_threads_kept() -> Iterator[int]:
     """Yield the number of torch's threads, and restore it after the block.
 

@@ -128,9 +128,11 @@ class Bell:
         with suppress(BlockingIOError):
             os.eventfd_write(self.descriptor, 1)
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it rings, or `seconds`. Return whether it rang. It stays readable: several threads may wait."""
-        return bool(select.select([self.descriptor], [], [], seconds)[0])
+    def wait(self) -> None:
+        """Wait until it rings. It stays readable: several threads may wait."""
+        poll = select.poll()  # `select` refuses descriptors from 1,024 on
+        poll.register(self.descriptor, select.POLLIN)
+        poll.poll()
 
     def hush(self) -> None:
         """Let `descriptor` be not readable until it rings again."""

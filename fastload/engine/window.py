@@ -98,7 +98,6 @@ class Window(Generic[T]):
         self.closed = False
         """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
-        self._rests_since: float | None = None
         self.idle = WaitClock()  # workers that wait for work
         self._consumer_wait_s = 0.0
         self._occupancy_sum = 0.0
@@ -343,24 +342,11 @@ class Window(Generic[T]):
                 line.close()
             self.changes.close()
 
-    def rest(self, since: float | None) -> None:
-        """Note when an epoch ended, so that the window rests. None: another one begins."""
-        with self._lock:
-            self._rests_since = since
-
     def counts(self) -> WindowCounts:
         """Return a snapshot of the waits since `recount()`."""
         with self._lock:
             occupancy = self._occupancy_sum / self._takes if self._takes else 0.0
             return WindowCounts(self._consumer_wait_s, self.idle.seconds(), occupancy)
-
-
-def close_if_rested(window: Window[Any], seconds: float) -> None:
-    """Close a window that has rested for `seconds`."""
-    with window._lock:  # so that no epoch begins in between
-        since = window._rests_since
-        if since is not None and perf_counter() - since >= seconds:
-            window.close()
 
 
 _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()

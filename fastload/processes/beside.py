@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Container, Sized
 from contextlib import suppress
 from functools import partial
-from time import process_time
+from time import perf_counter, process_time
 from types import CodeType, FrameType
 
 from fastload.memory.batch import Batch
@@ -23,8 +23,8 @@ from fastload.telemetry.recorder import gil_is_on, switches
 LINGER_SECONDS = 10.0
 """How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
 
-PROBE_SECONDS, MOST_PROBES, MOST_NAPS = 0.01, 1_000, 3_000
-"""How long each nap is from which the GIL is probed. After how many there are no more: beside work, and in all."""
+PROBE_SECONDS, IDLE_SECONDS, MOST_PROBES = 0.01, 0.1, 1_000
+"""How long each nap is from which the GIL is probed, and one without work. After how many probes there are no more."""
 
 PROBES_TOLD = 40
 """After how many probes `on_share` is called again. In two of three cases the share is then at most 0.08 off."""
@@ -38,26 +38,28 @@ class GilProbe:
         """How often the GIL was probed while readers had work, and how often one of them held it."""
         self.on_share: Callable[[float], None] | None = None
         """Gets the share of the latest probes that found the GIL in use."""
-        self._naps = 0
-        self._held_before = 0  # of the probes at the last call of `on_share`
+        self._told = 0  # at which number of probes `on_share` was called
+        self._held_before = 0
 
     def probe(self, hears: Callable[[float], bool], work: Sized) -> None:
         """Nap until the loop's process says something. After each nap, see whether another thread held the GIL.
 
         The nap blocks this thread once. If the GIL is in use, waiting for it blocks the thread again.
         """
-        before = switches()
-        while self._naps < MOST_NAPS and self.probes[0] < MOST_PROBES:
-            if hears(PROBE_SECONDS):
+        while self.on_share is not None or self.probes[0] < MOST_PROBES:
+            before, began = switches(), perf_counter()
+            if hears(PROBE_SECONDS if work else IDLE_SECONDS):
                 return
-            blocked, before = switches() - before, switches()
-            self._naps += 1
-            if work and blocked:  # else there is no work, or the system does not count
-                probes, held = self.probes
-                probes, held = self.probes = probes + 1, held + (blocked > 1)
-                if self.on_share is not None and not probes % PROBES_TOLD:
-                    self.on_share((held - self._held_before) / PROBES_TOLD)
-                    self._held_before = held
+            blocked = switches() - before
+            if not work or not blocked:  # the system may not count
+                continue
+            probes, held = self.probes
+            # A call of C may hold the GIL for a second: it counts as long as it takes.
+            many = max(1, round((perf_counter() - began) / PROBE_SECONDS)) if blocked > 1 else 1
+            probes, held = self.probes = probes + many, held + many * (blocked > 1)
+            if self.on_share is not None and probes - self._told >= PROBES_TOLD:
+                self.on_share((held - self._held_before) / (probes - self._told))
+                self._told, self._held_before = probes, held
 
 
 class Beside:

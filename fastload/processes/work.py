@@ -89,15 +89,18 @@ class Work:
         k = self._job.workers.index(worker)
         lane = k if self._iterable else 0
 
+        def may_read() -> bool:
+            return len(self._active) < self._most
+
         def found() -> Claim[Batch] | None:
-            claim = self._runs.claim(lane) if len(self._active) < self._most else None
+            claim = self._runs.claim(lane) if may_read() else None
             if claim is not None:
                 self._active.add(worker)
             return claim
 
         with self._changed:
             self._active.discard(worker)  # wakes none: if there is work, this worker takes it
-        claim = self._wait(found)
+        claim = self._wait(found, may_read)
         self._marks[k] = claim.ticket.number
         self._memory.use(self._memories[claim.ticket.number])
         return claim
@@ -125,16 +128,21 @@ class Work:
         """Let the loop's process call `on_error` for a sample of the batch that a worker reads."""
         number = int(self._marks[self._job.workers.index(worker)])
         self._wire.send(pickle.dumps((jobs.FAILED_SAMPLE, (number, worker, *question)), 5))
-        handled: tuple[Any, int | None, Any] = self._wait(lambda: self._handled.pop(worker, None))
+        handled: tuple[Any, int | None, Any] = self._wait(
+            lambda: self._handled.pop(worker, None), lambda: True
+        )
         return handled
 
-    def _wait(self, found: Callable[[], T | None]) -> T:
-        """Return what `found` finds. Until then receive, or wait while another reader receives for all."""
+    def _wait(self, found: Callable[[], T | None], receives: Callable[[], bool]) -> T:
+        """Return what `found` finds. Until then receive, or wait while another reader receives for all.
+
+        One that may not read must not receive either: while it does, nothing tells it that it may.
+        """
         with self._changed:
             while (result := found()) is None:
                 if self._ended:
                     raise EOFError
-                if self._receiving:
+                if self._receiving or not receives():
                     self._changed.wait()
                 else:
                     self._receive()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from fastload.telemetry.snapshot import Snapshot, duration, percent, waited_share
+from fastload.telemetry.snapshot import (
+    Snapshot,
+    duration,
+    percent,
+    seconds_in,
+    share_of_workers,
+    waited_share,
+)
 
 HAND_OVER_S = 0.25e-3
 """What it costs the loop to take a batch over from a worker process: some 0.1 ms of CPU time, and a wake-up."""
@@ -18,6 +25,9 @@ LITTLE = 0.05
 
 ROOM = 1.3
 """Processes for each GIL that is held. A change of processes or of speed by a smaller factor is not worth it."""
+
+PRESSURE = 0.07
+"""GIL pressure: a wait of a third of a millisecond each time that a thread wants the GIL."""
 
 WAITS = 0.1
 """Share of the loop's time. If it waits longer for batches, it needs all processes. Two threads of Pillow in a process
@@ -39,7 +49,8 @@ def best_kind(stats: Snapshot) -> Kind | None:
     - The loop itself, if it reads a batch faster than it takes one over.
     - Else threads, if they hardly use the GIL.
     - Else a process for each worker, up to the number of cores, if the loop waits.
-    - Else as few processes as free the GIL.
+    - Else as few processes as free the GIL while workers are as busy as now.
+    - Threads that wait for the GIL become processes.
     """
     if stats.batches < FEWEST_BATCHES or not stats.cores:
         return None
@@ -53,21 +64,30 @@ def best_kind(stats: Snapshot) -> Kind | None:
     if alone_s < HAND_OVER_S:
         why = f"the loop would read a batch in {duration(alone_s)}, and takes it over no faster"
         return Kind("none", 0, why)
-    if stats.worker_method != "process" or (stats.gil and stats.gil_probes < FEWEST_PROBES):
+    if stats.gil and stats.gil_probes < FEWEST_PROBES:
         return None
-    held = f"{stats.workers_asked} workers hold the GIL for {percent(stats.gil_held)} of the time"
+    if stats.worker_method == "thread":
+        why = f"threads wait for the GIL (pressure {stats.gil_pressure:.2f})"
+        return Kind("process", most, why) if stats.gil_pressure > PRESSURE else None
+    held = (
+        f"{stats.workers_asked} busy workers hold the GIL for {percent(stats.gil_held)} of the time"
+    )
     if stats.gil_held < LITTLE:
         return Kind("thread", 0, held)
     if (waited := waited_share(stats)) > WAITS:
         needed, why = most, f"the loop waits {percent(waited)} of the time"
     else:
-        needed, why = max(1, min(ceil(ROOM * stats.gil_held), most)), held
+        in_use = stats.gil_held * share_of_workers(stats.busy_s, stats)
+        needed, why = max(1, min(ceil(ROOM * in_use), most)), held
     if max(needed, stats.processes) < ROOM * min(needed, stats.processes):
         needed = stats.processes
     return Kind("process", needed, why)
 
 
 def _seconds_alone(stats: Snapshot) -> float:
-    """Return the seconds in which one worker alone would read a batch, collate it and pin it."""
-    stages = (stats.stages.get(name) for name in ("sample", "collate", "pin"))
-    return sum(stage.p50_s * stage.count / stats.batches for stage in stages if stage)
+    """Return the seconds in which one worker alone would read a batch, collate it and pin it.
+
+    The slowest sample does not count, which may have imported modules, nor do waits for a core.
+    """
+    seconds = sum(seconds_in(stats, name) for name in ("sample", "collate", "pin"))
+    return max(0.0, seconds - stats.slowest_s - stats.core_wait_s) / stats.batches

@@ -519,6 +519,26 @@ def test_one_reader_of_pure_python_reads_at_once() -> None:
     pytest.fail("several readers read at once until the end")
 
 
+MEET = threading.Barrier(2)
+
+
+class Meets(Numbers):
+    """Samples 40 and 41 wait for each other, after others that need the GIL."""
+
+    def __getitem__(self, index: int) -> int:
+        ends = time.perf_counter() + 0.03
+        while time.perf_counter() < ends:
+            pass
+        if index in (40, 41):
+            MEET.wait()
+        return index
+
+
+def test_a_reader_that_might_not_read_goes_on_once_the_gil_is_free() -> None:
+    with spread(Meets(80), 1, 2, 1, timeout=60) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(80))
+
+
 @pytest.mark.parametrize(
     ("dataset", "over", "least", "most"),
     [

@@ -25,15 +25,21 @@ def stats(sample_s: float = SLOW_S, **figures: Any) -> Stats:
     }
     given = {"workers": 8, "workers_asked": 8, "processes": 8, "worker_method": "process"}
     given |= {"cores": 16, "batches": 100, "gil_probes": 400, "gil_held": 4.0}
+    given |= {"elapsed_s": 10.0, "busy_s": 80.0}
     return Stats(stages=stages, **{**given, **figures})
 
 
 LOOP = {"workers": 0, "processes": 0, "worker_method": "", "gil_probes": 0, "gil_held": 0.0}
 
 
+THREADS = {"processes": 0, "worker_method": "thread", "gil_held": 0.0}
+
+
 @pytest.mark.parametrize(
     ("measured", "kind", "processes"),
     [
+        (stats(gil_held=6.0, busy_s=20.0), "process", 2),
+        (stats(**THREADS, gil_pressure=0.1), "process", 8),
         (stats(gil_held=0.17 * 8), "process", 2),
         (stats(gil_held=0.85 * 8), "process", 8),
         (stats(gil_held=4.9), "process", 8),  # 7 are not worth a change
@@ -47,10 +53,10 @@ LOOP = {"workers": 0, "processes": 0, "worker_method": "", "gil_probes": 0, "gil
         (stats(24.5e-6), "none", 0),
         (stats(26e-6), "process", 6),
         # The loop waits for batches.
-        (stats(gil_held=1.2, elapsed_s=10.0, consumer_wait_s=2.0), "process", 8),
-        (stats(gil_held=1.2, elapsed_s=10.0, consumer_wait_s=2.0, cores=2), "process", 2),
-        (stats(gil_held=1.2, elapsed_s=10.0, consumer_wait_s=2.0, processes=2), "process", 8),
-        (stats(gil_held=0.04, elapsed_s=10.0, consumer_wait_s=2.0), "thread", 0),
+        (stats(gil_held=1.2, consumer_wait_s=2.0), "process", 8),
+        (stats(gil_held=1.2, consumer_wait_s=2.0, cores=2), "process", 2),
+        (stats(gil_held=1.2, consumer_wait_s=2.0, processes=2), "process", 8),
+        (stats(gil_held=0.04, consumer_wait_s=2.0), "thread", 0),
         (stats(FAST_S, **LOOP), "none", 0),
         (stats(30e-6, **LOOP), "none", 0),  # not worth a change
         (stats(40e-6, **LOOP), "process", 8),
@@ -78,7 +84,7 @@ def test_what_is_collated_or_pinned_counts() -> None:
         {"batches": 9},
         {"gil_probes": 39},
         {"cores": 0},
-        {"worker_method": "thread", "processes": 0},
+        {"worker_method": "thread", "processes": 0, "gil_pressure": 0.05},
     ],
 )
 def test_too_little_was_measured(figures: dict[str, Any]) -> None:
@@ -91,7 +97,7 @@ def test_the_report_names_another_kind() -> None:
         return next((line for line in lines if line.startswith("other kind")), "")
 
     assert row(stats(gil_held=1.2)) == (
-        "other kind     2 processes  8 workers hold the GIL for 120 % of the time, if threads may run your code"
+        "other kind     2 processes  8 busy workers hold the GIL for 120 % of the time, if threads may run your code"
     )
     assert row(stats(gil_held=7.0)) == ""
     assert "0 workers  the loop would read a batch in" in row(stats(FAST_S))

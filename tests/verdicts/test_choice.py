@@ -29,11 +29,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torchvision.transforms import Compose
 
 import fastload
-from fastload.engine import choice, choices, crew
-from fastload.engine.window import close_if_rested
+from fastload.engine import choice, choices
 from fastload.errors import SharedStateWarning
 from fastload.isolation.in_modules import generators_of_modules
-from fastload.processes.wire import can_be_read
 from fastload.settings import Settings
 from fastload.telemetry import prediction
 from fastload.telemetry.prediction import Kind
@@ -139,6 +137,7 @@ def values(loader: fastload.DataLoader[Any]) -> list[Any]:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_loop_reads_as_workers_would(persistent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_as(monkeypatch, "none")
+    fastload.threads_ok(Drawn)
 
     def read(method: str, seed: int | None) -> list[Any]:
         torch.manual_seed(3)
@@ -154,6 +153,7 @@ def test_the_loop_reads_as_workers_would(persistent: bool, monkeypatch: pytest.M
 
 def test_the_loop_leaves_the_random_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_as(monkeypatch, "none")
+    fastload.threads_ok(Drawn)
     torch.manual_seed(0)
     loader = auto(Drawn(), 20, seed=1)
     before = torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
@@ -359,12 +359,14 @@ SLOW_HAND_OVER = pytest.mark.usefixtures("_handing_over_takes_long")
 
 @SLOW_HAND_OVER
 def test_the_second_epoch_is_read_by_what_the_first_one_measured() -> None:
+    fastload.threads_ok(Drawn)
     with auto(Drawn(), shuffle=True, seed=4) as loader:
         epochs = []
         for kind in ("process", "none", "none"):
             epochs.append([[x.tolist() for x in batch[:4]] for batch in loader])
             assert loader._choice is not None
             assert loader._choice.kind == kind
+            assert loader._choice.reason.endswith("yet") == (len(epochs) == 1)
     with auto(Drawn(), shuffle=True, seed=4, worker_method="process") as workers:
         assert epochs == [[[x.tolist() for x in batch[:4]] for batch in workers] for _ in range(3)]
 
@@ -399,39 +401,62 @@ def test_persistent_workers_stay() -> None:
     assert len(set(workers)) == 1
 
 
-def test_idle_processes_end_and_others_take_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured_as(monkeypatch, "process", 1)
-    monkeypatch.setattr(crew, "REST_SECONDS", 0.0)
-    monkeypatch.setattr(crew, "REST_LOOK_SECONDS", 0.01)
+class Sums(Rows):
+    def __init__(self) -> None:
+        self.rows: Any = torch.rand(40, 150_000)
 
-    def epoch() -> list[int]:
-        values = [batch.tolist() for batch in loader]
-        assert len(values) == 25
-        assert loader._counts is not None
-        ends.append(os.pidfd_open(loader._counts.children[0].pid))
-        return values
-
-    ends: list[int] = []
-    with auto(Rows(), persistent_workers=True, shuffle=True, seed=3) as loader:
-        first = epoch()
-        assert can_be_read(ends[0], 20.0)  # the process has ended
-        assert epoch() != first
-        assert loader.stats().epoch == 1
-    for end in ends:
-        os.close(end)
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index].sum()
 
 
-def test_only_processes_whose_end_nobody_sees_end() -> None:
-    for dataset, rests in ((Rows(), True), (Shares(), False)):
-        with auto(dataset, persistent_workers=True) as loader:
-            assert len([*loader]) == 25
-            window = loader._iterator._window  # type: ignore[union-attr]
-            assert (window._rests_since is not None) == rests
-            close_if_rested(window, 60.0)
-            iter(loader)  # an epoch that begins keeps them
-            close_if_rested(window, 0.0)
-            assert loader._iterator._window is window  # type: ignore[union-attr]
-            assert not window.closed
+@SLOW_HAND_OVER
+def test_the_loop_computes_with_one_thread_as_workers_do() -> None:
+    """Sums over several threads differ in their last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with auto(Sums(), batch_size=2) as loader:
+            first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+            assert loader.stats().workers == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert first == second
+
+
+class OfWorkers(Rows):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        return self.rows[index] + (0 if info is None else info.seed % 7)
+
+
+def test_samples_that_ask_for_their_worker_have_a_process_each() -> None:
+    chosen = auto(OfWorkers(), num_workers=3).chosen()
+    assert (chosen.kind, chosen.processes) == ("process", 3)
+
+
+def test_a_fork_and_a_timeout_leave_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices._known[choices._what_is_read(Settings.of(auto(Rows())))] = Kind("none", 0, "")
+    assert auto(Rows()).chosen().kind == "none"
+    assert auto(Rows(), timeout=5).chosen().kind == "process"
+    with auto(Slow(), batch_size=2) as loader:
+        assert len([*loader]) == 50
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        monkeypatch.setattr(choices, "best_kind", pytest.fail)
+        choices.learn(loader._counts)
+        monkeypatch.undo()
+
+
+class Odd(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = 1 << 20_000  # which has no `repr`
+
+
+def test_objects_that_cannot_be_told_apart_keep_no_choice() -> None:
+    with auto(Odd()) as loader:
+        assert len([*loader]) == 25
+    assert choices._what_is_read(Settings.of(loader)) == ""
 
 
 @SLOW_HAND_OVER

@@ -77,7 +77,6 @@ if i is None or i not in (1, 2): return math.sqrt(i)\nraise ValueError(f"bad {i!
 try: return self.tensor[i].numpy()\nexcept (IndexError, KeyError) as e: return None
 return random.random() + torch.rand(2) + np.random.rand(2) + self.rng.normal()
 return os.path.join("a", Path("b").name), np.sqrt(self.rows[i]), np.mean(self.rows, 1)
-return torch.utils.data.get_worker_info() is None
 return F.pad(self.tensor[i], (1, 1)), torch.zeros_like(self.tensor).view(-1)
 """
 
