@@ -11,7 +11,6 @@ import re
 import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, Protocol
@@ -182,9 +181,13 @@ class Walk:
     def _parts(self, x: Any, path: str, held: bool) -> None:
         items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
         if not _LEAVES.issuperset(map(type, items)):
-            some = {id(each): each for each in items if type(each) not in _LEAVES}
-            found = islice(some.values(), OBJECTS_AT_MOST + 1)  # the walk ends there
-            self._todo += [(each, f"{path}[...]", held) for each in found]
+            some: dict[int, Any] = {}
+            for each in items:
+                if type(each) not in _LEAVES:
+                    some[id(each)] = each
+                    if len(some) > OBJECTS_AT_MOST:  # the walk ends there
+                        break
+            self._todo += [(each, f"{path}[...]", held) for each in some.values()]
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
