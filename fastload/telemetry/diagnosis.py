@@ -162,6 +162,8 @@ def _step(stats: Snapshot) -> Finding:
     if idle > IDLE and enough < stats.workers:
         fact += f", and the workers were idle for {percent(idle)} of theirs"
         advice = f"num_workers={max(1, enough)} would do"
+    if others_share(stats) > OTHERS:
+        fact += f". Other processes slow it: they take {percent(others_share(stats))} of the cores"
     return _beside_gil(stats, "step", fact, advice)
 
 
@@ -170,13 +172,10 @@ def _inline(stats: Snapshot) -> Finding:
     fact = f"The loop itself loads, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
     fact += f', most of it in "{largest.name}")' if largest else ")"
+    advice = "set num_workers=2 or more, to load beside the training step"
     if each < HAND_OVER_S or stats.workers_asked:
-        return _finding(
-            "inline",
-            fact,
-            "make the batches larger: threads would hardly load batches this small faster",
-        )
-    return _finding("inline", fact, "set num_workers=2 or more, to load beside the training step")
+        advice = "make the batches larger: threads would hardly load batches this small faster"
+    return _finding("inline", fact, advice)
 
 
 def _straggler(stats: Snapshot) -> Finding | None:

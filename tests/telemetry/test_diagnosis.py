@@ -179,6 +179,7 @@ CASES = [
         "68 % of the time of 8, while workers lacked a core for 28.0 s",
     ),
     (crowded(gil_pressure=1.0), "others", "cores of your own"),
+    (crowded(consumer_wait_s=0.1), "step", "they take 68 % of the cores"),
     (crowded(gil_pressure=1.0), "others", "for 28.0 s, while threads wait for the GIL (pressure"),
     (crowded(gil_pressure=1.0), "others", 'say little, but try worker_method="process"'),
     (crowded(gil_pressure=1.0, others_cpu_s=8.0), "gil", "not more"),
