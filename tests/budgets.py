@@ -48,7 +48,7 @@ BUDGETS = {
     "benchmarks": 2_564,
     # parts of their own, and parts to come
     "process workers": 2_354,
-    "verdicts and allow list": 973,
+    "verdicts and allow list": 975,
 }
 
 LISTED = {

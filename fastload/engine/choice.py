@@ -121,13 +121,15 @@ def _choose(
 ) -> Chosen:
     """Return who reads code that was found to be plainly safe or not. `best` is what was measured, if anything was."""
     n = settings.num_workers
+    cuda = "the dataset holds CUDA tensors" if found.cuda else ""
+    why = "MPI is in use" if mpi_is_used() else cuda
+    if found.plain and why:
+        return Chosen("thread", n, f"{found.reason}, and {why}")
     if found.plain:
         kind, processes, reason = best or _unmeasured(settings)
         number = 0 if kind == "none" else n
         adapts = best is not None or kind == "process"
         return Chosen(kind, number, f"{found.reason}, and {reason}", min(n, processes), adapts)
-    cuda = "the dataset holds CUDA tensors" if found.cuda else ""
-    why = "MPI is in use" if mpi_is_used() else cuda
     if not why:
         return Chosen("process", n, found.reason, n)
     if before is not None and before.reason.startswith(why):

@@ -212,6 +212,7 @@ def test_threads_read_if_mpi_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = auto(Shares()).chosen()
     assert chosen.kind == "thread"
     assert "although" in chosen.reason
+    assert auto(Rows()).chosen().kind == "thread"  # and no warning
 
 
 def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
