@@ -68,7 +68,7 @@ def _limited(kind: int, most: int) -> Iterator[None]:
 
 
 def limited_files(nbytes: int) -> AbstractContextManager[None]:
-    """Let no file of this process grow beyond so many bytes: writing fails as on a full disk, but with EFBIG."""
+    """Limit the files of this process to `nbytes`. A write beyond that fails with EFBIG, as one fails on a full disk."""
     return _limited(resource.RLIMIT_FSIZE, nbytes)
 
 

@@ -24,7 +24,7 @@ LINGER_SECONDS = 10.0
 """How long a worker that has a core may still read a sample after its loader is closed. Then it ends itself."""
 
 PROBE_SECONDS, IDLE_SECONDS, MOST_PROBES = 0.01, 0.1, 1_000
-"""How long each nap is from which the GIL is probed, and one without work. After how many probes there are no more."""
+"""Seconds of a nap with and without work, and after how many probes a process with one worker makes no more."""
 
 PROBES_TOLD = 40
 """After how many probes `on_share` is called again. In two of three cases the share is then at most 0.08 off."""
