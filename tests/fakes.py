@@ -68,7 +68,7 @@ def _limited(kind: int, most: int) -> Iterator[None]:
 
 
 def limited_files(nbytes: int) -> AbstractContextManager[None]:
-    """Limit the files of this process to `nbytes`. A write beyond that fails with EFBIG, as one fails on a full disk."""
+    """Limit the files of this process to `nbytes`. A write beyond that fails with EFBIG, much as on a full disk."""
     return _limited(resource.RLIMIT_FSIZE, nbytes)
 
 
