@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -17,7 +17,7 @@ from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules, routable
 from fastload.telemetry import Stats
 
-_PROCESSES = "process", "multiprocessing"
+PROCESSES = "process", "multiprocessing"
 METHODS = "auto", "thread", "process", "multiprocessing", "torch"
 """The kinds of workers.
 
@@ -64,41 +64,24 @@ class Settings:
     on_stats: Callable[[Stats], None] | None
     worker_method: str
     worker_processes: int | None
-    worker_reason: str
-    """Why "auto" chose this kind of workers, or ""."""
-    worker_adapts: bool
-    """Whether "auto" may choose another kind for the next epoch, by what this one measures."""
     multiprocessing_context: Any
 
-    @classmethod
-    def of(cls, loader: Any) -> Self:
-        """Return the current arguments of a loader."""
-        ours = {
-            "sampler": loader._index_sampler,
-            "batched": loader._auto_collation,
-            "declared_length": loader._IterableDataset_len_called,
-            "worker_reason": "",
-            "worker_adapts": False,
-        }
-        same = (field.name for field in fields(cls) if field.name not in ours)
-        return cls(**ours, **{name: getattr(loader, name) for name in same})
+    def followed(self, now: Settings) -> Self:
+        """Return the settings of another epoch with the same workers, which keep their arguments, as in torch.
 
-    def followed(self, loader: Any) -> Self:
-        """Return the settings of another epoch with the same workers.
-
-        Arguments that only the loop uses are read from the loader again. The workers keep their arguments, as in torch.
+        `now` are the loader's settings, of which those count that only the loop uses.
         """
         return replace(
             self,
-            declared_length=loader._IterableDataset_len_called,
-            max_errors=loader.max_errors,
-            on_stats=loader.on_stats,
-            begin_early=loader.begin_early,
+            declared_length=now.declared_length,
+            max_errors=now.max_errors,
+            on_stats=now.on_stats,
+            begin_early=now.begin_early,
         )
 
     def check(self) -> None:
         """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
-        if self.worker_method not in METHODS and not self.worker_reason:  # "none" is auto's alone
+        if self.worker_method not in METHODS:
             raise ValueError(
                 f"worker_method, or FASTLOAD_WORKER_METHOD in the environment, must be "
                 f"{', '.join(map(repr, METHODS[:-1]))} or {METHODS[-1]!r}, got {self.worker_method!r}"
@@ -113,7 +96,7 @@ class Settings:
         _at_least(1, prefetch_batches=self.prefetch_batches, prefetch_bytes=self.prefetch_bytes)
         _at_least(0, retries=integer("retries", self.retries))
         _at_least(1, ", or None for one for each worker", worker_processes=self.worker_processes)
-        if self.worker_processes is not None and self.worker_method not in _PROCESSES:
+        if self.worker_processes is not None and self.worker_method not in PROCESSES:
             raise ValueError(
                 'worker_processes needs worker_method="process": it spreads num_workers over that many processes'
             )
@@ -180,13 +163,6 @@ class Settings:
         return routable(chosen_modules(self.random_modules))
 
     @property
-    def processes(self) -> int:
-        """Number of worker processes: 0 if workers are threads. If it is less than that of workers, some share one."""
-        if self.worker_method not in _PROCESSES:
-            return 0
-        return min(self.num_workers, self.worker_processes or self.num_workers)
-
-    @property
     def iterable(self) -> bool:
         """Whether the dataset is iterable, so that each worker reads it in order."""
         return isinstance(self.dataset, IterableDataset)
@@ -200,11 +176,6 @@ class Settings:
     def keyed(self) -> bool:
         """Whether each sample has its own random numbers. Without workers and seed it draws the loop's, as in torch."""
         return self.seed is not None or self.num_workers > 0
-
-    @property
-    def draws_twice(self) -> bool:
-        """Whether torch calls the sampler's `__iter__` twice: before it draws the workers' seed, and after."""
-        return bool(self.num_workers) and self.seed is None and not self.iterable
 
     @property
     def samples_per_batch(self) -> int | None:
@@ -234,12 +205,9 @@ class Settings:
             copy_dataset=self.copy_dataset or ("state" if self.iterable else False),
         )
 
-    def base_seed(self, epoch: int) -> int:
-        """Return the number that `get_worker_info().seed` counts from: a function of (seed, epoch), or torch's draw."""
-        if self.seed is not None:
-            return mix64(mix64(self.seed) ^ epoch) >> 1
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        return int(drawn.item())
+    def seed_of_workers(self, seed: int, epoch: int) -> int:
+        """Return `get_worker_info().seed` of worker 0, if workers start in an epoch. `seed` is that of its streams."""
+        return seed if self.seed is None else mix64(mix64(seed) ^ epoch) >> 1
 
 
 def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_993,
-    "loaded beside the way": 2_746,
+    "the way of an index": 3_997,
+    "loaded beside the way": 2_751,
     "the core's other files": 570,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 1_104,
     "fastload/telemetry": 278,
-    "fastload/accelerated": 465,
+    "fastload/accelerated": 466,
     "fastload/integrations": 192,
     "fastload/bench": 639,
     "fastload/check": 649,
@@ -47,8 +47,8 @@ BUDGETS = {
     "fastload/train": 1_156,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_354,
-    "verdicts and allow list": 975,
+    "process workers": 2_356,
+    "verdicts and allow list": 957,
 }
 
 LISTED = {

@@ -21,7 +21,7 @@ CORE = {
     "reading": "errors _kit telemetry random isolation rows settings memory order",
     "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
-    "loader": "_kit telemetry isolation settings order engine (accelerated)",
+    "loader": "_kit telemetry isolation settings memory order reading engine (accelerated)",
     "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 

@@ -21,6 +21,7 @@ import torch
 
 from fastload import DataLoader, RankSampler
 from fastload._kit import torch_private
+from fastload.engine.choices import Chosen
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window
@@ -30,7 +31,6 @@ from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
-from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from tests.children import run_python
 from tests.fakes import Numbers, Sequencer
@@ -242,7 +242,7 @@ def test_the_thread_that_takes_a_batch_gives_the_warnings_and_begins_the_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads used to look whether there is a warning, and one of them found none."""
-    said, begin = list[bool](), LoaderIterator._begin
+    said, begin = list[bool](), LoaderIterator.begin
     sampler = RankSampler(Numbers(8), rank=0, world_size=1, seed=1)
     with DataLoader(Numbers(8), 2, sampler=sampler, num_workers=1) as loader:
         iterator: Any = iter(loader)
@@ -257,7 +257,7 @@ def test_the_thread_that_takes_a_batch_gives_the_warnings_and_begins_the_epoch(
             begin(self, *given)
 
         monkeypatch.setattr(warnings, "warn", record)
-        monkeypatch.setattr(LoaderIterator, "_begin", begun)
+        monkeypatch.setattr(LoaderIterator, "begin", begun)
         next(iterator)
     assert said == [True, True]
 
@@ -319,8 +319,8 @@ def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int)
 
 @pytest.mark.parametrize("line", range(1, 40))
 def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line: int) -> None:
-    settings = Settings.of(DataLoader(Numbers(4)))
-    counts, window = EpochCounts(1, (), settings), Window[Any](1)
+    settings = DataLoader(Numbers(4))._settings()
+    counts, window = EpochCounts(settings, Chosen("thread", 1), ()), Window[Any](1)
 
     def begin(epoch: int) -> None:
         counts.begin(epoch, window, [Recorder() for _ in range(epoch)])

@@ -1,86 +1,91 @@
-"""The kind of workers: processes, or what was measured to read plainly safe code better."""
+"""Who reads: what was asked for, else processes, or what was measured to read plainly safe code better."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import warnings
-from dataclasses import replace
-from typing import NamedTuple
 
 from fastload._kit.cores import cores_of_rank
-from fastload.engine.choices import is_local_rank_0, known
+from fastload.engine.choices import Chosen, is_local_rank_0, known
+from fastload.engine.pinning import pins
 from fastload.errors import SharedStateWarning
-from fastload.memory.slots import SlotPool
 from fastload.processes.starting import mpi_is_used
 from fastload.reading.fetch import Fetcher
-from fastload.reading.notices import Notices
-from fastload.settings import Settings
+from fastload.settings import PROCESSES, Settings
 from fastload.telemetry.prediction import Kind
 from fastload.verdicts import Verdict, verdict
 
 _log = logging.getLogger("fastload")
 
-UNMEASURED = "nothing is measured yet"
-
 _told: set[tuple[str, str]] = set()
 """What was logged: each kind and reason once per process."""
 
-
-class Chosen(NamedTuple):
-    """Who reads a loader's samples."""
-
-    kind: str
-    """ "thread", "process", "none" for the loop itself, or "torch"."""
-    number: int
-    """The number of workers: 0 for the loop itself."""
-    reason: str
-    """Why "auto" chose it, or ""."""
-    processes: int = 0
-    """Over how many processes the workers are spread; 0 if none is started."""
-    adapts: bool = False
-    """Whether a later epoch may be read by another kind, if that was measured to be better."""
+_LIGHT = "the loop copies a batch faster than it is handed over"
 
 
-def who_reads(settings: Settings) -> Chosen:
-    """Return who reads under these settings, whose kind of workers is chosen."""
-    method = "process" if settings.processes else settings.worker_method
-    n, reason, adapts = settings.num_workers, settings.worker_reason, settings.worker_adapts
-    if not n or method == "none":
-        return Chosen("none", 0, reason or "num_workers is 0", adapts=adapts)
-    return Chosen(method, n, reason, settings.processes, adapts)
+def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> Chosen:
+    """Return who is to read.
 
+    By "auto", processes read code that is not plainly safe, as in torch. Plainly safe code is read by what was measured
+    to be best for such a loader. If nothing was, it is read by threads if that only copies memory, else by processes.
 
-def choose(settings: Settings, *, stacklevel: int, before: Chosen | None = None) -> Settings:
-    """Return settings with a kind of workers in place of "auto", and the reason for it.
-
-    Code that is not plainly safe is read by processes, as in torch. Plainly safe code is read by what was measured to
-    be best for such a loader. If nothing was, it is read by threads if that only copies memory, else by processes.
-    What was chosen `before`, at an earlier `iter()`, stays unless the code has changed or another kind is better.
-    If "thread" was asked for, warn of what threads are known to share and samples change.
+    Args:
+        what: what is read.
+        stacklevel: of a warning of what threads are known to share and samples change; 1 is the caller.
+        before: what was chosen at an earlier `iter()`. It stays unless the code has changed or another kind is better.
     """
-    settings.check_loadable()
-    if settings.worker_method != "auto":  # threads, of this process or of several
-        if before is None:
-            _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
-        return settings
-    best = known(settings)
-    if before is not None and best is not None:
-        stays = best[:2] == (before.kind, before.processes)
-        before = before if stays and not before.reason.endswith(UNMEASURED) else None
+    settings = what.settings
+    n = settings.num_workers
+    if not n:
+        return Chosen("none", 0, "num_workers is 0")
+    if settings.worker_method == "auto":
+        return _automatic(what, stacklevel + 1, before)
+    processes = min(n, settings.worker_processes or n) if settings.worker_method in PROCESSES else 0
+    if what.is_light and not pins(what.settings):
+        return Chosen("none", 0, _LIGHT)
+    if processes < n and before is None:  # threads, of this process or of several
+        _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
+    return Chosen("process" if processes else "thread", n, processes=processes)
+
+
+def _automatic(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
+    settings = what.settings
+    n, best = settings.num_workers, known(settings)
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
-    if before is None or before.processes != settings.num_workers:
-        found = _read_code(settings, whole=False)
-        if before is None or not found.plain:
-            before = _choose(settings, found, stacklevel + 1, before, best)
-            _tell(before)
-    return replace(
-        settings,
-        worker_method=before.kind,
-        worker_reason=before.reason,
-        worker_processes=before.processes or None,
-        worker_adapts=before.adapts,
-    )
+    if before is not None and before.processes == n and before.measured == best:
+        return before
+    found = _read_code(settings, whole=False)
+    cuda = "the dataset holds CUDA tensors" if found.cuda else ""
+    why = "MPI is in use" if mpi_is_used() else cuda
+    if found.plain and why:
+        chosen = Chosen("thread", n, f"{found.reason}, and {why}")
+    elif found.plain:
+        kind, processes, reason = best or _unmeasured(what)
+        adapts = best is not None or kind == "process"
+        number = 0 if kind == "none" else n
+        chosen = Chosen(
+            kind, number, f"{found.reason}, and {reason}", min(n, processes), adapts, best
+        )
+    elif why:
+        chosen = Chosen("thread", n, f"{why}, although {found.reason}")
+        if chosen != before:
+            _warn_of_threads(found.reason, why, stacklevel + 1)
+    else:
+        chosen = Chosen("process", n, found.reason, n, measured=best)
+    if chosen != before:
+        _tell(chosen)
+    return chosen
+
+
+def _unmeasured(what: Fetcher) -> Kind:
+    """Return who reads plainly safe code of which nothing was measured."""
+    if what.is_light and not pins(what.settings):
+        return Kind("none", 0, _LIGHT)
+    if what.source.copies:
+        return Kind("thread", 0, "reading only copies memory")
+    processes = min(what.settings.num_workers, cores_of_rank())
+    return Kind("process", processes, "nothing is measured yet")
 
 
 def _read_code(settings: Settings, *, whole: bool) -> Verdict:
@@ -112,50 +117,17 @@ def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None
         warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
 
 
-def _choose(
-    settings: Settings,
-    found: Verdict,
-    stacklevel: int,
-    before: Chosen | None,
-    best: Kind | None,
-) -> Chosen:
-    """Return who reads code that was found to be plainly safe or not. `best` is what was measured, if anything was."""
-    n = settings.num_workers
-    cuda = "the dataset holds CUDA tensors" if found.cuda else ""
-    why = "MPI is in use" if mpi_is_used() else cuda
-    if found.plain and why:
-        return Chosen("thread", n, f"{found.reason}, and {why}")
-    if found.plain:
-        kind, processes, reason = best or _unmeasured(settings)
-        number = 0 if kind == "none" else n
-        adapts = best is not None or kind == "process"
-        return Chosen(kind, number, f"{found.reason}, and {reason}", min(n, processes), adapts)
-    if not why:
-        return Chosen("process", n, found.reason, n)
-    if before is not None and before.reason.startswith(why):
-        return before
+def _warn_of_threads(reason: str, why: str, stacklevel: int) -> None:
     warnings.warn(
-        f"fastload: threads read what is not plainly safe in threads: {found.reason}. Worker processes are no choice: "
-        f'{why}. worker_method="thread" silences this.',
+        f"fastload: threads read what is not plainly safe in threads: {reason}. Worker processes are no choice: {why}. "
+        'worker_method="thread" silences this.',
         SharedStateWarning,
         stacklevel=stacklevel + 1,
     )
-    return Chosen("thread", n, f"{why}, although {found.reason}")
-
-
-def _unmeasured(settings: Settings) -> Kind:
-    """Return who reads plainly safe code of which nothing was measured."""
-    source = Fetcher(settings, SlotPool(channels_last=False), Notices(set())).source
-    if source.is_light(settings.samples_per_batch) and not settings.pin_memory:
-        return Kind("none", 0, "the loop copies a batch faster than it is handed over")
-    if source.copies:
-        return Kind("thread", 0, "reading only copies memory")
-    processes = min(settings.num_workers, cores_of_rank())
-    return Kind("process", processes, UNMEASURED)
 
 
 def _tell(chosen: Chosen) -> None:
-    kind, _, reason, *_ = chosen
+    kind, reason = chosen.kind, chosen.reason
     if (kind, reason) in _told or not is_local_rank_0():
         return
     _told.add((kind, reason))

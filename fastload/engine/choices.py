@@ -15,13 +15,31 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastload._kit.cores import cores_of_rank
-from fastload.engine.epoch_counts import EpochCounts
 from fastload.isolation.rules import own_dict
 from fastload.settings import Settings
+from fastload.telemetry import Stats
 from fastload.telemetry.prediction import Kind, best_kind
+
+
+class Chosen(NamedTuple):
+    """Who reads a loader's samples."""
+
+    kind: str
+    """ "thread", "process", "none" for the loop itself, or "torch"."""
+    number: int
+    """The number of workers: 0 for the loop itself."""
+    reason: str = ""
+    """Why fastload chose it, or "" if you did."""
+    processes: int = 0
+    """Over how many processes the workers are spread; 0 if none is started."""
+    adapts: bool = False
+    """Whether a later epoch may be read by another kind, if that was measured to be better."""
+    measured: Kind | None = None
+    """What was measured to be best before the choice, if anything was."""
+
 
 ENVIRONMENT = "FASTLOAD_CHOICES"
 
@@ -50,17 +68,12 @@ def known(settings: Settings) -> Kind | None:
     return found if in_time else None  # the loop cannot interrupt a sample
 
 
-def learn(counts: EpochCounts | None) -> None:
-    """Remember what the counts of an epoch show, if "auto" chose and may choose otherwise."""
-    if counts is None or not counts.settings.worker_adapts or counts.pid != os.getpid():
-        return  # in a fork, another thread may have held a lock that the figures need
-    stats = counts.stats()
+def learn(settings: Settings, stats: Stats) -> None:
+    """Remember what an epoch of a loader shows."""
     best = best_kind(replace(stats, cores=min(stats.cores, cores_of_rank())))
-    if best is None:
-        return
-    what = _what_is_read(counts.settings)
+    what = _what_is_read(settings)
     before = _known.get(what)
-    if not what or (before is not None and before[:2] == best[:2]):
+    if best is None or not what or (before is not None and before[:2] == best[:2]):
         return
     _known[what] = best
     path = os.environ.get(ENVIRONMENT)

@@ -43,15 +43,16 @@ _log = logging.getLogger("fastload")
 def start(
     window: Window[Batch],
     settings: Settings,
+    processes: int,
     segments: Segments,
     notices: Notices,
-    base_seed: int,
+    seed: int,
 ) -> Team:
     """Start the worker processes of a window, and its collector if it has one. Return once all of them are set up.
 
     Raises what `start_children` raises. Then neither thread nor process is left.
     """
-    children = start_children(settings, base_seed, segments, notices)
+    children = start_children(settings, processes, seed, segments, notices)
     team = Team(window, children)
     device = current_device()
     # A process blocks once ten of its messages wait in the socket, which is the kernel's limit. So a thread receives if

@@ -10,6 +10,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from fastload._kit.cores import usable_cores
+from fastload.engine.choices import Chosen, learn
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
@@ -48,17 +49,17 @@ class EpochCounts:
     """The counts of an iterator in one epoch. They outlive it, so that `loader.stats()` answers after the loop.
 
     Args:
-        workers: number of workers, in threads or processes; 0 if the loop itself reads.
-        pools: lend the memory of its batches.
         settings: the loader's.
+        who: reads.
+        pools: lend the memory of its batches.
     """
 
     def __init__(
-        self, workers: int, pools: Sequence[SlotPool | Segments], settings: Settings
+        self, settings: Settings, who: Chosen, pools: Sequence[SlotPool | Segments]
     ) -> None:
-        self.workers = workers
-        self.pid = os.getpid()
-        self.settings = settings
+        self._pid = os.getpid()
+        self._settings = settings
+        self._who = who
         self._pools = pools
         self.children: Sequence[Child] = ()
         """The worker processes, whose CPU time counts."""
@@ -80,12 +81,12 @@ class EpochCounts:
             return self._final
         now, waits = self.now, window.counts()
         measured = merge(now.recorders)
-        sampler = single_sampler(self.settings.sampler)
-        plan = sampler if hasattr(sampler, "useful_share") else self.settings.dataset
+        sampler = single_sampler(self._settings.sampler)
+        plan = sampler if hasattr(sampler, "useful_share") else self._settings.dataset
         cpu_s, cores_s = self._cpu_s() - now.cpu_started, cores_busy_s() - now.cores_started
         return Stats(
             epoch=now.epoch,
-            workers=self.workers,
+            workers=self._who.number,
             processes=len(self.children),
             depth=window.depth,
             samples=now.samples,
@@ -94,7 +95,7 @@ class EpochCounts:
             elapsed_s=perf_counter() - now.started,
             consumer_wait_s=waits.consumer_wait_s + now.served_s,
             worker_wait_s=waits.worker_wait_s + self._idle_s() - now.idle_started,
-            occupancy=waits.occupancy if self.workers else 0.0,
+            occupancy=waits.occupancy if self._who.number else 0.0,
             bytes=now.bytes,
             retries=now.retries,
             gil=gil_is_on(),
@@ -103,12 +104,19 @@ class EpochCounts:
             cores=usable_cores(),
             process_cpu_s=cpu_s,
             others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
-            workers_asked=self.settings.num_workers,
-            worker_method=self.settings.worker_method if self.workers else "",
-            worker_reason=self.settings.worker_reason,
+            workers_asked=self._settings.num_workers,
+            worker_method=self._who.kind if self._who.number else "",
+            worker_reason=self._who.reason,
             useful_share=getattr(plan, "useful_share", None),
             **{**measured._asdict(), **self._held()},
         )
+
+    def learn(self) -> None:
+        """Let the next choice know what this epoch shows, if there may be another one."""
+        if (
+            self._who.adapts and self._pid == os.getpid()
+        ):  # in a fork, another thread may have held a lock
+            learn(self._settings, self.stats())
 
     def _cpu_s(self) -> float:
         """Return the CPU seconds of this process and of its workers until now."""

@@ -6,18 +6,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
 from fastload._kit.user_errors import annotate
-from fastload.engine.choices import learn
 from fastload.engine.epoch_counts import EpochCounts
-from fastload.engine.pinning import LOOP, pin_batch
-from fastload.engine.readers import readers_of
+from fastload.engine.pinning import LOOP
+from fastload.engine.readers import Loop, Readers
 from fastload.engine.reports import Reports
-from fastload.engine.team import join
-from fastload.engine.threads import one_torch_thread
+from fastload.engine.team import Team, join
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, StateError, WorkerDiedError
 from fastload.memory.batch import Batch
@@ -26,9 +23,6 @@ from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import single_sampler
-from fastload.random.streams import entered
-from fastload.reading.notices import Notices
-from fastload.reading.worker_context import finish, read_run
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
 
@@ -37,68 +31,80 @@ class LoaderIterator(Iterator[Any]):
     """One epoch of a loader; with persistent workers, one epoch after another. `iter(loader)` makes it.
 
     Args:
-        settings: the loader's arguments.
+        readers: read its batches.
         epochs: says which epoch begins, and after which batch.
-        warned: the warnings that the loader has given already.
     """
 
-    def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
-        settings.check_loadable()
+    team: Team
+    _order: Order
+
+    def __init__(self, readers: Readers, epochs: Epochs) -> None:
+        self._settings = readers.what.settings
         self._pid = os.getpid()
         self._epochs = epochs
-        self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
-        self._notices = Notices(warned)
-        # Who reads. If this raises, no random state has changed: the sampler draws afterwards.
-        self._readers = readers_of(settings, self._notices, stacklevel=4)
-        self._inline = self._readers.is_inline
-        self._window = self._readers.window()
-        self._loop_context = self._readers.of_loop(self._window) if self._inline else None
-        self.counts = EpochCounts(self._readers.workers, self._readers.pools, settings)
+        self._timeout = min(self._settings.timeout, threading.TIMEOUT_MAX) or None
+        self._notices = readers.what.notices
+        self._readers = readers
+        self._window = readers.window()
+        self.counts = EpochCounts(self._settings, readers.who, readers.pools)
         self._reports = Reports(self.counts)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
+        self._seed: int | None = None  # of the latest epoch's streams
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
-        self._begin(settings)
-        if settings.worker_init_fn is None and self._readers.runs_ahead:
-            self._issue()  # before the threads start: each finds work at once
-        self.team = self._readers.start(self._window, self._order.base_seed)
-        self.counts.children = self.team.children
-        self._issue()
 
     # ---- epochs ----
 
-    def _begin(self, settings: Settings, base_seed: int | None = None) -> None:
-        """Begin an epoch, or adopt the one that the workers have begun. `base_seed` is that of running workers."""
+    def begin(self, settings: Settings) -> None:
+        """Begin the first epoch, and start the workers, or begin another one with the same workers.
+
+        If Ctrl-C strikes, some workers may have begun it: they are not used again.
+        """
         self._settings = settings
+        try:
+            with self._epochs.beginning(seeded=settings.seed is not None):
+                order = self._order = self._begun_ahead() or self._new_order()
+                self._ahead = None
+                self._epochs.began(order)
+                self._may_begin_early = True
+                self._begun = False  # whether the loop has asked for a batch
+                self._ended = False
+                self._reports.begin(settings)
+                self._window.recount()
+                self.counts.begin(order.epoch, self._window, order.recorders)
+                starts, self._seed = self._seed is None, order.seed
+                if starts:
+                    if settings.worker_init_fn is None and self._readers.runs_ahead:
+                        self._issue()  # before the threads start: each finds work at once
+                    seed = settings.seed_of_workers(order.seed, order.epoch)
+                    self.team = self._readers.start(self._window, seed)
+                    self.counts.children = self.team.children
+                self._issue()
+        except BaseException as exc:
+            if not isinstance(exc, StateError):
+                self.close()
+            raise
+
+    def _begun_ahead(self) -> Order | None:
+        """Return the order that workers have begun early, if its epoch is what begins now. Else drop its batches."""
         order = self._ahead
         if (
-            order is None
-            or not self._ended
-            or self._epochs.resume is not None
-            or order.initial != self._epochs.fresh_state(settings)
+            order is not None
+            and self._ended
+            and self._epochs.resume is None
+            and order.initial == self._epochs.fresh_state(self._settings)
         ):
-            self._window.discard()
-            order = self._new_order(base_seed)
-        self._order = order
-        self._epochs.began(order)
-        self._ahead = None
-        self._may_begin_early = True
-        self._begun = False  # whether the loop has asked for a batch
-        self._ended = False
-        self._reports.begin(settings)
-        self._window.recount()
-        self.counts.begin(order.epoch, self._window, order.recorders)
-        if self._loop_context is not None:
-            dataset = self._loop_context.dataset
-            self._loop_context.info = self._readers.info_of_loop(order.base_seed, dataset)
+            return order
+        self._window.discard()
+        return None
 
-    def _new_order(self, base_seed: int | None, *, early: bool = False) -> Order:
+    def _new_order(self, *, early: bool = False) -> Order:
         # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
-        recorders = [Recorder() for _ in range(max(1, self.counts.workers) + 2)]
+        recorders = [Recorder() for _ in range(max(1, self._readers.who.number) + 2)]
         return self._epochs.begin_order(
-            self._settings, self._readers.batch, recorders, base_seed, early=early
+            self._settings, self._readers.batch, recorders, self._seed, early=early
         )
 
     def _begin_early(self) -> Order | None:
@@ -119,7 +125,7 @@ class LoaderIterator(Iterator[Any]):
             and not self._readers.hear_of_the_loop
         ):
             try:
-                self._ahead = self._new_order(self._order.base_seed, early=True)
+                self._ahead = self._new_order(early=True)
             except Exception:  # the next `iter()` raises it again
                 self._may_begin_early = False
             return self._ahead
@@ -127,10 +133,9 @@ class LoaderIterator(Iterator[Any]):
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
-        with self._epochs.beginning(seeded=self._settings.seed is not None):
-            settings = self._settings.followed(loader)
-            settings.check_loadable()
-            _restart(self, settings)
+        now = loader._settings()
+        now.check_loadable()
+        self.begin(self._settings.followed(now))
 
     def _end(self) -> None:
         if self._ended:
@@ -141,7 +146,7 @@ class LoaderIterator(Iterator[Any]):
         if not self._settings.persistent_workers:
             self._window.close()
             join([self.team])
-        learn(self.counts)
+        self.counts.learn()
         self._reports.tell()
 
     # ---- the loop's side ----
@@ -243,8 +248,7 @@ class LoaderIterator(Iterator[Any]):
         if sampler.is_set and sampler.epoch == self._order.epoch:
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
-            with self._epochs.beginning(seeded=self._settings.seed is not None):
-                _restart(self, self._settings)
+            self.begin(self._settings)
             self._begun = True
 
     def _take(self) -> Batch | None:
@@ -254,8 +258,8 @@ class LoaderIterator(Iterator[Any]):
                 "Begin an epoch here with iter(loader)"
             )
         self._window.check()
-        if self._inline:
-            return self._read_here()
+        if isinstance(self._readers, Loop):
+            return self._read_here(self._readers)
         self._issue(waits=True)
         if self._ahead is not None:
             oldest = self._window.oldest()  # if it is of the next epoch, all of this one were taken
@@ -274,7 +278,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _issue(self, *, waits: bool = False) -> None:
         """Fill the window, if there are workers. `waits`: if no batch is in flight, wait for the order."""
-        if self._inline:
+        if isinstance(self._readers, Loop):
             return
         order = self._ahead or self._order
         while not order.exhausted and self._window.has_room():
@@ -288,22 +292,12 @@ class LoaderIterator(Iterator[Any]):
                 continue
             self._window.issue(batch)
 
-    def _read_here(self) -> Batch | None:
-        """Read the next batch without workers: in this thread, in the modes of `iter()`. Return None at the end."""
-        assert self._loop_context is not None
+    def _read_here(self, loop: Loop) -> Batch | None:
+        """Read the next batch in this thread. Return None at the end."""
         started = perf_counter()
-        if (batch := _next_of(self._order)) is None:
-            return None
-        if batch.error is None:
-            stream = self._loop_context.stream
-            drawing = nullcontext() if self._readers.fetcher.source.copies else entered(stream)
-            # As one worker would: torch's sums over several threads differ in their last bits.
-            alone = one_torch_thread() if self._settings.worker_method == "none" else nullcontext()
-            with self._loop_context.modes.entered(), drawing, alone:
-                read_run(batch, 0, batch.units, self._loop_context)
-                finish(batch, self._loop_context)
-            if self._readers.pins:
-                pin_batch(batch)
+        batch = _next_of(self._order)
+        if batch is not None and batch.error is None:
+            loop.read(batch)
         self._window.check()
         self.counts.now.served_s += perf_counter() - started
         return batch
@@ -312,7 +306,7 @@ class LoaderIterator(Iterator[Any]):
 
     def is_ready(self) -> bool:
         """Return whether `next()` would give a batch of this epoch, or its error, without waiting or reading."""
-        batch = None if self._ended or self._inline else self._window.ready()
+        batch = None if self._ended or not self._readers.who.number else self._window.ready()
         return batch is not None and batch.epoch == self._order.epoch
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,17 +329,6 @@ class LoaderIterator(Iterator[Any]):
 def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
     window.close()
     counts.end()
-
-
-def _restart(iterator: LoaderIterator, settings: Settings) -> None:
-    """Begin an epoch with the same workers. If Ctrl-C strikes, some may have begun it: they are not used again."""
-    try:
-        iterator._begin(settings, iterator._order.base_seed)
-        iterator._issue()
-    except BaseException as exc:
-        if not isinstance(exc, StateError):
-            iterator.close()
-        raise
 
 
 def _next_of(order: Order) -> Batch | None:

@@ -9,35 +9,43 @@ import torch
 
 from fastload._kit.torch_private import pin
 from fastload.memory.batch import Batch
+from fastload.settings import Settings
 from fastload.telemetry import span
 
 COLLECTOR, LOOP = -2, -1
 """The indices of a batch's recorders that belong to no worker."""
 
 
-def can_pin(device: str, *, stacklevel: int) -> bool:
-    """Return whether an accelerator needs pinned memory; if not, warn in torch's words."""
-    if device:
+def pins(settings: Settings) -> bool:
+    """Return whether batches are pinned: the loader asks for it, and an accelerator needs it."""
+    accelerator = _accelerator() if settings.pin_memory else None
+    return accelerator not in (None, "mps")
+
+
+def warn_of_pinning(settings: Settings, *, stacklevel: int) -> None:
+    """Warn in torch's words of a device that is ignored, and if nothing can be pinned. 1 is the caller."""
+    if not settings.pin_memory:
+        return
+    if device := settings.pin_memory_device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
             f"ignore pin_memory_device='{device}'.",
             stacklevel=stacklevel + 1,
         )
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
+    if not pins(settings):
+        why = "not supported on MPS now" if _accelerator() else "no accelerator is found"
+        then = "" if _accelerator() else "then "
         warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
+            f"'pin_memory' argument is set as true but {why}, {then}device pinned memory won't be used.",
             stacklevel=stacklevel + 1,
         )
-    elif accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
-    return accelerator is not None and accelerator.type != "mps"
+
+
+def _accelerator() -> str | None:
+    if not torch.accelerator.is_available():
+        return None
+    found = torch.accelerator.current_accelerator()
+    return None if found is None else found.type
 
 
 def pin_batch(batch: Batch) -> None:

@@ -2,79 +2,65 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
 from fastload.engine import crew, workers
-from fastload.engine.pinning import can_pin
+from fastload.engine.choices import Chosen
+from fastload.engine.pinning import pin_batch, pins
 from fastload.engine.team import Team
+from fastload.engine.threads import one_torch_thread
 from fastload.engine.window import Window
 from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
-from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
+from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import modes_of_thread
-from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
-from fastload.reading.worker_context import WorkerContext, streams_of
-from fastload.settings import Settings
+from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 
 
-def readers_of(settings: Settings, notices: Notices, *, stacklevel: int) -> Readers:
+def readers_of(what: Fetcher, who: Chosen) -> Readers:
     """Return the readers of an iterator. All its epochs have the same.
 
     Args:
-        settings: the loader's arguments.
-        notices: collects warnings for the loop.
-        stacklevel: of a warning that nothing can be pinned; 1 is the caller.
+        what: what they read.
+        who: their kind and number.
 
     Raises `DatasetCopyError` if an object of the dataset can neither be copied nor shared.
     """
-    pins = settings.pin_memory and can_pin(settings.pin_memory_device, stacklevel=stacklevel + 1)
-    pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
-    fetcher = Fetcher(settings, pool, notices)
-    # The loop copies a light batch faster than a worker could hand it over.
-    light = settings.worker_init_fn is None and fetcher.source.is_light(settings.samples_per_batch)
-    kind: type[Readers] = Processes if settings.processes else Threads
-    if not settings.num_workers or settings.worker_method == "none" or (light and not pins):
-        kind = Readers
-    return kind(settings, fetcher, pool, pins=pins)
+    kinds: dict[str, type[Readers]] = {"none": Loop, "thread": Threads, "process": Processes}
+    return kinds[who.kind](what, who)
 
 
 class Readers:
-    """The loop itself. Threads and processes derive from it."""
+    """Workers, or the loop itself."""
 
-    is_inline = True
-    """Whether the loop itself reads."""
     in_turn = False
-    """Whether other processes read whole batches, in turn, rather than workers in this process sharing each batch."""
+    """Whether each worker reads whole batches, in turn, rather than all of them the runs of one."""
     runs_ahead = True
     """Whether workers may read from the next epoch before the loop begins it."""
 
-    def __init__(self, settings: Settings, fetcher: Fetcher, pool: SlotPool, *, pins: bool) -> None:
-        self.workers = 0 if self.is_inline else settings.num_workers
-        self.pins = pins
-        self.fetcher = fetcher
-        self._settings = settings
+    def __init__(self, what: Fetcher, who: Chosen) -> None:
+        self.what, self.who, self._pins = what, who, pins(what.settings)
         self._segments = Segments()
-        self.pools = pool, self._segments
+        self.pools = what.pool, self._segments
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-        draws = not fetcher.source.copies and settings.keyed
-        self._streams = streams_of(settings, draws=draws)
-        self._isolation = settings.isolation() if self._owns_copies(draws) else None
-        if self._isolation is not None and settings.num_workers:
+        self._draws = not what.source.copies and what.settings.keyed
+        self._streams = streams_of(what.settings, draws=self._draws)
+        self._isolation = what.settings.isolation() if self._owns_copies() else None
+        if self._isolation is not None and what.settings.num_workers:
             self._isolation.check()
-            if settings.persistent_workers:
+            if what.settings.persistent_workers:
                 self._isolation.plan.keep_lists()
 
-    def _owns_copies(self, draws: bool) -> bool:
+    def _owns_copies(self) -> bool:
         """Return whether readers need copies of the dataset, or a list of its generators, in this process."""
-        return draws
+        return True
 
     @cached_property
     def hear_of_the_loop(self) -> bool:
@@ -83,12 +69,12 @@ class Readers:
 
     def window(self) -> Window[Batch]:
         """Return a window for these readers."""
-        settings, source = self._settings, self.fetcher.source
+        settings, source = self.what.settings, self.what.source
         parallel = source.batches_in_parallel or self.in_turn
         window: Window[Batch] = Window(
-            settings.depth(self.workers, batches_in_parallel=parallel),
+            settings.depth(self.who.number, batches_in_parallel=parallel),
             in_order=settings.in_order,
-            collected=self.pins and self.workers > 0,
+            collected=self._pins and self.who.number > 0,
             lanes=0 if self.in_turn else settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
@@ -97,72 +83,76 @@ class Readers:
             pool.limit = window.depth + 1
         return window
 
-    def of_loop(self, window: Window[Batch]) -> WorkerContext:
-        """Return what the loop reads with if there are no workers.
-
-        These are the loader's own objects, or copies of them if the loop reads in the place of workers.
-        """
-        settings = self._settings
-        if self._isolation is None:
-            own = WorkerCopies(settings.dataset, settings.collate_fn, None)
-        elif settings.worker_method == "none":
-            own = self._isolation.own()  # as worker 0 would have
-        else:
-            own = self._isolation.originals()
-        stream = self._streams.make(own.generators, initialised=False)
-        wait, modes = window.changes.wait, modes_of_thread()
-        if settings.persistent_workers:
-            modes = modes.shared()
-        return WorkerContext(0, own, None, stream, self.fetcher, wait, modes)
-
-    def info_of_loop(self, base_seed: int, dataset: Any) -> Any:
-        """Return the worker info of a loop that reads `dataset` in the place of workers, or None."""
-        settings = self._settings
-        if not settings.num_workers:
-            return None
-        show_worker_info_in_threads()
-        return make_worker_info(0, settings.num_workers, base_seed, dataset, rng=WorkerRng())
-
     def batch(self, given: Any, **place: Any) -> Batch:
         """Return a new batch of what the sampler gave."""
-        return self.fetcher.source.batch(given, **place)
+        return self.what.source.batch(given, **place)
 
-    def start(self, window: Window[Batch], base_seed: int) -> Team:
-        """Start the workers, if there are any."""
+    def start(self, window: Window[Batch], seed: int) -> Team:
+        """Start the workers. `seed` is what `get_worker_info()` tells worker 0."""
+        raise NotImplementedError
+
+
+class Loop(Readers):
+    """The loop itself, which reads a batch as it asks for it."""
+
+    def _owns_copies(self) -> bool:
+        return self._draws
+
+    def start(self, window: Window[Batch], seed: int) -> Team:
+        """Prepare to read in this thread, by the loader's own objects. In the place of workers, by copies of them."""
+        settings, info = self.what.settings, None
+        # The loop reads in the place of workers as one of them would: torch's sums over several threads have other
+        # last bits.
+        self._alone = settings.num_workers > 0 and not self.what.source.copies
+        if self._isolation is None:
+            own = WorkerCopies(settings.dataset, settings.collate_fn, None)
+        else:
+            own = self._isolation.own() if self._alone else self._isolation.originals()
+        if settings.num_workers:
+            show_worker_info_in_threads()
+            n = settings.num_workers
+            info = make_worker_info(0, n, seed, own.dataset, rng=WorkerRng())
+        stream = self._streams.make(own.generators, initialised=False)
+        modes = modes_of_thread()
+        if settings.persistent_workers:
+            modes = modes.shared()
+        wait = window.changes.wait
+        self._context = WorkerContext(0, own, info, stream, self.what, wait, modes)
         return Team(window)
+
+    def read(self, batch: Batch) -> None:
+        """Read a batch in this thread, in the modes of `iter()`."""
+        context = self._context
+        drawing = nullcontext() if self.what.source.copies else entered(context.stream)
+        alone = one_torch_thread() if self._alone else nullcontext()
+        with context.modes.entered(), drawing, alone:
+            read_run(batch, 0, batch.units, context)
+            finish(batch, context)
+        if self._pins:
+            pin_batch(batch)
 
 
 class Threads(Readers):
     """Threads of this process, with copies of their own. They share the runs of a batch."""
 
-    is_inline = False
-
-    def _owns_copies(self, draws: bool) -> bool:
-        return True
-
-    def start(self, window: Window[Batch], base_seed: int) -> Team:
+    def start(self, window: Window[Batch], seed: int) -> Team:
         """See `workers.start`."""
-        assert self._isolation is not None
+        isolation, n = self._isolation, self.who.number
+        assert isolation is not None
         return workers.start(
-            window,
-            self.fetcher,
-            self._isolation,
-            self._streams,
-            num_workers=self.workers,
-            base_seed=base_seed,
+            window, self.what, isolation, self._streams, num_workers=n, base_seed=seed
         )
 
 
 class Processes(Readers):
     """Processes, each of which reads whole batches, by one worker or by several that share its runs."""
 
-    is_inline = False
     in_turn = True
     runs_ahead = False  # they have the dataset of `iter()`
 
-    def _owns_copies(self, draws: bool) -> bool:
+    def _owns_copies(self) -> bool:
         # Several workers of a process do. Here, to see before a fork whether their objects can be copied.
-        return self._settings.processes < self.workers
+        return self.who.processes < self.who.number
 
     def batch(self, given: Any, **place: Any) -> Batch:
         """See `Readers`.
@@ -172,9 +162,10 @@ class Processes(Readers):
         """
         batch = super().batch(given, **place)
         batch.given, batch.builder, batch.units = own_indices(given), None, 1
-        batch.lane = batch.ordinal % self.workers
+        batch.lane = batch.ordinal % self.who.number
         return batch
 
-    def start(self, window: Window[Batch], base_seed: int) -> Team:
+    def start(self, window: Window[Batch], seed: int) -> Team:
         """See `crew.start`."""
-        return crew.start(window, self._settings, self._segments, self.fetcher.notices, base_seed)
+        what, processes = self.what, self.who.processes
+        return crew.start(window, what.settings, processes, self._segments, what.notices, seed)

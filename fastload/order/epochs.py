@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 
 from fastload.memory.batch import Batch
@@ -106,7 +107,7 @@ class Epochs:
             warnings.warn(
                 f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The loaded "
                 f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
-                stacklevel=7,  # the caller of `iter(loader)`
+                stacklevel=8,  # the caller of `iter(loader)`
             )
             self._at = self._at[0], None
 
@@ -115,7 +116,7 @@ class Epochs:
         settings: Settings,
         make_batch: Callable[..., Batch],
         recorders: list[Recorder],
-        base_seed: int | None = None,
+        running: int | None = None,
         *,
         early: bool = False,
     ) -> Order:
@@ -125,23 +126,17 @@ class Epochs:
             settings: the loader's arguments.
             make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
             recorders: measure the epoch, by worker.
-            base_seed: that of workers which run already. None: draw what torch draws, in the same order.
+            running: the seed of an order that workers have read. None: draw what torch draws, in the same order.
             early: begin the epoch after the latest one, while its last batches are still read.
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
-        known = base_seed
-        if settings.seed is None and not early:
-            drawn = self._drawn_seed(settings)
-            known = base_seed if drawn is None else drawn
-        if known is None and settings.draws_twice:
+        seed = running if early else self._known_seed(settings, running)
+        if seed is None and settings.num_workers and not settings.iterable:
             iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
-            known = settings.base_seed(self.number)
+            seed = _draw(settings)
         order = self._make_order(settings, make_batch, early=early)
-        if known is None:
-            known = settings.base_seed(self.number)
-        order.begin(known if settings.seed is None else settings.seed, recorders)
-        order.base_seed = known
+        order.begin(_draw(settings) if seed is None else seed, recorders)
         return order
 
     def _make_order(
@@ -161,14 +156,17 @@ class Epochs:
             resume=resume,
         )
 
-    def _drawn_seed(self, settings: Settings) -> int | None:
-        """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
+    def _known_seed(self, settings: Settings, running: int | None) -> int | None:
+        """Return the seed of the epoch's streams, or None if it is to be drawn.
 
-        Torch draws it when it starts workers. Persistent workers keep it from epoch to epoch.
+        Torch draws one when it starts workers. A loaded state has its own, and persistent workers keep theirs.
         """
+        if settings.seed is not None:
+            return settings.seed
+        loaded = self._seed_of_workers if settings.persistent_workers else None
         if self.resume is not None:
-            return self.resume.stream_seed
-        return self._seed_of_workers if settings.persistent_workers else None
+            loaded = self.resume.stream_seed
+        return running if loaded is None else loaded
 
     def began(self, order: Order) -> None:
         """Record that `order` reads the epoch from now on."""
@@ -232,6 +230,12 @@ class Epochs:
             if own is not None and own >= 0:
                 return own
         return None
+
+
+def _draw(settings: Settings) -> int:
+    """Draw the seed of an epoch as torch draws that of its workers."""
+    drawn = torch.empty((), dtype=torch.int64).random_(generator=settings.generator)
+    return int(drawn.item())
 
 
 def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:

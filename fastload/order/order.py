@@ -25,8 +25,6 @@ class Order(ABC):
     user code, never races.
     """
 
-    base_seed: int
-    """`get_worker_info().seed` of worker i is `base_seed + i`."""
     progress: Any
     """What was delivered. A delivery replaces it, and changes nothing in it."""
 

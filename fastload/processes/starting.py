@@ -54,11 +54,12 @@ A Python without it gets an object that has no effect: then the server imports w
 
 def start_children(
     settings: Settings,
+    processes: int,
     seed: int,
     segments: Segments,
     notices: Notices,
 ) -> list[Child]:
-    """Start the worker processes of a loader, and wait until all are set up.
+    """Start the worker processes of a loader, over which its workers are spread. Wait until all are set up.
 
     Raises the error of a start, of unpickling or of `worker_init_fn`, and `DatasetCopyError` if something must be
     pickled and cannot be. Then no process is left.
@@ -87,15 +88,15 @@ def start_children(
             if method == "fork":
                 plan = replace(theirs, copy_dataset="state").isolation().plan
                 sealed.generators = [*plan.generators(), *generators_of_modules()]
-                if settings.processes < settings.num_workers:
+                if processes < settings.num_workers:
                     sealed.isolation = theirs.isolation()
                 for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)
-            workers, n = range(settings.num_workers), settings.processes
-            for k in range(n):  # batch i is worker i's: so processes take turns
-                job = Job(tuple(workers[k::n]), len(workers), seed, asks, modes_of_thread())
+            workers = range(settings.num_workers)
+            for k in range(processes):  # batch i is worker i's: so processes take turns
+                job = Job(tuple(workers[k::processes]), len(workers), seed, asks, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)

@@ -38,14 +38,19 @@ class Fetcher:
     """
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
-        self.notices, self.keyed = notices, settings.keyed
+        self.settings, self.notices, self.keyed = settings, notices, settings.keyed
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
-        self._batched = settings.batched
-        self._pool = pool
+        self.pool = pool
         self._failures = Failures(settings, notices)
         self.source = _source_of(settings, pool, notices, self._failures)
         self._in_slots = not self.source.batches_in_parallel
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the loop copies a batch faster than a worker could hand it over, and no user code runs."""
+        settings = self.settings
+        return settings.worker_init_fn is None and self.source.is_light(settings.samples_per_batch)
 
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """Read units `start` to `stop` of `batch`, each sample in its random stream. Return the number of samples."""
@@ -89,7 +94,7 @@ class Fetcher:
                 batch.hint = sharing_note(self.notices.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
             elif builder is not None:
-                self._make(batch, builder, self._pool.collate if self._in_slots else collate_fn)
+                self._make(batch, builder, self.pool.collate if self._in_slots else collate_fn)
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
@@ -101,7 +106,7 @@ class Fetcher:
 
     def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
         skipped = batch.skipped
-        if not self._batched:
+        if not self.settings.batched:
             batch.left_out = bool(skipped)
             if not skipped:
                 batch.data = builder.make((), lambda samples: collate_fn(samples[0]))
@@ -111,7 +116,7 @@ class Fetcher:
             ) from batch.handled[max(skipped)]
         else:
             batch.data = builder.make(skipped, collate_fn)
-            if self._pool.channels_last:
+            if self.pool.channels_last:
                 batch.data = in_channels_last(batch.data)
         batch.nbytes = data_bytes(batch.data)
 

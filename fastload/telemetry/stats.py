@@ -120,8 +120,7 @@ def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
 def _no_workers(stats: Snapshot) -> list[tuple[str, str, str]]:
     if not stats.workers_asked:
         return []
-    why = stats.worker_reason or "the loop itself gathers batches this light"
-    return [("workers", "0", f"{stats.workers_asked} asked for: {why}")]
+    return [("workers", "0", f"{stats.workers_asked} asked for: {stats.worker_reason}")]
 
 
 def _stage_table(stats: Snapshot) -> list[str]:

@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 import fastload
-import fastload.engine.readers
+import fastload.engine.pinning
 from fastload import DataLoader
 from fastload.engine import team as team_module
 from fastload.engine import workers as workers_module
@@ -290,7 +290,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
 @pytest.fixture
 def pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate the collector's work: here may be nothing to pin for."""
-    monkeypatch.setattr(fastload.engine.readers, "can_pin", lambda device, stacklevel: True)
+    monkeypatch.setattr(fastload.engine.pinning, "_accelerator", lambda: "cuda")
     monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
 
 

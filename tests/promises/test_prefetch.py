@@ -500,7 +500,7 @@ def values(batch: tuple[Any, float]) -> list[float]:
 def look_far_ahead(iterator: Any) -> None:
     """Let the loader get ready what the look-ahead can then fetch."""
     source = iterator._source
-    if not source._inline:
+    if source._readers.who.number:
         wait_until(
             lambda: (
                 source.is_ready()

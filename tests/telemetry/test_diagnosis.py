@@ -320,9 +320,8 @@ def test_figures_that_do_not_apply_are_left_out_and_others_explained() -> None:
     stats = run(consumer_wait_s=0.003, stages=stages(sampler=2.1, sample=1.0))
     assert rows(stats)["loop waited"] == "2.10 s  21 % of the time, 2.10 s of it in the sampler"
     assert str(crowded()).split("\n")[0].endswith("1.0 of 8 cores used, 5.4 by other processes")
-    stats = run(workers=0, workers_asked=8)
-    assert rows(stats)["workers"].startswith("0  8 asked for")
-    assert "the loop itself gathers" in rows(stats)["workers"]
+    stats = run(workers=0, workers_asked=8, worker_reason="so")
+    assert rows(stats)["workers"] == "0  8 asked for: so"
     assert "num_workers" not in bound(stats).advice
 
 

@@ -32,7 +32,6 @@ import fastload
 from fastload.engine import choice, choices
 from fastload.errors import SharedStateWarning
 from fastload.isolation.in_modules import generators_of_modules
-from fastload.settings import Settings
 from fastload.telemetry import prediction
 from fastload.telemetry.prediction import Kind
 from fastload.verdicts import libraries
@@ -291,7 +290,7 @@ def test_no_collection_falls_into_the_reading(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     try:
         with mock.patch.object(choice, "verdict", reading), pytest.raises(KeyError):
-            choice.choose(Settings.of(auto(Shares())), stacklevel=1)
+            auto(Shares()).chosen()
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
@@ -437,14 +436,15 @@ def test_samples_that_ask_for_their_worker_have_a_process_each() -> None:
 
 
 def test_a_fork_and_a_timeout_leave_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices._known[choices._what_is_read(Settings.of(auto(Rows())))] = Kind("none", 0, "")
+    choices._known[choices._what_is_read(auto(Rows())._settings())] = Kind("none", 0, "")
     assert auto(Rows()).chosen().kind == "none"
     assert auto(Rows(), timeout=5).chosen().kind == "process"
     with auto(Slow(), batch_size=2) as loader:
         assert len([*loader]) == 50
         monkeypatch.setattr(os, "getpid", lambda: -1)
         monkeypatch.setattr(choices, "best_kind", pytest.fail)
-        choices.learn(loader._counts)
+        assert loader._counts is not None
+        loader._counts.learn()
         monkeypatch.undo()
 
 
@@ -457,7 +457,7 @@ class Odd(Rows):
 def test_objects_that_cannot_be_told_apart_keep_no_choice() -> None:
     with auto(Odd()) as loader:
         assert len([*loader]) == 25
-    assert choices._what_is_read(Settings.of(loader)) == ""
+    assert choices._what_is_read(loader._settings()) == ""
 
 
 @SLOW_HAND_OVER
@@ -540,5 +540,5 @@ class Circle(Rows):
 
 
 def test_what_is_read_may_hold_itself() -> None:
-    settings = Settings.of(auto(Circle()))
+    settings = auto(Circle())._settings()
     assert choices._what_is_read(settings) == choices._what_is_read(settings)
