@@ -21,7 +21,6 @@ from fastload.engine.choices import learn
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.team import Team, join
-from fastload.isolation.worker_copies import CopyDataset
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
@@ -34,6 +33,7 @@ from fastload.order.sampler_state import (
     single_sampler,
 )
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
+from fastload.safety.worker_copies import CopyDataset
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 

@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
-from fastload.isolation import Isolation
-from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules, routable
+from fastload.safety import Isolation
+from fastload.safety.worker_copies import CopyDataset
 from fastload.telemetry import Stats
 
 _PROCESSES = "process", "multiprocessing"

@@ -25,16 +25,16 @@ from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError
-from fastload.isolation import Isolation
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
+from fastload.safety import Isolation
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from tests.children import run_python
 from tests.fakes import Numbers, Sequencer
-from tests.isolation.forks import in_child
+from tests.safety.forks import in_child
 
 JOIN_S = 30.0
 

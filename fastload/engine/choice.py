@@ -15,9 +15,9 @@ from fastload.memory.slots import SlotPool
 from fastload.processes.starting import mpi_is_used
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
+from fastload.safety import Verdict, verdict
 from fastload.settings import Settings
 from fastload.telemetry.prediction import Kind
-from fastload.verdicts import Verdict, verdict
 
 _log = logging.getLogger("fastload")
 

@@ -12,7 +12,6 @@ from fastload.engine import crew, workers
 from fastload.engine.pinning import can_pin
 from fastload.engine.team import Team
 from fastload.engine.window import Window
-from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.processes.segments import Segments
@@ -22,6 +21,7 @@ from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, streams_of
+from fastload.safety import WorkerCopies
 from fastload.settings import Settings
 
 
