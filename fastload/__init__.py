@@ -39,8 +39,7 @@ The way of an index, room by room, from what a user holds to the batch:
 What these stand on:
 
     random/       a random stream for each sample: streams, keys, and what routes torch, NumPy and `random` to them
-    isolation/    what each thread owns
-    verdicts/     whether threads are known to read a dataset rightly, found by reading its code
+    safety/       what each worker thread gets a copy of, and whether the user's code is thread-safe
     telemetry/    what threads measure, and the report
     rows          the protocol of a dataset that fills rows itself
     errors        fastload's own                               testing: fakes for tests of training loops
@@ -73,9 +72,9 @@ if TYPE_CHECKING:
     from fastload.order.sampler import RankSampler
     from fastload.random.streams import random_stream, sample_generator, sample_rng
     from fastload.reading.failures import SKIP
+    from fastload.safety.libraries import threads_ok
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
-    from fastload.verdicts.libraries import threads_ok
 
     __version__: str
 
@@ -118,7 +117,7 @@ def __getattr__(name: str) -> Any:
     from fastload.order import sampler
     from fastload.random import streams
     from fastload.reading import failures
-    from fastload.verdicts import libraries
+    from fastload.safety import libraries
 
     homes = (failures, libraries, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))

@@ -23,8 +23,6 @@ from fastload.engine.iterator import LoaderIterator
 from fastload.engine.pinning import warn_of_pinning
 from fastload.engine.readers import readers_of
 from fastload.engine.team import Team, join
-from fastload.isolation.worker_copies import CopyDataset
-from fastload.memory.slots import SlotPool
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
@@ -39,6 +37,7 @@ from fastload.order.sampler_state import (
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
+from fastload.safety.worker_copies import CopyDataset
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 
@@ -180,7 +179,7 @@ class DataLoader(TorchDataLoader[T]):
         if self._is_ours:
             # Torch's constructor turns None into 2. A loader rebuilt from its attributes must get None again.
             self.prefetch_factor = prefetch_factor
-        self._settings().check()
+        Settings.of(self).check()
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
         if isinstance(single := single_sampler(self._index_sampler), RankSampler):
@@ -215,9 +214,10 @@ class DataLoader(TorchDataLoader[T]):
 
     def _get_iterator(self) -> Any:
         if self._is_ours:
-            what = self._what()
+            what = Fetcher(Settings.of(self), Notices(self._warned))
             warn_of_pinning(what.settings, stacklevel=4)
-            iterator = LoaderIterator(readers_of(what, self._who(what)), self._epochs)
+            readers = readers_of(what, self._who(what))
+            iterator = LoaderIterator(readers, self._epochs)
             with self._epochs.restoring():
                 iterator.begin(what.settings)
                 self._counts = iterator.counts
@@ -232,48 +232,6 @@ class DataLoader(TorchDataLoader[T]):
             )
         return super()._get_iterator()
 
-    def _settings(self) -> Settings:
-        """Return the arguments as they are now: you may have set attributes since."""
-        return Settings(
-            dataset=self.dataset,
-            sampler=self._index_sampler,
-            batched=self._auto_collation,
-            declared_length=self._IterableDataset_len_called,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            num_workers=self.num_workers,
-            collate_fn=self.collate_fn,
-            worker_init_fn=self.worker_init_fn,
-            generator=self.generator,
-            pin_memory=self.pin_memory,
-            pin_memory_device=self.pin_memory_device,
-            timeout=self.timeout,
-            in_order=self.in_order,
-            begin_early=self.begin_early,
-            persistent_workers=self.persistent_workers,
-            prefetch_factor=self.prefetch_factor,
-            prefetch_batches=self.prefetch_batches,
-            prefetch_bytes=self.prefetch_bytes,
-            seed=self.seed,
-            on_error=self.on_error,
-            max_errors=self.max_errors,
-            retries=self.retries,
-            copy_dataset=self.copy_dataset,
-            random_modules=self.random_modules,
-            memory_format=self.memory_format,
-            on_stats=self.on_stats,
-            worker_method=self.worker_method,
-            worker_processes=self.worker_processes,
-            multiprocessing_context=self.multiprocessing_context,
-        )
-
-    def _what(self) -> Fetcher:
-        """Return what is read: the dataset's source, and the memory of batches."""
-        settings = self._settings()
-        settings.check_loadable()
-        pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
-        return Fetcher(settings, pool, Notices(self._warned))
-
     def _who(self, what: Fetcher) -> Chosen:
         """Return who reads it. By "auto", this reads the dataset's code."""
         if self._counts is not None:
@@ -283,7 +241,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def chosen(self) -> Chosen:
         """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none."""
-        return self._who(self._what()) if self._is_ours else Chosen("torch", self.num_workers)
+        if not self._is_ours:
+            return Chosen("torch", self.num_workers)
+        return self._who(Fetcher(Settings.of(self), Notices(self._warned)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy: without workers, iterators and counts."""
@@ -361,7 +321,7 @@ class DataLoader(TorchDataLoader[T]):
             return {"version": VERSION, "kind": "torch"}
         if integer("ahead", ahead) not in range(MAX_AHEAD + 1):
             raise ValueError(f"ahead must be 0 to {MAX_AHEAD}, got {ahead}")
-        return self._epochs.state_dict(self._settings, ahead)
+        return self._epochs.state_dict(lambda: Settings.of(self), ahead)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
@@ -374,7 +334,7 @@ class DataLoader(TorchDataLoader[T]):
         if not self._is_ours:
             self._warn_of_no_state()
             return
-        ours = fresh_state(self._settings(), 0, None)
+        ours = fresh_state(Settings.of(self), 0, None)
         found = type(ours).from_json(state)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))

@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
-from fastload.isolation import Isolation
-from fastload.isolation.worker_copies import CopyDataset
 from fastload.random.streams import chosen_modules, routable
+from fastload.safety import Isolation
+from fastload.safety.worker_copies import CopyDataset
 from fastload.telemetry import Stats
 
 PROCESSES = "process", "multiprocessing"
@@ -65,6 +65,42 @@ class Settings:
     worker_method: str
     worker_processes: int | None
     multiprocessing_context: Any
+
+    @classmethod
+    def of(cls, loader: Any) -> Self:
+        """Return the arguments of a loader as they are now: a user may have set attributes since."""
+        return cls(
+            dataset=loader.dataset,
+            sampler=loader._index_sampler,
+            batched=loader._auto_collation,
+            declared_length=loader._IterableDataset_len_called,
+            batch_size=loader.batch_size,
+            drop_last=loader.drop_last,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            generator=loader.generator,
+            pin_memory=loader.pin_memory,
+            pin_memory_device=loader.pin_memory_device,
+            timeout=loader.timeout,
+            in_order=loader.in_order,
+            begin_early=loader.begin_early,
+            persistent_workers=loader.persistent_workers,
+            prefetch_factor=loader.prefetch_factor,
+            prefetch_batches=loader.prefetch_batches,
+            prefetch_bytes=loader.prefetch_bytes,
+            seed=loader.seed,
+            on_error=loader.on_error,
+            max_errors=loader.max_errors,
+            retries=loader.retries,
+            copy_dataset=loader.copy_dataset,
+            random_modules=loader.random_modules,
+            memory_format=loader.memory_format,
+            on_stats=loader.on_stats,
+            worker_method=loader.worker_method,
+            worker_processes=loader.worker_processes,
+            multiprocessing_context=loader.multiprocessing_context,
+        )
 
     def followed(self, now: Settings) -> Self:
         """Return the settings of another epoch with the same workers, which keep their arguments, as in torch.

@@ -29,17 +29,17 @@ INSTALLED_FOR = ("tests/browser/", "tests/compat/")
 CORE_FOLDERS = (
     "_kit",
     "engine",
-    "isolation",
     "memory",
     "order",
     "random",
     "reading",
+    "safety",
     "telemetry",
 )
 CORE_TESTS = (
     "tests/contracts/",
-    "tests/isolation/",
     "tests/promises/",
+    "tests/safety/",
     "tests/telemetry/",
     "tests/test_",
 )

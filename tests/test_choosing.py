@@ -45,7 +45,7 @@ def test_a_part_brings_the_tests_of_those_that_import_it_and_no_others() -> None
     "path",
     [
         "fastload/engine/window.py",
-        "fastload/isolation/copies.py",
+        "fastload/safety/copies.py",
         "fastload/gone/anything.py",
         "pyproject.toml",
         "tests/conftest.py",

@@ -1,7 +1,7 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names.
 - Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py`. Locks are made
-  only in `engine/`, `random/` and `isolation/copies.py`.
+  only in `engine/`, `random/` and `safety/copies.py`.
 
 Every module of the package is parsed, so that imports inside functions count too. import-linter, a check of
 `scripts/test`, finds circles of files and folders. It does not count an import of the package that holds the file, so
@@ -35,7 +35,7 @@ CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
 WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
 SLOTS = PACKAGE / "memory" / "slots.py"
 """May have a lock: one worker makes the slot of a batch."""
-COPIES = PACKAGE / "isolation" / "copies.py"
+COPIES = PACKAGE / "safety" / "copies.py"
 """May have a lock: it sets the recursion limit, which all threads have in common."""
 PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "child.py")}
 PROCESSES = {
@@ -332,7 +332,7 @@ def private_names(path: Path) -> tuple[set[str], set[str]]:
 def test_no_file_takes_a_private_name_of_another() -> None:
     names = {path: private_names(path) for path in MODULES}
     for path, (defined, taken) in names.items():
-        if path.parent.name == "isolation" or path.stem == "torch_private":
+        if path.parent.name == "safety" or path.stem == "torch_private":
             continue  # which are there for the private names of libraries
         others = set().union(*(theirs for other, (theirs, _) in names.items() if other != path))
         foreign = (taken - defined) & others - OF_LIBRARIES

@@ -26,15 +26,16 @@ from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError
-from fastload.isolation import Isolation
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
+from fastload.safety import Isolation
+from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from tests.children import run_python
 from tests.fakes import Numbers, Sequencer
-from tests.isolation.forks import in_child
+from tests.safety.forks import in_child
 
 JOIN_S = 30.0
 
@@ -319,7 +320,7 @@ def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int)
 
 @pytest.mark.parametrize("line", range(1, 40))
 def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line: int) -> None:
-    settings = DataLoader(Numbers(4))._settings()
+    settings = Settings.of(DataLoader(Numbers(4)))
     counts, window = EpochCounts(settings, Chosen("thread", 1), ()), Window[Any](1)
 
     def begin(epoch: int) -> None:

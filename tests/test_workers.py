@@ -25,7 +25,7 @@ from fastload import DataLoader
 from fastload.engine import waiting
 from fastload.engine.threads import deep_stacks
 from fastload.errors import SharedStateWarning
-from fastload.verdicts import libraries
+from fastload.safety import libraries
 from tests.children import ROOT
 from tests.fakes import Numbers
 

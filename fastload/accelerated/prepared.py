@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
@@ -38,7 +38,6 @@ class Prepared(Generic[T]):
     seed: int | None
     generator: Any
     _epochs: Epochs
-    _settings: Callable[[], Settings]
 
     _is_accelerate_prepared = True
     end_of_dataloader = False
@@ -47,7 +46,7 @@ class Prepared(Generic[T]):
 
     def adopt(self, accelerator: Accelerator) -> None:
         """Take the rank's part of the samples, and the accelerator's device."""
-        settings = self._settings()
+        settings = Settings.of(self)
         check(self, settings.sampler, accelerator, resumes=self._epochs.resume is not None)
         rank, world_size = data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
@@ -105,7 +104,7 @@ class Prepared(Generic[T]):
             self._agreed = self.seed = state["seed"]
             if isinstance(self.dataset, Part):
                 self.dataset.seed = state["seed"]
-            sampler, seed = single_sampler(self._settings().sampler), state.get("sampler_seed")
+            sampler, seed = single_sampler(Settings.of(self).sampler), state.get("sampler_seed")
             if isinstance(sampler, RankSampler) and isinstance(seed, int):
                 sampler.seed = seed
         super().load_state_dict(state)  # type: ignore[misc]
@@ -156,7 +155,7 @@ class Prepared(Generic[T]):
             state = None
         if isinstance(state, IterableState):
             return max(0, count - batches_of(state.to_json()))
-        settings = self._settings()
+        settings = Settings.of(self)
         sampler, size = settings.sampler, getattr(settings.sampler, "batch_size", None)
         if not size or settings.iterable:
             return count

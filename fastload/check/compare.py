@@ -28,10 +28,9 @@ from fastload.check.reading import (
 from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
-from fastload.isolation import Isolation
 from fastload.random.global_draws import global_states, restore_global_states
-from fastload.verdicts import Finding as Unknown
-from fastload.verdicts import verdict
+from fastload.safety import Finding as Unknown
+from fastload.safety import Isolation, verdict
 
 MOST_UNKNOWN = 5
 """The most findings of code for which threads are not known to be right. All may have one cause."""

@@ -26,9 +26,9 @@ from fastload.loader import DataLoader
 from fastload.random import python_random
 from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
+from fastload.safety import verdict
 from fastload.telemetry import delayed_s
 from fastload.telemetry.snapshot import seconds_in
-from fastload.verdicts import verdict
 
 LONGEST_S = 5.0
 """Longest time of the measurement of the GIL. More time would not make the result clearer."""

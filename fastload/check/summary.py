@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastload.isolation import rules
-from fastload.isolation.memory import MEMORY, nbytes_of
-from fastload.isolation.plan import Plan
+from fastload.safety import rules
+from fastload.safety.memory import MEMORY, nbytes_of
+from fastload.safety.plan import Plan
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from fastload.engine.pinning import pins
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
 from fastload.reading.fetch import Fetcher
+from fastload.safety import Verdict, verdict
 from fastload.settings import PROCESSES, Settings
 from fastload.telemetry.prediction import Kind
-from fastload.verdicts import Verdict, verdict
 
 _log = logging.getLogger("fastload")
 

@@ -133,7 +133,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
-        now = loader._settings()
+        now = Settings.of(loader)
         now.check_loadable()
         self.begin(self._settings.followed(now))
 
@@ -259,7 +259,13 @@ class LoaderIterator(Iterator[Any]):
             )
         self._window.check()
         if isinstance(self._readers, Loop):
-            return self._read_here(self._readers)
+            started = perf_counter()
+            batch = _next_of(self._order)
+            if batch is not None and batch.error is None:
+                self._readers.read(batch)
+            self._window.check()
+            self.counts.now.served_s += perf_counter() - started
+            return batch
         self._issue(waits=True)
         if self._ahead is not None:
             oldest = self._window.oldest()  # if it is of the next epoch, all of this one were taken
@@ -291,16 +297,6 @@ class LoaderIterator(Iterator[Any]):
                 order = following
                 continue
             self._window.issue(batch)
-
-    def _read_here(self, loop: Loop) -> Batch | None:
-        """Read the next batch in this thread. Return None at the end."""
-        started = perf_counter()
-        batch = _next_of(self._order)
-        if batch is not None and batch.error is None:
-            loop.read(batch)
-        self._window.check()
-        self.counts.now.served_s += perf_counter() - started
-        return batch
 
     # ---- anyone's ----
 

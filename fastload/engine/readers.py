@@ -13,7 +13,6 @@ from fastload.engine.pinning import pin_batch, pins
 from fastload.engine.team import Team
 from fastload.engine.threads import one_torch_thread
 from fastload.engine.window import Window
-from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.processes.segments import Segments
 from fastload.random.streams import entered
@@ -22,6 +21,7 @@ from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
+from fastload.safety import WorkerCopies
 
 
 def readers_of(what: Fetcher, who: Chosen) -> Readers:

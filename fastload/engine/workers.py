@@ -15,7 +15,6 @@ from fastload.engine.threads import (
     torch_threads_kept,
 )
 from fastload.engine.window import Window
-from fastload.isolation import Isolation, WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.processes.pausing import busy
 from fastload.random.streams import Streams, entered
@@ -23,6 +22,7 @@ from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run
+from fastload.safety import Isolation, WorkerCopies
 
 
 def start(

@@ -29,7 +29,6 @@ from fastload._kit import user_errors
 from fastload._kit.torch_private import numpy_seed, show_worker_info_in_threads
 from fastload._kit.user_errors import annotate, contained
 from fastload.errors import SharedStateWarning
-from fastload.isolation import WorkerCopies
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
@@ -42,6 +41,7 @@ from fastload.processes.work import Work, who_is
 from fastload.random import global_draws
 from fastload.random.global_draws import global_states, restore_global_states
 from fastload.reading.notices import Notices
+from fastload.safety import WorkerCopies
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-from fastload.isolation import Isolation
 from fastload.processes.packed_errors import PackedError
 from fastload.processes.packing import Packed
 from fastload.random.keys import StreamKeys
 from fastload.reading.modes import Modes
+from fastload.safety import Isolation
 from fastload.settings import Settings
 
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)

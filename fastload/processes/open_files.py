@@ -9,9 +9,9 @@ import stat
 from contextlib import suppress
 from typing import Any
 
-from fastload.isolation.plan import Plan
-from fastload.isolation.rules import is_one_of
-from fastload.isolation.worker_copies import refusal
+from fastload.safety.plan import Plan
+from fastload.safety.rules import is_one_of
+from fastload.safety.worker_copies import refusal
 
 SURVIVING = {
     *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),

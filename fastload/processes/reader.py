@@ -15,8 +15,6 @@ import torch
 
 from fastload._kit.torch_private import make_worker_info, name_thread
 from fastload._kit.user_errors import annotate
-from fastload.isolation import WorkerCopies
-from fastload.isolation.in_modules import generators_of_modules
 from fastload.processes.jobs import Job
 from fastload.processes.observed import Looks
 from fastload.processes.packed_errors import pack_error
@@ -26,6 +24,8 @@ from fastload.processes.work import Work, who_is
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run, streams_of
+from fastload.safety import WorkerCopies
+from fastload.safety.in_modules import generators_of_modules
 from fastload.settings import Settings
 
 _reading = threading.local()

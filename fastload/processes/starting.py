@@ -24,7 +24,6 @@ from typing import Any
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
-from fastload.isolation.in_modules import generators_of_modules
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import inherited
 from fastload.processes.parent import Child
@@ -36,8 +35,9 @@ from fastload.random import torch_random
 from fastload.random.streams import MODULES
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
+from fastload.safety.in_modules import generators_of_modules
+from fastload.safety.libraries import LIBRARIES
 from fastload.settings import Settings
-from fastload.verdicts.libraries import LIBRARIES
 
 _THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
 """Libraries that start threads when they are used, and how the names of the threads begin. A fork loses them."""

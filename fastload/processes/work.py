@@ -67,7 +67,7 @@ class Work:
         self._iterable = settings.iterable
         channels_last = settings.memory_format is torch.channels_last
         self._memory = ProcessMemory(job.workers[0], channels_last=channels_last)
-        self.fetcher = Fetcher(settings, self._memory, notices)
+        self.fetcher = Fetcher(settings, notices, self._memory)
         shares = len(job.workers) > 1
         self._changed = threading.Condition()  # owns the fields below
         self._runs: Runs[Batch] = Runs(

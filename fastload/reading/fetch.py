@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import Subset, default_collate, default_convert
 
 from fastload._kit.user_errors import contained, sharing_note, shown_indices
@@ -33,17 +34,20 @@ class Fetcher:
 
     Args:
         settings: the loader's arguments.
-        pool: lends the memory of batches.
         notices: collects warnings for the loop.
+        pool: lends the memory of batches. None: a new one.
+
+    Raises ValueError if these arguments can load nothing.
     """
 
-    def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
+    def __init__(self, settings: Settings, notices: Notices, pool: SlotPool | None = None) -> None:
+        settings.check_loadable()
         self.settings, self.notices, self.keyed = settings, notices, settings.keyed
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
-        self.pool = pool
+        self.pool = pool or SlotPool(channels_last=settings.memory_format is torch.channels_last)
         self._failures = Failures(settings, notices)
-        self.source = _source_of(settings, pool, notices, self._failures)
+        self.source = _source_of(settings, self.pool, notices, self._failures)
         self._in_slots = not self.source.batches_in_parallel
 
     @property

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fastload.isolation.kinds import SCALARS
-from fastload.isolation.rules import own_dict, some
 from fastload.order.state import load_into
+from fastload.safety.kinds import SCALARS
+from fastload.safety.rules import own_dict, some
 
 CHAIN = "_ex_iterable"
 """The attribute of a stream with the steps that read it."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
-from fastload.isolation import WorkerCopies
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
@@ -17,6 +16,7 @@ from fastload.random.streams import Stream, Streams
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
+from fastload.safety import WorkerCopies
 from fastload.settings import Settings
 from fastload.telemetry import Place, Recorder, recording, span
 

@@ -40,13 +40,12 @@ from fastload._kit.torch_private import (
 from fastload._kit.user_errors import annotate, contained
 from fastload.engine import threads, waiting
 from fastload.errors import SharedStateWarning, WorkerCrashError
-from fastload.isolation import Isolation, WorkerCopies
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.reading.modes import Modes
+from fastload.safety import Isolation, WorkerCopies, verdict
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
-from fastload.verdicts import verdict
 
 AHEAD = 2
 """The batches that the reader is ahead of the loop, at most. The messages in them are decoded side by side."""

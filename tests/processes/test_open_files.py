@@ -30,7 +30,7 @@ import torch
 import fastload
 from fastload.errors import DatasetCopyError
 from fastload.processes import open_files, starting
-from fastload.verdicts import libraries
+from fastload.safety import libraries
 
 FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
 RECORD = 100_000

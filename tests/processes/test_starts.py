@@ -36,7 +36,7 @@ from fastload._kit.torch_private import name_thread
 from fastload.errors import DatasetCopyError
 from fastload.processes import pausing, starting
 from fastload.random import python_random
-from fastload.verdicts.libraries import LIBRARIES
+from fastload.safety.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers

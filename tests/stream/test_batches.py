@@ -29,8 +29,8 @@ from torch.utils.data import default_collate, get_worker_info
 import fastload
 import fastload.telemetry.stages
 from fastload.errors import SharedStateWarning
+from fastload.safety import libraries
 from fastload.stream import Answers, batch, batches
-from fastload.verdicts import libraries
 from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
 from tests.fakes import fastload_threads, hasty

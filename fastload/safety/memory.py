@@ -1,0 +1,240 @@
+"""Arrays, tensors and buffers, sorted by their memory: views of the same memory stay views of the same copy.
+
+Memory that worker processes would share, the workers share too: a file that is mapped, `SharedMemory`, an `mp.Array`.
+No array or tensor says what it lies in, but the system knows.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import ctypes
+import functools
+import mmap
+import re
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload._kit.torch_private import no_torch_function
+from fastload.safety.rules import ELEMENTS, MEMORY_BYTES, own_dict
+
+Buffer = bytearray | array.array  # type: ignore[type-arg]
+CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
+MEMORY = (np.ndarray, torch.Tensor, torch.UntypedStorage, bytearray, array.array, *CTYPES)
+"""The classes of memory. A subclass of the user's may copy itself."""
+
+
+class ProcessMemory:
+    """The memory of this process. The system is asked once, at the first question."""
+
+    @functools.cached_property
+    def _shared(self) -> list[tuple[int, int]]:
+        found = _SHARED.findall(Path("/proc/self/maps").read_bytes())
+        return [(int(start, 16), int(stop, 16)) for start, stop in found]
+
+    def is_shared(self, address: int) -> bool:
+        """Return whether a forked process would write to the same memory."""
+        k = bisect.bisect(self._shared, address, key=itemgetter(0))
+        return k > 0 and address < self._shared[k - 1][1]
+
+
+IN_SHARED_MEMORY = "in shared memory"
+_SHARED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ...s", re.MULTILINE)
+"""A line of `/proc/self/maps` about memory that is mapped with MAP_SHARED."""
+
+
+@dataclass
+class Block:
+    """A piece of memory, and the objects that lie in it. `start` is its address, `stop` the first address after it."""
+
+    start: int
+    stop: int
+    members: list[Any] = field(default_factory=list)
+
+    def why_shared(self, process: ProcessMemory, *, copy_data: bool) -> str | None:
+        """Return why the memory is shared, or None if each worker gets its own."""
+        if self.stop - self.start > MEMORY_BYTES and not copy_data:
+            return "data"
+        if not copy_data and not any(map(_is_writable, self.members)):
+            return "read-only"
+        # CUDA's pinned memory is mapped as shared, and no other process can use it.
+        if process.is_shared(self.start) and not any(map(_is_pinned, self.members)):
+            return IN_SHARED_MEMORY
+        return next(filter(None, map(_why_foreign, self.members)), None)
+
+
+def why_apart(x: Any, *, copy_data: bool) -> str | None:
+    """Return why `x` is shared, whatever else lies in its memory. Return None if its block decides."""
+    if isinstance(x, np.ndarray):
+        x = np.asarray(x)  # no code of a subclass runs
+        few = not x.dtype.hasobject or x.size <= ELEMENTS or copy_data
+        return None if few else f"{x.size:,} elements"
+    with no_torch_function():
+        if isinstance(x, torch.Tensor | torch.UntypedStorage) and x.device.type != "cpu":
+            return f"in the memory of {x.device}"
+        if isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()):
+            return "a view that is computed when it is read"
+    start, stop = extent(x)
+    scattered = start == stop and nbytes_of(x) > MEMORY_BYTES
+    return "data" if scattered and not copy_data else None
+
+
+def _why_foreign(x: Any) -> str | None:
+    """Return why an array must be shared: its memory belongs to an object that cannot be copied with it."""
+    owner: Any = _root(x).base if isinstance(x, np.ndarray) else None
+    owner = owner.obj if isinstance(owner, memoryview) else owner
+    if owner is None or isinstance(owner, (*MEMORY, mmap.mmap)):
+        return None
+    return "read-only" if isinstance(owner, bytes) else "in memory of another owner"
+
+
+def is_view(x: Any) -> bool:
+    """Return whether `x` is a view of memory and nothing else. If it is not, it is copied by its own protocol."""
+    if isinstance(x, CTYPES):
+        return _is_view_of_ctypes(x)
+    if not isinstance(x, torch.Tensor):
+        return type(x) in MEMORY
+    return (
+        type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.layout is torch.strided
+        and not (x.is_quantized or x.is_nested or x.is_conj() or x.is_neg())
+        and (not x.is_leaf or x.grad is None)
+        and not vars(x)
+    )
+
+
+def _is_view_of_ctypes(x: Any) -> bool:
+    with suppress(ValueError):  # it contains pointers
+        return not own_dict(x) and bool(x.__reduce__())
+    return False
+
+
+def extent(x: Any) -> tuple[int, int]:
+    """Return the start and stop address of the bytes that `x` is a view of: equal if they are not in one piece."""
+    if isinstance(x, torch.Tensor | torch.UntypedStorage):
+        try:
+            with no_torch_function():
+                storage = _storage(x)
+                start = storage.data_ptr()
+        except RuntimeError:  # a sparse one, or one that consists of others
+            return 0, 0
+        return start, start + storage.nbytes() if start else 0
+    if isinstance(x, CTYPES):
+        return ctypes.addressof(x), ctypes.addressof(x) + ctypes.sizeof(x)
+    if isinstance(x, Buffer):
+        x = np.frombuffer(x, np.uint8)
+    root = _root(x)
+    base: Any = root.base
+    if isinstance(base, torch.Tensor):
+        return extent(base)
+    low = high = root.ctypes.data
+    for length, step in zip(root.shape, root.strides, strict=True):
+        low, high = low + min(0, (length - 1) * step), high + max(0, (length - 1) * step)
+    return (low, high + root.itemsize) if root.size and not root.dtype.hasobject else (low, low)
+
+
+def nbytes_of(x: Any) -> int:
+    """Return the bytes of an array, tensor or buffer. For a tensor that is not in one piece, this is an estimate."""
+    if isinstance(x, np.ndarray):
+        return int(x.nbytes)
+    if not isinstance(x, torch.Tensor):
+        return x.nbytes() if isinstance(x, torch.UntypedStorage) else memoryview(x).nbytes
+    start, stop = extent(x)
+    with no_torch_function():
+        if start != stop:
+            return min(int(x.nbytes), stop - start)
+        if x.layout in _SPARSE:
+            values: Any = x._values() if x.is_sparse else x.values()
+            return int(values.nbytes + 8 * x._nnz())
+    return sum(nbytes_of(part) for part in own_dict(x).values() if isinstance(part, torch.Tensor))
+
+
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+
+def blocks_of(members: Iterable[Any]) -> list[Block]:
+    """Sort objects by memory into blocks that do not overlap. Leave out objects without bytes."""
+    blocks: list[Block] = []
+    placed = sorted(((*extent(x), k, x) for k, x in enumerate(members)), key=lambda p: p[:3])
+    for start, stop, _, x in placed:
+        if start == stop:
+            continue
+        if not blocks or start >= blocks[-1].stop:
+            blocks.append(Block(start, stop))
+        block = blocks[-1]
+        block.stop = max(block.stop, stop)
+        block.members.append(x)
+    return blocks
+
+
+def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
+    """Copy the memory once. Return the members as views of the copy, by the id of the original.
+
+    The parameters with the ids `weights` get their own `grad` over the same memory.
+    """
+    if all(id(member) in weights for member in block.members):
+        return {id(member): _over(_storage(member), member) for member in block.members}
+    first = block.members[0]
+    if len(block.members) == 1 and isinstance(first, torch.Tensor | torch.UntypedStorage):
+        return {id(first): _over(_storage(first).clone(), first)}
+    owner = next((m for m in block.members if isinstance(m, Buffer)), None)
+    own = bytearray(block.stop - block.start) if owner is None else owner[:]
+    memory = np.frombuffer(own, np.uint8)
+    ctypes.memmove(memory.ctypes.data, block.start, memory.nbytes)
+    copies: dict[int, Any] = {}
+    for member in block.members:
+        start, stop = (address - block.start for address in extent(member))
+        if isinstance(member, Buffer):
+            copies[id(member)] = own
+        elif isinstance(member, np.ndarray):
+            copies[id(member)] = _array(member, memory, member.ctypes.data - block.start)
+        elif isinstance(member, CTYPES):
+            copies[id(member)] = type(member).from_buffer(own, start)
+        else:
+            storage = torch.from_numpy(memory[start:stop]).untyped_storage()
+            copies[id(member)] = _over(storage, member)
+    return copies
+
+
+def _storage(x: Any) -> Any:
+    return x.untyped_storage() if isinstance(x, torch.Tensor) else x
+
+
+def _array(x: np.ndarray, memory: np.ndarray, offset: int) -> np.ndarray:
+    copy: np.ndarray = np.ndarray(x.shape, x.dtype, memory.data, offset, x.strides)
+    copy.flags.writeable = x.flags.writeable
+    return copy
+
+
+def _over(storage: Any, x: Any) -> Any:
+    """Return a tensor as `x` over another storage, or that storage if `x` is one."""
+    if isinstance(x, torch.UntypedStorage):
+        return storage
+    empty: Any = torch.empty(0, dtype=x.dtype, device="cpu")
+    copy: torch.Tensor = empty.set_(storage, x.storage_offset(), x.size(), x.stride())
+    if type(x) is torch.nn.Parameter:
+        return torch.nn.Parameter(copy, x.requires_grad)
+    return copy.requires_grad_(x.requires_grad)
+
+
+def _root(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x
+
+
+def _is_pinned(x: Any) -> bool:
+    x = _root(x).base if isinstance(x, np.ndarray) else x
+    return isinstance(x, torch.Tensor) and x.is_pinned()
+
+
+def _is_writable(x: Any) -> bool:
+    return not isinstance(x, np.ndarray) or x.flags.writeable

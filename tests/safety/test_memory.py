@@ -1,0 +1,337 @@
+"""Promises:
+- Memory that worker processes would share, workers share too, under an array, a tensor, a subclass of one, or an
+  object of ctypes. A cache that samples fill there is full in the next epoch.
+- Memory of this process alone is copied for each worker. See also `tests/safety/test_random_graphs.py` for
+  views of it, which stay views of one copy.
+- Large memory below a class that copies itself exists once. With `copy_dataset=True` each worker has its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import multiprocessing
+import multiprocessing.shared_memory
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.check import check
+from fastload.safety import Isolation
+
+N = 8
+MIB = 1 << 20
+LARGE = 16 * MIB + 16  # more than a worker gets its own copy of
+
+# Made here, because multiprocessing keeps the file that it takes them from. ctypes keeps their classes, which belong to
+# the module that needed them first.
+_ = multiprocessing.RawArray(ctypes.c_float, N), multiprocessing.RawValue("i")
+
+
+class OwnTensor(torch.Tensor):
+    """A tensor of the user's, as torchvision's `TVTensor`: it copies itself, and asks no memo."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.detach().clone().as_subclass(OwnTensor)
+
+
+class OwnArray(np.ndarray):
+    """An array of the user's."""
+
+
+class Holder(Dataset[Any]):
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return N
+
+
+def own(copy_dataset: Any = "state", **attributes: Any) -> Any:
+    """Return a worker's copy of a dataset with these attributes."""
+    return Isolation(Holder(**attributes), None, None, copy_dataset=copy_dataset).own().dataset
+
+
+# ---- memory that processes share ----
+
+
+def locked(folder: Path, stack: ExitStack) -> Any:
+    return np.ctypeslib.as_array(multiprocessing.Array(ctypes.c_float, N).get_obj())
+
+
+def raw(folder: Path, stack: ExitStack) -> Any:
+    return multiprocessing.RawArray(ctypes.c_float, N)
+
+
+def segment(folder: Path, stack: ExitStack) -> Any:
+    memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4 * N)
+    stack.callback(memory.close)
+    memory.unlink()
+    return torch.frombuffer(memory.buf, dtype=torch.float32)
+
+
+def mapped(folder: Path, stack: ExitStack) -> Any:
+    return np.memmap(folder / "mapped", np.float32, "w+", shape=N)
+
+
+def shared(folder: Path, stack: ExitStack) -> Any:
+    return torch.zeros(N).share_memory_()  # type: ignore[no-untyped-call]
+
+
+def with_a_name(tensor: Any) -> Any:
+    tensor.called = "cache"
+    return tensor
+
+
+SHARED: dict[str, Callable[[Path, ExitStack], Any]] = {
+    "array over an mp.Array": locked,
+    "RawArray": raw,
+    "tensor over a RawArray": lambda *where: torch.frombuffer(raw(*where), dtype=torch.float32),
+    "tensor over SharedMemory": segment,
+    "memmap": mapped,
+    "tensor over a memmap": lambda *where: torch.from_numpy(mapped(*where)),
+    "masked array over a memmap": lambda *where: np.ma.masked_array(mapped(*where)),
+    "array of the user's over a memmap": lambda *where: mapped(*where).view(OwnArray),
+    "tensor over an anonymous map": lambda *_: torch.frombuffer(
+        mmap.mmap(-1, 4 * N), dtype=torch.float32
+    ),
+    "tensor over a file": lambda folder, _: torch.from_file(
+        str(folder / "file"), shared=True, size=N
+    ),
+    "tensor in shared memory": shared,
+    "tensor of the user's in shared memory": lambda *where: shared(*where).as_subclass(OwnTensor),
+    "tensor with an attribute in shared memory": lambda *where: with_a_name(shared(*where)),
+    "storage in shared memory": lambda *_: (
+        torch.zeros(N, dtype=torch.uint8).share_memory_().untyped_storage()  # type: ignore[no-untyped-call]
+    ),
+}
+
+
+class Filled(Holder):
+    """Fills its caches in its first epoch, and reads them in later ones."""
+
+    caches: dict[str, Any]
+    full = False
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        if not self.full:
+            for cache in self.caches.values():
+                cache[index] = index + 1
+        return {kind: float(cache[index]) for kind, cache in self.caches.items()}
+
+
+def test_a_cache_that_samples_fill_is_full_in_the_next_epoch(tmp_path: Path) -> None:
+    def epochs(caches: dict[str, Any]) -> list[list[dict[str, float]]]:
+        dataset = Filled(caches=caches)
+        read = []
+        # Shuffled, so that no worker reads ahead into the next epoch.
+        with fastload.DataLoader(dataset, None, shuffle=True, num_workers=2) as loader:
+            for _ in range(2):
+                read.append(sorted(loader, key=lambda sample: max(sample.values())))
+                dataset.full = True
+        return read
+
+    with ExitStack() as stack:
+        caches = {}
+        for number, (kind, make) in enumerate(SHARED.items()):
+            (folder := tmp_path / str(number)).mkdir()
+            caches[kind] = make(folder, stack)
+        expected = [dict.fromkeys(SHARED, float(k + 1)) for k in range(N)]
+        assert epochs(caches) == [expected] * 2
+        caches.clear()
+        gc.collect()  # what lies over the memory, before that is closed
+
+
+def test_a_counter_without_a_lock_is_shared() -> None:
+    counter = multiprocessing.RawValue("i")
+    own(counter=counter).counter.value = 7
+    assert counter.value == 7
+
+
+def test_check_says_which_memory_is_shared() -> None:
+    cache = torch.from_numpy(locked(Path(), ExitStack()))
+    assert "dataset.cache (Tensor, in shared memory)" in str(check(Filled(caches={}, cache=cache)))
+
+
+# ---- memory of this process alone ----
+
+
+def private_map(folder: Path) -> Any:
+    memory = mmap.mmap(-1, 4 * N, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.float32)
+
+
+def private_file(folder: Path) -> Path:
+    np.zeros(N, np.float32).tofile(folder / "file")
+    return folder / "file"
+
+
+PRIVATE: dict[str, Callable[[Path], Any]] = {
+    "array of ctypes, whose class multiprocessing made": lambda _: (ctypes.c_float * N)(),
+    "tensor over ctypes": lambda _: torch.frombuffer((ctypes.c_float * N)(), dtype=torch.float32),
+    "array over a private map": private_map,
+    "tensor over a private map": lambda folder: torch.from_numpy(private_map(folder)),
+    "memmap, copied on write": lambda folder: np.memmap(private_file(folder), np.float32, "c"),
+    "tensor over a memmap, copied on write": lambda folder: torch.from_numpy(
+        np.memmap(private_file(folder), np.float32, "c")
+    ),
+    "tensor over a file, copied on write": lambda folder: torch.from_file(
+        str(private_file(folder)), shared=False, size=N
+    ),
+    "storage": lambda _: torch.zeros(N, dtype=torch.uint8).untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_memory_of_this_process_alone_is_copied(kind: str, tmp_path: Path) -> None:
+    x = PRIVATE[kind](tmp_path)
+    mine = own(x=x).x
+    assert type(mine) is type(x)
+    mine[0] = 7
+    assert (mine[0], x[0]) == (7, 0)
+
+
+# ---- classes that copy themselves ----
+
+
+class Store:
+    """Would copy itself, as the stores of torch_geometric and the variables of xarray do."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("user code ran")
+
+
+def array(size: int) -> Any:
+    return np.zeros(size, np.uint8)
+
+
+def tensor(size: int) -> Any:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def with_a_gradient(size: int) -> Any:
+    x = torch.zeros(size // 4, requires_grad=True)
+    x.grad = torch.zeros(1).expand(size // 4)
+    return x
+
+
+def sparse(size: int) -> Any:
+    ids = torch.zeros(1, size // 16, dtype=torch.int64)
+    values = torch.zeros(size // 16, dtype=torch.float64)
+    return torch.sparse_coo_tensor(ids, values, (1,), check_invariants=False)
+
+
+def itself(x: Any) -> Any:
+    return x
+
+
+THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
+    "array below a class": (lambda size: Store(x=array(size)), lambda x: x.values["x"]),
+    "tensor below a class": (lambda size: Store(x=tensor(size)), lambda x: x.values["x"]),
+    "view below a class": (lambda size: Store(x=tensor(size)[:5]), lambda x: x.values["x"]),
+    "arrays in a container": (
+        lambda size: Store(x=[array(size // 16) for _ in range(16)]),
+        lambda x: x.values["x"][7],
+    ),
+    "masked array": (lambda size: np.ma.masked_array(array(size)), itself),
+    "record array": (lambda size: np.recarray((size,), [("x", np.uint8)]), itself),
+    "array of the user's": (lambda size: array(size).view(OwnArray), itself),
+    "tensor of the user's": (lambda size: tensor(size).as_subclass(OwnTensor), itself),
+    "tensor with an attribute": (lambda size: with_a_name(tensor(size)), itself),
+    "tensor with a gradient": (with_a_gradient, itself),
+    "storage": (lambda size: tensor(size).untyped_storage(), itself),
+    "sparse tensor": (sparse, lambda x: x._values()),
+}
+
+
+def address(x: Any) -> int:
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+
+
+@pytest.mark.parametrize("kind", THEMSELVES)
+def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
+    make, find = THEMSELVES[kind]
+    large, small = make(LARGE), make(1024)
+    mine, all_mine = own(large=large, small=small), own(True, large=large)
+    assert type(mine.large) is type(large)
+    # Numbers alone: a failure would print the bytes otherwise.
+    there = [address(find(x)) for x in (large, mine.large, all_mine.large)]
+    assert there[0] == there[1] != there[2]
+    there = [address(find(x)) for x in (small, mine.small)]
+    assert there[0] != there[1]
+
+
+def test_graphs_of_pyg_in_a_list_are_data_although_they_can_be_called() -> None:
+    """Simulated: a class by the name of PyG's, and with its methods."""
+    space = {"__module__": "torch_geometric.data.data", "__call__": lambda self: iter(())}
+    graph = type("BaseData", (Store,), space)
+    data = type("Data", (graph,), {"__module__": "torch_geometric.data.data"})
+    for records in [data(x=array(MIB)) for _ in range(16)], [data()] * 1_001:
+        is_shared = own(records=records).records is records
+        assert is_shared
+
+
+def test_a_list_of_what_copies_itself_is_data_by_what_is_below_it() -> None:
+    for kind, make in {
+        "classes": lambda: Store(x=array(MIB)),
+        "tensors": lambda: tensor(MIB).as_subclass(OwnTensor),
+        "sparse tensors": lambda: sparse(MIB),
+    }.items():
+        records = [make() for _ in range(16)]
+        is_shared = own(records=records).records is records
+        assert is_shared, kind
+
+
+# ---- weights ----
+
+
+def tied() -> torch.nn.Module:
+    """A model two of whose layers share their weights."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False), torch.nn.BatchNorm1d(3)
+    )
+    model[1].weight = model[0].weight
+    return model
+
+
+def test_a_model_costs_no_copy_of_its_weights_and_has_gradients_of_its_own() -> None:
+    model = tied()
+    copied = own(model=model).model
+    assert copied is not model
+    assert copied[1].weight is copied[0].weight
+    for mine, weight in zip(copied.parameters(), model.parameters(), strict=True):
+        assert type(mine) is torch.nn.Parameter
+        assert mine is not weight
+        assert mine.data_ptr() == weight.data_ptr()
+        assert mine.requires_grad
+    copied(torch.ones(2, 3)).sum().backward()
+    assert copied[0].weight.grad is not None
+    assert model[0].weight.grad is None
+    assert int(copied[2].num_batches_tracked) == 1
+    assert int(model[2].num_batches_tracked) == 0, "buffers are state"
+
+
+@pytest.mark.parametrize("why", ["an optimizer", "copy_dataset=True", "an array"])
+def test_weights_are_copied_if_samples_may_write_them(why: str) -> None:
+    model = tied()
+    more = {
+        "an optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "copy_dataset=True": None,
+        "an array": model[0].weight.detach().numpy(),
+    }[why]
+    copies: Any = True if why == "copy_dataset=True" else "state"
+    copied = own(copies, model=model, more=more)
+    assert copied.model[0].weight.data_ptr() != model[0].weight.data_ptr()

@@ -1,0 +1,464 @@
+"""Promises:
+- NumPy's global random functions draw from the sample's own stream in a worker, by every name. Seeding twice repeats
+  a draw.
+- NumPy's own tests of its random functions pass while a loader runs.
+- In all other threads NumPy's global random functions are what they always were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.random import get_state as early_get_state
+from numpy.random import rand as early_rand
+from numpy.random import randn as early_randn
+from numpy.random import seed as early_seed
+from numpy.random import set_state as early_set_state
+from numpy.random import shuffle as early_shuffle
+
+from fastload.random import numpy_memory, numpy_random
+from fastload.random.numpy_random import State
+from tests.fakes import hasty
+from tests.safety.forks import in_child
+
+ROOT = Path(__file__).parents[2]
+HELD = np.random.mtrand._rand
+ORIGINAL = np.random.get_bit_generator()
+
+
+@pytest.fixture(autouse=True)
+def _main_state() -> Iterator[None]:
+    """Leave the main state as it was, and nothing installed."""
+    state = np.random.get_state()
+    yield
+    assert np.random.get_bit_generator() is ORIGINAL
+    np.random.set_state(state)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    numpy_random.install()
+    try:
+        yield
+    finally:
+        numpy_random.remove()
+
+
+@contextmanager
+def entered(state: State) -> Iterator[None]:
+    numpy_random.enter(lambda: state)
+    try:
+        yield
+    finally:
+        numpy_random.enter(None)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Return what `function` returns in a thread that has a state of its own."""
+
+    def call() -> Any:
+        with entered(State()):
+            return function()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(60)
+
+
+def draws() -> list[Any]:
+    """Return draws by all kinds of names. The last one leaves a cached normal."""
+    shuffled = list(range(9))
+    early_shuffle(shuffled)
+    found = [
+        *(early_rand(), HELD.randint(10**6), np.random.uniform(2, 3), np.random.bytes(9)),
+        *(np.random.choice(list("abcdef")), np.random.permutation(9).tolist()),
+        *(np.random.gamma(2.0), np.random.normal(size=200).tolist(), shuffled),
+    ]
+    if np.random.get_state()[3] == 0:
+        found.append(early_randn())
+    return [*found, np.random.get_state()[3]]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two states are equal, in either form."""
+    if isinstance(a, dict):
+        a, b = ({**s, **s["state"]} for s in (a, b))
+        return all(np.array_equal(a[k], b[k]) for k in ("key", "pos", "has_gauss", "gauss"))
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_the_numbers_of_every_name_are_those_of_a_random_state_of_the_same_seed() -> None:
+    np.random.seed(3)
+    right = draws()
+    main = np.random.get_state()
+    with installed():
+
+        def seeded(seed: Callable[[Any], None]) -> list[Any]:
+            seed(3)
+            return draws()
+
+        for seed in (np.random.seed, early_seed, HELD.seed):
+            assert in_thread(lambda seed=seed: seeded(seed)) == right
+        assert same(np.random.get_state(), main)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_states_have_the_cached_normal_of_the_thread(legacy: bool) -> None:
+    np.random.seed(1)
+    np.random.randn()
+    main = np.random.get_state(legacy)
+
+    def of_the_thread() -> None:
+        for get_state, set_state in (
+            (np.random.get_state, np.random.set_state),
+            (early_get_state, early_set_state),
+            (HELD.get_state, HELD.set_state),
+        ):
+            np.random.seed(2)
+            no_normal = get_state(legacy)
+            first = np.random.randn()
+            with_normal = get_state(legacy)
+            assert type(with_normal) is type(main)
+            rest = draws()
+            set_state(with_normal)
+            assert same(get_state(legacy), with_normal)
+            assert draws() == rest
+            set_state(no_normal)
+            assert np.random.randn() == first
+            if legacy:
+                set_state(with_normal[:3])  # the form without a cached normal
+                assert get_state()[3] == 0
+
+    with installed():
+        in_thread(of_the_thread)
+        assert same(np.random.get_state(legacy), main)
+
+
+def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
+    state = State()
+
+    def drawn(key: int) -> tuple[float, ...]:
+        state.seed(key)
+        np.random.randn()
+        state.seed(key)  # drops the cached normal
+        return (np.random.randn(), *np.random.rand(700))
+
+    keys = [0, 1, 2, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1]
+    with installed(), entered(state):
+        streams = [drawn(key) for key in keys]
+        assert streams == [drawn(key) for key in keys]
+        assert drawn(1 << 64) == drawn(0)
+        assert np.random.rand() != drawn(0)[-1]
+    values = np.array(streams)[:, 1:]
+    assert len(np.unique(values)) == values.size
+    assert np.abs(np.corrcoef(values) - np.eye(len(keys))).max() < 0.2  # 5 standard deviations
+
+
+class Failing(list[Any]):
+    def __setitem__(self, at: Any, value: Any) -> None:
+        raise LookupError
+
+
+def test_an_exception_in_a_draw_leaves_the_main_state_and_the_lock() -> None:
+    main = np.random.get_state()
+
+    def fail() -> None:
+        state = np.random.get_state(legacy=False)
+        for call, error in (
+            (lambda: np.random.shuffle(Failing(range(5))), LookupError),
+            (lambda: np.random.normal(0, -1), ValueError),
+            (lambda: np.random.seed(-1), ValueError),
+            (lambda: np.random.set_state({"bit_generator": "MT19937"}), ValueError),
+            (lambda: np.random.set_state({**state, "bit_generator": "PCG64"}), ValueError),
+            (lambda: np.random.set_state({**state, "state": {"key": [1]}}), IndexError),
+        ):
+            with pytest.raises(error):
+                call()
+
+    with installed():
+        in_thread(fail)
+        assert same(np.random.get_state(), main)
+        assert in_thread(np.random.rand)  # the lock is free
+
+
+def test_enter_repairs_what_an_interrupted_draw_left() -> None:
+    main = np.random.get_state()
+    with installed():
+        numpy_random.enter(State)
+        lock: Any = np.random.get_bit_generator().lock
+        type(lock).__enter__.__get__(lock)()  # as in a draw whose end an interrupt prevented
+        numpy_random.enter(None)
+        assert same(np.random.get_state(), main)
+        assert in_thread(np.random.rand)
+
+
+def test_the_bit_generator_acts_on_the_state_of_the_thread() -> None:
+    right = np.random.MT19937()
+    right._legacy_seeding(8)
+
+    def used() -> None:
+        bit_generator = np.random.get_bit_generator()
+        assert isinstance(bit_generator, np.random.MT19937)
+        np.random.seed(8)
+        raw, generator = right.random_raw(3).tolist(), np.random.Generator(bit_generator)
+        state = bit_generator.state
+        assert bit_generator.random_raw(3).tolist() == raw
+        assert bit_generator.jumped().random_raw() == right.jumped().random_raw()
+        assert generator.normal() == np.random.Generator(right).normal()
+        bit_generator.state = state
+        assert bit_generator.random_raw(3).tolist() == raw
+        with pytest.raises(TypeError):
+            bit_generator.state = 5
+
+    main = np.random.get_state()
+    with installed():
+        in_thread(used)
+        assert same(np.random.get_state(), main)
+
+
+def test_install_and_remove_while_another_thread_draws() -> None:
+    numbers, started, ended = 5_000, threading.Event(), threading.Event()
+
+    def draw() -> list[Any]:
+        np.random.seed(1)
+        started.set()
+        found: list[Any] = []
+        for i in range(numbers):
+            found.append(HELD.standard_normal())
+            if i % 100 == 0:
+                np.random.set_state(np.random.get_state())
+        ended.set()
+        return [*found, np.random.get_state()[2]]
+
+    right = draw()
+    started.clear(), ended.clear()
+    rounds = 0
+    with hasty(), ThreadPoolExecutor(1) as pool:
+        job = pool.submit(draw)
+        assert started.wait(60)
+        while rounds < 250 or not ended.is_set():
+            with installed(), entered(State()):
+                np.random.randn()
+            rounds += 1
+        assert job.result(60) == right
+
+
+_before_fork: list[Callable[[], None]] = []
+os.register_at_fork(before=lambda: [call() for call in _before_fork])
+
+
+def test_a_forked_child_draws_what_it_would_without_us() -> None:
+    np.random.seed(4)
+    np.random.randn()
+    right = in_child(np.random.randn)
+    with installed():
+        state = State()
+        state.seed(1)
+        with entered(state):
+            np.random.randn()
+            saved = np.random.get_state()
+            own = in_child(np.random.randn)
+            assert same(np.random.get_state(), saved)
+            assert np.random.randn() == own
+        assert in_child(np.random.randn) == right
+    assert np.random.randn() == right
+
+
+class Waiting(list[Any]):
+    """A list that waits for a fork when `shuffle` sets an element."""
+
+    inside, fork = threading.Event(), threading.Event()
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.inside.set()
+        assert self.fork.wait(60)
+        super().__setitem__(at, value)
+
+
+def test_a_child_forked_during_a_draw_of_another_thread_draws() -> None:
+    np.random.seed(4)
+    right = np.random.RandomState(4).rand()
+    with installed(), ThreadPoolExecutor(1) as pool:
+        job = pool.submit(in_thread, lambda: np.random.shuffle(Waiting(range(2000))))
+        assert Waiting.inside.wait(60)
+        _before_fork.append(Waiting.fork.set)
+        try:
+            assert in_child(np.random.rand) == right
+        finally:
+            _before_fork.clear()
+        job.result(60)
+
+
+def loaded_alone() -> Any:
+    """Return a second instance of the module, which NumPy and the standard library are enough for."""
+    spec: Any = importlib.util.spec_from_file_location("alone", numpy_random.__file__)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch("os.register_at_fork"):  # each fork would take NumPy's lock a second time
+        spec.loader.exec_module(module)
+    return module
+
+
+class Lockless(np.random.RandomState):
+    """Does what a NumPy might do that begins to draw without the lock."""
+
+    seed = np.random.RandomState.seed
+    get_state = np.random.RandomState.get_state
+    set_state = np.random.RandomState.set_state
+
+    def normal(self, *args: Any) -> float:
+        memory = self._bit_generator.ctypes
+        return float(memory.next_double(memory.state))
+
+
+class AnotherDraw(Lockless):
+    """Has a method that NumPy does not have yet, and draws by it without the lock."""
+
+    seed, get_state, set_state = Lockless.seed, Lockless.get_state, Lockless.set_state
+    normal = np.random.RandomState.normal
+
+    def newvariate(self, a: float, b: float, c: float) -> float:
+        return Lockless.normal(self) + a + b + c
+
+
+LOCKED = np.random.RandomState(0)
+
+
+class HalfLocked(Lockless):
+    """Does what NumPy did before 2.4: it reads the state without the lock."""
+
+    def get_state(self, legacy: bool = True) -> Any:
+        return LOCKED.get_state(legacy)
+
+
+@pytest.mark.parametrize("kind", [Lockless, AnotherDraw])
+def test_a_numpy_that_draws_without_the_lock_cannot_be_used(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np.random, "RandomState", kind)
+    monkeypatch.setattr(np.random.mtrand, "_rand", kind())
+    assert "drew other numbers" in loaded_alone().unusable()
+
+
+def test_the_methods_without_the_lock_are_found_by_trying_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without = numpy_memory.methods_without_lock()
+    older = tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
+    assert without == (("seed", "get_state", "set_state") if older else ())
+    monkeypatch.setattr(np.random, "RandomState", HalfLocked)
+    assert numpy_memory.methods_without_lock() == (without or ("get_state",))
+
+
+def test_every_method_that_draws_is_tried() -> None:
+    tried = {drawn.partition(" ")[0] for drawn in numpy_memory.draws(np.random.RandomState(0))}
+    every = {name for name in dir(np.random.RandomState) if not name.startswith("_")}
+    assert every - tried == {"seed", "get_state", "set_state", "random_integers"}
+
+
+def test_an_unknown_layout_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(np.random.RandomState):
+        """A RandomState that keeps no cached normal."""
+
+        seed = np.random.RandomState.seed
+        get_state = np.random.RandomState.get_state
+
+        def set_state(self, state: Any) -> None:
+            super().set_state(state[:3])
+
+    assert loaded_alone().unusable() is None
+    monkeypatch.setattr(np.random, "RandomState", Other)
+    monkeypatch.setattr(np.random.mtrand, "_rand", Other())
+    assert "no cached normal" in loaded_alone().unusable()
+
+
+def test_no_memory_outside_of_an_object_is_touched() -> None:
+    size = type(ORIGINAL).__basicsize__
+    assert len(numpy_memory._memory(ORIGINAL, size - 16, 16)) == 16
+    for offset in (-8, 0, size - 15):
+        with pytest.raises(ValueError, match="outside"):
+            numpy_memory._memory(ORIGINAL, offset, 16)
+
+
+PLUGIN = """
+from fastload.random import numpy_random
+assert numpy_random.unusable() is None
+numpy_random.install()
+state = numpy_random.State()
+{enter}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "enter", ["", "numpy_random.enter(lambda: state)"], ids=["outside", "entered"]
+)
+def test_numpys_own_tests_pass(tmp_path: Path, enter: str) -> None:
+    tests = [f"numpy.random.tests.{name}" for name in ("test_random", "test_randomstate")]
+    if importlib.util.find_spec("numpy.random.tests") is None:
+        pytest.skip("this NumPy comes without its tests")
+    (tmp_path / "routed.py").write_text(PLUGIN.format(enter=enter))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "routed", "--pyargs", *tests],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTEST_ADDOPTS": ""},
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+
+
+def test_ctrl_c_as_any_function_begins_leaves_the_lock_to_others_though_its_traceback_is_kept() -> (
+    None
+):
+    """As in a notebook, which keeps the last traceback."""
+    files = {numpy_random.__file__, contextlib.__file__}
+    kept: list[BaseException] = []
+
+    def strike_at(point: int) -> None:
+        calls = itertools.count()
+
+        def strike(frame: FrameType, event: str, argument: Any) -> None:
+            if frame.f_code.co_filename in files and next(calls) == point:
+                raise KeyboardInterrupt
+
+        outer = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            numpy_random.install()
+            np.random.set_state(np.random.get_state())
+            numpy_random.remove()
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        finally:
+            sys.settrace(outer)
+
+    def is_free() -> bool:
+        taken: bool = ORIGINAL.lock.acquire(timeout=5)
+        if taken:
+            ORIGINAL.lock.release()
+        return taken
+
+    with ThreadPoolExecutor(1) as other:
+        for point in itertools.count():
+            strike_at(point)
+            assert other.submit(is_free).result(), f"struck as function {point} began"
+            while numpy_random._installed:
+                numpy_random.remove()
+            if len(kept) == point:
+                break
+    assert len(kept) > 5

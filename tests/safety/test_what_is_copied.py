@@ -1,0 +1,877 @@
+"""Promises:
+- Each worker owns every object that code can change, copied as one graph. Data is shared, and the rule for both is
+  documented.
+- Copies are made at `iter()` and run no code of the user's Python classes.
+- An open handle that threads cannot share is refused at `iter()`, and the error names its place in the dataset. See
+  also `tests/compat/test_lmdb.py`, `tests/compat/test_sqlite.py`, `tests/compat/test_video.py`,
+  `tests/compat/test_audio.py`.
+- Every other object that has no copy is named in one warning.
+
+All of it is seen from outside: two workers meet in `__getitem__`, so that each reads one sample, and
+return their dataset. The copies are then compared with the original and with each other.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import concurrent.futures
+import contextlib
+import contextvars
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import gc
+import io
+import logging
+import mmap
+import multiprocessing
+import multiprocessing.shared_memory
+import operator
+import os
+import queue
+import random
+import re
+import sqlite3
+import tempfile
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+
+import fastload
+from fastload.errors import DatasetCopyError, SharedStateWarning
+
+WORKERS = 2
+DEADLINE_SECONDS = 30.0
+MIB = 1 << 20
+
+
+class Holder(Dataset[Any]):
+    """Holds what it is given as attributes; each sample is the worker's dataset."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.meeting = threading.Barrier(WORKERS)
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return WORKERS
+
+    def __getitem__(self, index: int) -> Any:
+        self.meeting.wait(DEADLINE_SECONDS)  # so each worker reads one
+        return self
+
+
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
+    arguments = {"batch_size": None, "collate_fn": as_it_is, "num_workers": WORKERS, **options}
+    return fastload.DataLoader(dataset, **arguments)
+
+
+def copies_of(dataset: Any, **options: Any) -> list[Any]:
+    """Return the dataset of each worker."""
+    with loader_of(dataset, **options) as loader:
+        return list(loader)
+
+
+def copies(**attributes: Any) -> tuple[Any, Any, Any]:
+    """Return a dataset with these attributes and the copies of its two workers."""
+    dataset = Holder(**attributes)
+    one, other = copies_of(dataset)
+    assert len({id(dataset), id(one), id(other)}) == 3
+    return dataset, one, other
+
+
+def addresses(*buffers: Any) -> list[int]:
+    """Return where each array, tensor or bytearray lies in memory."""
+    found = []
+    for buffer in buffers:
+        if isinstance(buffer, bytearray):
+            buffer = np.frombuffer(buffer, np.uint8)
+        if isinstance(buffer, torch.Tensor) and buffer.is_sparse:
+            buffer = buffer.coalesce().values()
+        found.append(buffer.data_ptr() if isinstance(buffer, torch.Tensor) else buffer.ctypes.data)
+    return found
+
+
+def assert_copied(*objects: Any) -> None:
+    assert len({id(o) for o in objects}) == len(objects), "shared"
+    if isinstance(objects[0], (np.ndarray, torch.Tensor, bytearray)):
+        assert len(set(addresses(*objects))) == len(objects), "the memory is shared"
+
+
+def assert_shared(*objects: Any) -> None:
+    if isinstance(objects[0], (np.ndarray, torch.Tensor)):
+        assert len(set(addresses(*objects))) == 1, "copied"
+    else:
+        assert len({id(o) for o in objects}) == 1, "copied"
+
+
+class Thing:
+    """An instance of a plain class."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def name(self) -> str:
+        return "a thing"
+
+
+class Transform:
+    """A called instance."""
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+def importable(sample: Any) -> Any:
+    return sample
+
+
+# ---- data is shared ----
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Record:
+    """A sample's entry in a list: no code."""
+
+    __slots__ = ("label", "path")
+
+    def __init__(self, path: str, label: int) -> None:
+        self.path, self.label = path, label
+
+    def text(self) -> str:
+        return f"{self.path}: {self.label}"
+
+
+class Clip:
+    """One that opens its file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def read(self) -> Any:
+        if self.file is None:
+            self.file = self.path
+        return self.file
+
+
+def read_only(a: np.ndarray) -> np.ndarray:
+    a.flags.writeable = False
+    return a
+
+
+def parts(count: int, size: int) -> list[np.ndarray]:
+    return [np.zeros(size, np.uint8) for _ in range(count)]
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "array over 16 MiB": lambda: np.zeros(16 * MIB + 1, np.uint8),
+    "view of an array over 16 MiB": lambda: np.zeros(16 * MIB + 1, np.uint8)[5:9],
+    "tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8),
+    "view of a tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8)[5:9],
+    "read-only array": lambda: read_only(np.zeros(3)),
+    "tensor in shared memory": lambda: torch.zeros(3).share_memory_(),
+    "list of 1,001": lambda: list(range(1_001)),
+    "deque of 1,001": lambda: collections.deque(range(1_001)),
+    "dict of 1,001": lambda: dict.fromkeys(range(1_001)),
+    "list of 1,001 records": lambda: [Record(str(i), i) for i in range(1_001)],
+    "list of 10,001 clips": lambda: [Clip(str(i)) for i in range(10_001)],
+    "list of 1,001 named tuples": lambda: [Pair(str(i), [i]) for i in range(1_001)],
+    "20 lists of 200 lists": lambda: [[[] for _ in range(200)] for _ in range(20)],
+    "dict of 20 dicts of 200 lists": lambda: {i: {j: [j] for j in range(200)} for i in range(20)},
+    "20 arrays of 256 KiB": lambda: parts(20, MIB // 4),
+    "16 arrays of 1 MiB": lambda: parts(16, MIB),
+    "tuple of 20 tensors of 256 KiB": lambda: tuple(torch.zeros(MIB // 16) for _ in range(20)),
+}
+
+
+def made(kinds: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    return {kind: make() for kind, make in kinds.items()}
+
+
+def test_data_is_shared() -> None:
+    datasets = copies(**made(DATA), things=[{"thing": Thing(**made(DATA))}])
+    for kind in DATA:
+        assert_shared(*(getattr(dataset, kind) for dataset in datasets))
+        assert_shared(*(getattr(dataset.things[0]["thing"], kind) for dataset in datasets))
+    assert_copied(*(dataset.things[0]["thing"] for dataset in datasets))
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_what_is_compared_by_identity_or_has_no_state_stays_itself() -> None:
+    """Nothing is warned of."""
+    code = [Thing, np, importable, len, np.sin, operator.add, Thing.name, type, dict[str, int]]
+    values = [Colour.RED, object(), ..., NotImplemented, torch.float32, dataclasses.MISSING]
+    of_c = [torch.finfo(torch.float32), torch.iinfo(torch.int8), language, torch.ops.aten.add]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        kept = [*code, *values, *of_c, torch.jit.script(doubled)]
+    for dataset in copies(kept=kept)[1:]:
+        assert all(map(operator.is_, dataset.kept, kept))
+
+
+def test_tables_are_shared() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"path": ["a", "b"], "label": [1, 2]})
+    datasets = copies(frame=frame, column=frame["path"], thing=Thing(frame=frame))
+    for found in ("frame", "column", "thing.frame"):
+        assert_shared(*map(operator.attrgetter(found), datasets))
+
+
+# ---- state is copied ----
+
+STATE: dict[str, Callable[[], Any]] = {
+    "array of 16 MiB": lambda: np.zeros(16 * MIB, np.uint8),
+    "tensor of 16 MiB": lambda: torch.zeros(16 * MIB, dtype=torch.uint8),
+    "array": lambda: np.zeros((2, 3))[:, 1:],
+    "array of objects": lambda: np.array([Thing(), None, []], object),
+    "structured array": lambda: np.zeros(3, [("x", int), ("y", float)]),
+    "masked array": lambda: np.ma.masked_array([1, 2], [True, False]),
+    "tensor": lambda: torch.zeros(3),
+    "sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(3)),
+    "module": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
+    "bytearray": lambda: bytearray(100),
+    "array.array": lambda: array.array("i", [0, 0]),
+    "list of 1,000": lambda: list(range(1_000)),
+    "3 lists of 500 lists": lambda: [[[] for _ in range(500)] for _ in range(3)],
+    "2 buffers of 3 MiB": lambda: parts(2, 3 * MIB),
+    "15 buffers of 1 MiB": lambda: parts(15, MIB),
+    "20 buffers of 100 KiB": lambda: parts(20, 100 << 10),
+    "deque": lambda: collections.deque([1, 2], maxlen=5),
+    "defaultdict": lambda: collections.defaultdict(list, x=[1]),
+    "chain map": lambda: collections.ChainMap({"a": 1}, {"b": 2}),
+    "instance": lambda: Thing(x=1),
+    "called instance": Transform,
+    "namespace": lambda: types.SimpleNamespace(x=[1]),
+    "RandomState": lambda: np.random.RandomState(1),
+    "Generator": lambda: np.random.default_rng(1),
+    "Random": lambda: random.Random(1),
+    "torch.Generator": lambda: torch.Generator().manual_seed(1),
+    "iterator of a list": lambda: iter([1, 2, 3]),
+    "iterator of a closure": lambda: map(with_a_thing(Thing()), [1, 2]),
+    "buffer of the user's": lambda: Buffer(b"data"),
+    "image": lambda: pytest.importorskip("PIL.Image").new("L", (2, 2)),
+    "long list with an attribute": lambda: Rows([[]] * LENGTH),
+    "lambda with a default": lambda: lambda x=[]: x,
+}
+
+
+class Buffer(io.BytesIO):
+    """Has data in C."""
+
+
+class Rows(list[Any]):
+    """Has an attribute."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.name = "rows"
+
+
+def test_state_is_copied() -> None:
+    datasets = copies(**made(STATE))
+    for kind in STATE:
+        assert_copied(*(getattr(dataset, kind) for dataset in datasets))
+        assert len({type(getattr(dataset, kind)) for dataset in datasets}) == 1
+    assert_shared(*(getattr(dataset, "long list with an attribute")[0] for dataset in datasets))
+    things = [
+        getattr(dataset, "iterator of a closure").__reduce__()[1][0](0) for dataset in datasets
+    ]
+    assert_copied(*(thing for _, thing in things))
+
+
+def with_a_thing(thing: Thing) -> Callable[[Any], Any]:
+    return lambda x: (x, thing)
+
+
+LENGTH = 1_100
+"""Of a container that would be data. One element is in most of them so many times, as a copy takes its time."""
+CODE: dict[str, Callable[[], Any]] = {
+    "list of transforms": lambda: [Transform()] * LENGTH,
+    "dict of transforms": lambda: dict.fromkeys(range(LENGTH), Transform()),
+    "list of closures": lambda: [with_a_thing(Thing())] * LENGTH,
+    "list of partials": lambda: [functools.partial(importable, Thing())] * LENGTH,
+    "list of bound methods": lambda: [Thing().name] * LENGTH,
+    "list of datasets": lambda: [Subset([1], [0])] * LENGTH,  # type: ignore[arg-type]
+    "list of torch.Generator": lambda: [torch.Generator()] * LENGTH,
+    "list of pairs with a transform": lambda: [("name", Transform())] * LENGTH,
+    "20 lists of 200 transforms": lambda: [[Transform()] * 200 for _ in range(20)],
+}
+
+
+def first_in(container: Any) -> Any:
+    """Return the first transform, dataset, function or generator of a container."""
+    while isinstance(container, (list, tuple, dict, set)):
+        container = list(container.values() if isinstance(container, dict) else container)[-1]
+    return container
+
+
+def test_a_container_of_code_is_never_data() -> None:
+    datasets = copies(**made(CODE))
+    for kind in CODE:
+        containers = [getattr(dataset, kind) for dataset in datasets]
+        assert_copied(*containers)
+        assert_copied(*map(first_in, containers))
+        assert len({len(container) for container in containers}) == 1
+
+
+def test_contents_of_a_copy_are_equal() -> None:
+    arrays = {
+        "array": np.arange(6).reshape(2, 3).T,
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "strided": np.arange(20)[3::4],
+        "reversed": np.arange(5)[::-1],
+        "scalar": np.array(3),
+        "dates": np.array(["2020-01-01"], "M8[D]"),
+        "swapped": np.arange(3, dtype=">i4"),
+    }
+    state = [
+        *(collections.deque([1, 2], maxlen=2), collections.OrderedDict(b=1, a=2)),
+        *(collections.defaultdict(list, x=[1]), datetime.datetime(2020, 1, 2), Path("a/b")),
+        *(re.compile("a+"), range(1, 9, 2), slice(1, 2), 1j),
+    ]
+    for dataset in copies(arrays=arrays, state=state)[1:]:
+        for name, wanted in arrays.items():
+            got = dataset.arrays[name]
+            assert np.array_equal(got, wanted)
+            assert got.dtype == wanted.dtype
+            if name not in ("strided", "reversed"):  # the copy of a view with gaps may have none
+                assert got.strides == wanted.strides, name
+        assert list(map(repr, dataset.state)) == list(map(repr, state))
+        assert list(map(type, dataset.state)) == list(map(type, state))
+        assert list(dataset.arrays) == list(arrays)
+
+
+def test_tensors_keep_what_they_are() -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    grown = torch.ones(2, requires_grad=True) * 2  # not a leaf
+    tensors = {
+        "transposed": base.transpose(0, 2),
+        "strided": torch.arange(20)[3::4],
+        "expanded": torch.ones(1).expand(4),
+        "channels-last": torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "frozen": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        "not a leaf": grown,
+        "scalar": torch.tensor(3),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+    }
+    for dataset in copies(tensors=tensors)[1:]:
+        for name, wanted in tensors.items():
+            got = dataset.tensors[name]
+            assert torch.equal(got, wanted)
+            assert got.stride() == wanted.stride(), name
+            for look in ("__class__", "dtype", "requires_grad"):
+                assert getattr(got, look) == getattr(wanted, look), (name, look)
+
+
+# ---- one graph ----
+
+
+def chain_of(length: int) -> Any:
+    chain: Any = None
+    for _ in range(length):
+        chain = Thing(next=chain)
+    return chain
+
+
+def test_nesting_beyond_python_s_limit_is_refused_with_a_reason() -> None:
+    assert_copied(*(dataset.chain.next for dataset in copies(chain=chain_of(100))))
+    dataset = Holder(chain=chain_of(5_000))
+    with loader_of(dataset) as loader, pytest.raises(DatasetCopyError, match="nested too deeply"):
+        iter(loader)
+
+
+# ---- functions ----
+
+
+def test_closures_that_share_a_cell() -> None:
+    def counter() -> tuple[Callable[[], int], Callable[[], int]]:
+        count = 0
+
+        def add() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        return add, lambda: count
+
+    add, read = counter()
+    for dataset in copies(add=add, read=read)[1:]:
+        dataset.add()
+        dataset.add()
+        assert dataset.read() == 2
+    assert read() == 0
+
+
+def test_a_variable_that_is_not_bound_yet() -> None:
+    def call() -> Any:
+        return later
+
+    for dataset in copies(call=call)[1:]:
+        with pytest.raises(NameError):
+            dataset.call()
+    later = None
+
+
+def test_a_copy_of_a_function_computes_no_annotations() -> None:
+    """They may name what is imported for type checkers only."""
+    space: dict[str, Any] = {"__name__": __name__, "Here": int}
+    text = "def make(thing):\n    def call(x: Here) -> Here: return thing\n    return call"
+    exec(compile(text, __file__, "exec", dont_inherit=True), space)
+    lazy = space["make"](thing := Thing())
+    del space["Here"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SharedStateWarning)
+        datasets = copies(lazy=lazy, thing=thing)
+    space["Here"] = int
+    for dataset in datasets[1:]:
+        assert dataset.lazy(0) is dataset.thing is not thing
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            assert getattr(dataset.lazy, name) == getattr(lazy, name)
+
+
+def test_a_weak_reference_refers_to_the_copy_or_is_shared_and_named() -> None:
+    thing = Thing()
+    dataset = Holder(early=weakref.ref(Holder), thing=thing, late=weakref.ref(thing))
+    dataset.proxy = weakref.proxy(thing)
+    with pytest.warns(SharedStateWarning) as said:
+        found = copies_of(dataset)
+    for got in found:
+        assert got.late() is got.thing is not thing
+        assert (got.early, got.proxy.__repr__.__self__) == (dataset.early, thing)
+    for place, named in {"early": True, "late": False, "proxy": True}.items():
+        assert (f"dataset.{place}" in str(said[0].message)) == named
+
+
+# ---- instances ----
+
+
+def trap(self: Any, *arguments: Any, **options: Any) -> Any:
+    raise AssertionError("user code ran")
+
+
+SPECIAL = (
+    "__new__ __init__ __setattr__ __getattr__ __getattribute__ __delattr__ __repr__ __str__ __format__ __hash__ __eq__ "
+    "__ne__ __dir__ __sizeof__ __bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__ "
+    "__copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
+)
+
+
+def test_no_user_code_runs() -> None:
+    class Metaclass(type):
+        __call__ = __instancecheck__ = trap
+
+    methods = dict.fromkeys(SPECIAL.split(), trap)
+    Trap = Metaclass("Trap", (), {**methods, "value": property(trap), "also": classmethod(trap)})
+    traps = [object.__new__(Trap) for _ in range(3)]
+    object.__setattr__(traps[0], "rows", [1])
+    for got in copies_of(Holder(traps=traps, nested=[(traps[1],), {"x": traps[2]}])):
+        assert type(got.traps[0]) is Trap
+        assert got.traps[0] is not traps[0]
+        rows, mine = (object.__getattribute__(x[0], "rows") for x in (traps, got.traps))
+        assert rows == mine
+        assert rows is not mine
+
+
+# ---- what is shared whole ----
+
+
+# Made here, because multiprocessing keeps the file that it takes it from.
+VALUE = multiprocessing.Value("i", 3)
+WHOLE: dict[str, Callable[[], Any]] = {
+    "Lock": threading.Lock,
+    "RLock": threading.RLock,
+    "Condition": threading.Condition,
+    "Event": threading.Event,
+    "Semaphore": threading.Semaphore,
+    "Barrier": lambda: threading.Barrier(2),
+    "local": threading.local,
+    "Thread": threading.Thread,
+    "Queue": queue.Queue,
+    "SimpleQueue": queue.SimpleQueue,
+    "Future": concurrent.futures.Future,
+    "executor": lambda: concurrent.futures.ThreadPoolExecutor(1),  # which starts no thread
+    "multiprocessing.Value": lambda: VALUE,
+    "mmap": lambda: mmap.mmap(-1, 16),
+    "Logger": lambda: logging.getLogger("tests.safety"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is a threading.local, which is for one thread")
+def test_shared_whole() -> None:
+    datasets = copies(**made(WHOLE), thing=Thing(whole=[made(WHOLE)]))
+    for kind in WHOLE:
+        assert_shared(*(getattr(dataset, kind) for dataset in datasets))
+        assert_shared(*(dataset.thing.whole[0][kind] for dataset in datasets))
+    assert_copied(*(dataset.thing for dataset in datasets))
+
+
+def test_global_generators_are_never_copied() -> None:
+    own = {
+        "numpy": np.random.mtrand._rand,  # type: ignore[attr-defined]
+        "python": random._inst,  # type: ignore[attr-defined]
+        "torch": torch.default_generator,
+    }
+    for dataset in copies(**own)[1:]:
+        assert all(getattr(dataset, name) is own[name] for name in own)
+
+
+# ---- finalizers ----
+
+
+class Closing:
+    """Counts, in a queue that its copies share, how often it was closed."""
+
+    def __init__(self) -> None:
+        self.closed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.rows = [1]
+
+    def __del__(self) -> None:
+        self.closed.put("closed")
+
+
+def test_the_finalizer_of_a_copy_is_silent() -> None:
+    dataset = Holder(closing=Closing())
+    closed = dataset.closing.closed
+    got = copies_of(dataset)
+    assert_copied(dataset.closing, *(one.closing for one in got))
+    for one in got:
+        assert isinstance(one.closing, Closing)
+        assert one.closing.__class__.__name__ == "Closing"
+    del one, got
+    gc.collect()
+    assert closed.empty(), "a copy closed what it does not own"
+    del dataset
+    gc.collect()
+    assert closed.qsize() == 1
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore::fastload.errors.SharedStateWarning")
+def test_finalizers_of_weakref_and_temporary_files_and_folders() -> None:
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as name, tempfile.NamedTemporaryFile(dir=name) as file:
+        folder = tempfile.TemporaryDirectory(dir=name)
+        dataset = Holder(folder=folder, file=file)
+        dataset.finalizer = weakref.finalize(dataset, ended.put, 1)
+        got = copies_of(dataset)
+        assert [one.folder.name for one in got] == [folder.name] * WORKERS
+        assert not any(one.finalizer.alive for one in got if one.finalizer is not dataset.finalizer)
+        del got
+        gc.collect()
+        assert Path(folder.name).is_dir()
+        assert Path(file.name).is_file()
+        assert ended.empty()
+        del dataset
+        gc.collect()
+        assert ended.qsize() == 1
+        folder.cleanup()
+
+
+# ---- when copies are made ----
+
+# They shuffle, because the order of the next epoch is unknown then, and no worker reads ahead into it.
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_copies_are_made_at_iter(persistent: bool) -> None:
+    dataset = Holder(scale=1)
+    with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
+        seen, copies = [], []
+        for epoch in range(3):
+            dataset.scale = epoch
+            iterator = iter(loader)
+            dataset.scale = -1
+            copies += (got := list(iterator))
+            seen.append([one.scale for one in got])
+    assert seen == [[0 if persistent else epoch] * WORKERS for epoch in range(3)]
+    assert len({*map(id, copies)}) == WORKERS * (1 if persistent else 3)
+
+
+def test_copies_are_collected() -> None:
+    with loader_of(Holder(thing=Thing())) as loader:
+        watched = [weakref.ref(one.thing) for one in loader]
+    gc.collect()
+    assert [watch() for watch in watched] == [None, None]
+
+
+# ---- what belongs to the graph ----
+
+
+def test_worker_init_fn_acts_on_the_copy() -> None:
+    def init(worker_id: int) -> None:
+        worker = get_worker_info()
+        assert worker is not None
+        worker.dataset.offset = 10 + worker_id
+        dataset.seen.append(worker_id)  # of the closure: the same copy
+        assert worker.dataset is dataset
+
+    dataset = Holder(offset=0, seen=[])
+    got = copies_of(dataset, worker_init_fn=init)
+    assert sorted((one.offset, one.seen) for one in got) == [(10, [0]), (11, [1])]
+    assert (dataset.offset, dataset.seen) == (0, [])
+
+
+def test_on_error_and_on_stats_are_shared() -> None:
+    class Failing(Holder):
+        def on_error(self, index: int, error: BaseException) -> Any:
+            self.rows.append(index)
+            return "replaced"
+
+        def on_stats(self, stats: Any) -> None:
+            self.rows.append("stats")
+
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            self.rows.append(-1)  # the copy's
+            raise ValueError
+
+    dataset = Failing(rows=[])
+    got = copies_of(dataset, on_error=dataset.on_error, on_stats=dataset.on_stats)
+    assert got == ["replaced", "replaced"]
+    assert sorted(dataset.rows[:2]) == [0, 1]
+    assert dataset.rows[2:] == ["stats"]
+
+
+# ---- classes that are safe in threads ----
+
+
+class Safe(Holder):
+    fastload_per_worker = ()
+
+
+class SafeButTransform(Holder):
+    fastload_per_worker = ("transform",)
+
+
+class SafePart:
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.rows = [1]
+
+
+def attributes() -> dict[str, Any]:
+    return {"transform": Thing(), "rows": [1], "table": {}}
+
+
+def test_an_instance_may_be_shared_whole() -> None:
+    dataset = Safe(**attributes())
+    assert_shared(dataset, *copies_of(dataset))
+
+
+def test_one_attribute_may_be_the_worker_s_own() -> None:
+    dataset = SafeButTransform(**attributes())
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert_copied(dataset.transform, *(one.transform for one in got))
+    assert_shared(dataset.rows, *(one.rows for one in got))
+    assert {type(one) for one in got} == {SafeButTransform}
+
+
+def test_parts_of_a_dataset_are_shared_if_their_own_class_is_safe() -> None:
+    class Own(TensorDataset):
+        pass
+
+    safe, rows = {"part": SafePart(), "inner": TensorDataset(torch.arange(4))}, torch.arange(4)
+    datasets = copies(**safe, parts=[SafePart()], rows=[1], own=Own(rows))
+    for name in safe:
+        assert_shared(*(getattr(dataset, name) for dataset in datasets))
+    assert_shared(*(dataset.parts[0] for dataset in datasets))
+    assert_copied(*(dataset.rows for dataset in datasets))
+    assert_copied(*(dataset.own.tensors[0] for dataset in datasets))
+
+
+# ---- iterable datasets ----
+
+
+class Stream(IterableDataset[Any]):
+    """One element for each worker: its copy."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self
+
+
+def test_iterable_datasets_are_copied_by_the_same_rule() -> None:
+    dataset = Stream(data=list(range(1_001)), thing=Thing(), big=np.zeros(16 * MIB + 1, np.uint8))
+    dataset.call = lambda: dataset
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert_copied(dataset.thing, *(one.thing for one in got))
+    assert_shared(dataset.data, *(one.data for one in got))
+    assert_shared(dataset.big, *(one.big for one in got))
+    assert all(one.call() is one for one in got)
+
+
+# ---- copy_dataset ----
+
+
+@pytest.mark.parametrize("options", [{}, {"copy_dataset": True}])
+def test_without_workers_nothing_is_copied(options: dict[str, Any]) -> None:
+    dataset = Stream(thing=Thing())
+    collate_fn = lambda sample: (sample, sample.thing, dataset)  # noqa: E731
+    (found,) = loader_of(dataset, num_workers=0, collate_fn=collate_fn, **options)
+    assert found == (dataset, dataset.thing, dataset)
+
+
+def test_copying_data_too() -> None:
+    dataset = Holder(
+        big=np.zeros(16 * MIB + 1, np.uint8),
+        rows=list(range(1_001)),
+        many=parts(20, MIB // 4),
+        lock=threading.Lock(),
+        inner=TensorDataset(torch.arange(4)),
+    )
+    dataset.call = lambda: dataset.rows
+    got = copies_of(dataset, copy_dataset=True)
+    for name in ("big", "rows", "many"):
+        assert_copied(getattr(dataset, name), *(getattr(one, name) for one in got))
+    assert_copied(dataset.many[0], *(one.many[0] for one in got))
+    assert all(one.call() is one.rows for one in got)
+    assert all(one.lock is dataset.lock for one in got)
+    assert all(torch.equal(one.inner.tensors[0], torch.arange(4)) for one in got)
+
+
+@pytest.mark.filterwarnings("ignore:.*samples can be wrong")
+def test_sharing_all() -> None:
+    dataset = Holder(generator=(x for x in []))
+    got = copies_of(dataset, collate_fn=lambda sample: (sample, dataset), copy_dataset=False)
+    assert got == [(dataset, dataset)] * WORKERS
+
+
+@pytest.mark.parametrize("value", ["all", None])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="copy_dataset"):
+        loader_of([1, 2], copy_dataset=value)
+
+
+# ---- what has no copy ----
+
+
+def test_what_has_no_copy_is_shared_and_named_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with (
+        os.fdopen(reading, "rb") as pipe,
+        os.fdopen(writing, "wb"),
+        open(tmp_path / "log.txt", "w") as log,
+    ):
+        numbers = (x for x in [1, 2])
+        dataset = Holder(transform=Thing(log=log, rows=[1]), steps=[pipe], numbers=numbers)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            got = copies_of(dataset)
+        for one in got:
+            assert one.transform.log is log
+            assert one.steps[0] is pipe
+            assert one.numbers is numbers
+        assert_copied(dataset.transform, *(one.transform for one in got))
+        assert_copied(dataset.steps, *(one.steps for one in got))
+    assert [warning.category for warning in said] == [SharedStateWarning]
+    for place in ("dataset.transform.log", "dataset.steps[0]", "dataset.numbers"):
+        assert place in str(said[0].message)
+
+
+def test_what_has_no_copy_in_collate_fn_and_worker_init_fn() -> None:
+    numbers, more = (x for x in [1, 2]), (x for x in [1, 2])
+    collate_fn = functools.partial(lambda numbers, sample: sample, numbers)
+    with pytest.warns(SharedStateWarning, match=r"collate_fn.*worker_init_fn") as said:
+        copies_of(Holder(), collate_fn=collate_fn, worker_init_fn=lambda worker_id: more and None)
+    assert len(said) == 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+@pytest.mark.parametrize("handle", [lambda database: database, lambda database: database.cursor()])
+def test_an_open_database_is_refused(handle: Callable[[Any], Any]) -> None:
+    """The next `iter()` works, if the cause is gone."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        dataset = Holder(transform=Thing(steps=[handle(database)]))
+        with loader_of(dataset) as loader:
+            with pytest.raises(
+                DatasetCopyError, match=r"dataset\.transform\.steps\[0\].* open.*in `__getitem__`"
+            ):
+                iter(loader)
+            dataset.transform.steps.clear()
+            assert [one.transform.steps for one in loader] == [[], []]
+
+
+# ---- what a worker inherits ----
+
+language = contextvars.ContextVar("language", default="none")
+
+
+class Inherited(Dataset[Any]):
+    """What the thread of a worker begins with; sample 0 changes it before sample 1 is read."""
+
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.looked, self.changed = threading.Barrier(2), threading.Barrier(2)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            self.changed.wait(DEADLINE_SECONDS)
+        found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
+        if index == 0:
+            language.set("de")
+            decimal.getcontext().prec = 3
+            np.seterr(over="raise")
+            self.changed.wait(DEADLINE_SECONDS)
+        self.looked.wait(DEADLINE_SECONDS)
+        return found
+
+
+def test_workers_begin_with_the_caller_s_context() -> None:
+    loader = fastload.DataLoader(Inherited(), num_workers=2, batch_size=None)
+
+    def load() -> list[Any]:
+        language.set("fr")
+        with decimal.localcontext() as context, np.errstate(over="ignore"):
+            context.prec = 7
+            found = list(loader)
+            assert (language.get(), context.prec, np.geterr()["over"]) == ("fr", 7, "ignore")
+        return found
+
+    over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
+    assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
