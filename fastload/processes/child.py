@@ -17,7 +17,6 @@ import threading
 import traceback
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
@@ -34,7 +33,7 @@ from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import take_positions
 from fastload.processes.packed_errors import pack_error
-from fastload.processes.reader import Reader, ask
+from fastload.processes.reader import Reader
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
@@ -165,8 +164,6 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     _seed(job.workers[0], job.seed, forked=forked)
     settings = sealed.open()
     _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
-    if job.asks:
-        settings = replace(settings, on_error=ask)
     work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
     if len(job.workers) == 1:
         own = WorkerCopies(settings.dataset, settings.collate_fn, settings.worker_init_fn)

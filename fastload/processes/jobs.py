@@ -36,8 +36,6 @@ class Job(NamedTuple):
     """Of the loader."""
     seed: int
     """Torch's base seed."""
-    asks: bool
-    """Whether `on_error` is a function, which runs in the loop's process."""
     modes: Modes
     """Torch's modes in which it reads."""
 

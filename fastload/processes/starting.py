@@ -29,6 +29,7 @@ from fastload.processes.open_files import inherited
 from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.preload import ORIGINAL
+from fastload.processes.reader import ask
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import torch_random
@@ -65,14 +66,13 @@ def start_children(
     pickled and cannot be. Then no process is left.
     """
     # No sampler, generator or callback: a worker does not use them, and they may not be picklable.
-    asks = callable(settings.on_error)
     theirs = replace(
         settings,
         sampler=None,
         generator=None,
         on_stats=None,
         multiprocessing_context=None,
-        on_error="skip" if asks else settings.on_error,
+        on_error=ask if callable(settings.on_error) else settings.on_error,
     )
     sealed = Sealed(theirs)
     # Search and register before the fork. Workers then share the tables of torch's operators (16 MiB), and do not touch
@@ -96,7 +96,7 @@ def start_children(
                 notices.tell(stacklevel=8)
             workers = range(settings.num_workers)
             for k in range(processes):  # batch i is worker i's: so processes take turns
-                job = Job(tuple(workers[k::processes]), len(workers), seed, asks, modes_of_thread())
+                job = Job(tuple(workers[k::processes]), len(workers), seed, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)
