@@ -1,6 +1,7 @@
 """The run protocol: a dataset fills the rows of a batch itself, in one call for each run of samples.
 
-A class needs two methods, `empty_sample()` and `fill_rows(run)`. docs/rows.md says what they must do.
+A class needs two methods, `empty_sample()` and `fill_rows(run)`. docs/rows.md says what they must do. A subclass has to
+declare `fill_rows` itself, or its samples are read one by one.
 """
 
 from __future__ import annotations

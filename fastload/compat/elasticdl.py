@@ -142,8 +142,5 @@ class ElasticImageFolder(ImageFolder):
             index = self._service.fetch_record_index()
         return self.load_image(index)
 
-    def _can_fill(self) -> bool:
-        return self._service is None and super()._can_fill()
-
     def __len__(self) -> int:
         return super().__len__() if self._service is None else sys.maxsize

@@ -105,11 +105,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
-        image = empty_result(self.transform) if self._can_fill() else None
+        image = empty_result(self.transform) if self.target_transform is None else None
         return None if image is None else (image, 0)
-
-    def _can_fill(self) -> bool:
-        return self.target_transform is None
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Write the images and labels of a run into the batch; see `fastload.rows`."""
@@ -117,7 +114,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         plan: Any = self.transform  # read once: it may be replaced at any time
         indices = as_indices(run.indices, len(self))
         render = make_render(plan, images, run.keys)
-        if indices is None or render is None or not self._can_fill():
+        if indices is None or render is None or self.target_transform:
             return range(len(run))
         labels[:] = self.targets[indices]
         paths = [self.image_paths[index] for index in indices.tolist()]
@@ -268,6 +265,8 @@ class ImageFolder(ImageFiles):
         super().__init__(
             paths, names, classes, transform=transform, target_transform=target_transform
         )
+
+    fill_rows = ImageFiles.fill_rows
 
     def __repr__(self) -> str:
         return self._described(self.root)

@@ -133,7 +133,7 @@ def list_builder(n: int) -> ListBuilder:
 def make_builder(n: int, pool: SlotPool) -> BatchBuilder:
     """Return a builder of the batch that `default_collate` would return for `n` samples. Large rows go into a slot."""
     layout = pool.layout
-    return SlotBuilder(n, pool) if layout is None or layout.rows else list_builder(n)
+    return SlotBuilder(n, pool) if layout is None or layout.nbytes else list_builder(n)
 
 
 class SlotBuilder:
@@ -157,18 +157,16 @@ class SlotBuilder:
         """Return the rows of samples `start` to `stop`. The dataset fills them; see `fastload.rows`."""
         assert self._layout is not None
         layout, slot = self._slot.get(None) or self._new_slot(self._layout)
-        return layout.runs(slot, start, stop)
+        return layout.rows(slot, None if stop - start == self._n else slice(start, stop))
 
     def put(self, position: int, sample: Any) -> None:
         """See `BatchBuilder`."""
         try:
             layout, slot = self._slot.get(None) or self._slot_for(sample)
-            fits = layout.fits(sample)
-            if fits:
-                layout.write(slot, position, sample)
+            fits = layout.put(slot, position, sample)
         except Exception:
             fits = (
-                False  # torch's collate says what is wrong with this sample when the batch is made
+                False  # torch's collate says what is wrong with this sample when it makes the batch
             )
         if not fits:
             self._odd[position] = sample

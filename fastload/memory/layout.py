@@ -1,18 +1,18 @@
 """How a sample lies in a batch.
 
-The first sample fixes a `Layout`. Its large dense tensors and arrays become rows of a `Slot`. All else is stored until
-the batch is complete.
+The first sample fixes a `Layout`: its containers and its leaves. Its large dense tensors and arrays become rows of a
+*slot*. All else is stored until the batch is complete.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fastload._kit.nested import map_leaves
 from fastload._kit.torch_private import (
     collate_arrays,
     collate_handler,
@@ -28,193 +28,180 @@ ALIGN = 64
 """Bytes, as in torch's own CPU allocator."""
 
 
-class _Kept:
-    """A leaf that is kept as it is until the batch is complete."""
+Slot = list[Any]
+"""The memory of one batch, leaf by leaf."""
 
-    def __init__(self, kept: int, collect: type) -> None:
-        self._i = kept
+# ---- the leaves ----
+
+
+class _Kept:
+    """A leaf that is kept as it is until the batch is complete. Its memory is a list."""
+
+    nbytes = 0
+
+    def __init__(self, collect: type) -> None:
         self._collect = collect
 
-    def fits(self, sample: Any) -> bool:
+    def fits(self, leaf: Any) -> bool:
         return True
 
-    def write(self, slot: Slot, position: int, sample: Any) -> None:
-        slot.kept[self._i][position] = sample
+    def memory(self, n: int, lent: np.ndarray, offset: int, **_: Any) -> list[Any]:
+        return [None] * n
 
-    def read(self, slot: Slot, position: int) -> Any:
-        return slot.kept[self._i][position]
+    def write(self, memory: list[Any], position: int, leaf: Any) -> None:
+        memory[position] = leaf
 
-    def rows(self, slot: Slot) -> Any:
-        raise TypeError("only the large leaves of a learned layout have rows")
+    def read(self, memory: list[Any], position: int) -> Any:
+        return memory[position]
 
-    def batch(self, slot: Slot) -> Any:
-        return default_collate(self._collect(slot.kept[self._i]))
+    def batch(self, memory: list[Any]) -> Any:
+        return default_collate(self._collect(memory))
 
 
-class _TensorRow:
-    """A dense CPU tensor of fixed dtype and shape, as a row of the slot."""
-
-    def __init__(self, row: int, sample: torch.Tensor) -> None:
-        self._i = row
-        self.dtype = sample.dtype
-        self.array_dtype = _numpy_dtype(sample.dtype)
-        self.shape = sample.shape
-        self.nbytes = sample.numel() * sample.element_size()
-
-    @staticmethod
-    def suits(sample: Any) -> bool:
-        """Return whether stacking `sample` only copies its numbers into a contiguous row."""
-        return (
-            type(sample) is torch.Tensor
-            and sample.is_cpu
-            and sample.layout is torch.strided
-            and not sample.requires_grad
-            and not sample.is_nested
-            # torch.stack keeps channels-last strides of samples with 4 dimensions and more
-            and (sample.dim() <= 3 or sample.is_contiguous())
-        )
-
-    def fits(self, sample: Any) -> bool:
-        return self.suits(sample) and sample.dtype is self.dtype and sample.shape == self.shape
-
-    def write(self, slot: Slot, position: int, sample: torch.Tensor) -> None:
-        array = slot.arrays[self._i]
-        if array is None:  # a dtype that NumPy lacks
-            slot.rows[self._i][position].copy_(sample)
-        else:
-            # NumPy copies in this thread. For rows of this size, torch would use its own threads.
-            np.copyto(array[position, ...], sample.numpy())
-
-    def read(self, slot: Slot, position: int) -> torch.Tensor:
-        return slot.rows[self._i][position]
-
-    def rows(self, slot: Slot) -> torch.Tensor:
-        return slot.rows[self._i]
-
-    batch = rows
+_Memory = tuple[Any, torch.Tensor]
+"""Rows of a slot, as an array and as a tensor `dtype[n, *shape]`. The array is None if NumPy lacks the dtype."""
 
 
 class _ArrayRow:
     """A NumPy array of fixed dtype and shape, as a row of the slot; a tensor in the batch."""
 
-    def __init__(self, row: int, sample: np.ndarray) -> None:
-        self._i = row
-        self.array_dtype = sample.dtype
-        self.shape = sample.shape
-        self.nbytes = sample.nbytes
+    def __init__(self, leaf: Any) -> None:
+        self.dtype = self.array_dtype = leaf.dtype
+        self.shape, self.nbytes = leaf.shape, leaf.nbytes
 
     @staticmethod
-    def suits(sample: Any) -> bool:
-        if type(sample) is not np.ndarray or not sample.dtype.isnative:
+    def suits(leaf: Any) -> bool:
+        """Return whether stacking `leaf` only copies its numbers into a contiguous row."""
+        if type(leaf) is not np.ndarray or not leaf.dtype.isnative:
             return False
         # A non-contiguous array suits only if torch accepts its strides.
-        step = sample.itemsize
-        return sample.flags.c_contiguous or all(s >= 0 and s % step == 0 for s in sample.strides)
+        step = leaf.itemsize
+        return leaf.flags.c_contiguous or all(s >= 0 and s % step == 0 for s in leaf.strides)
 
-    def fits(self, sample: Any) -> bool:
+    def fits(self, leaf: Any) -> bool:
+        return self.suits(leaf) and bool(leaf.dtype == self.dtype) and leaf.shape == self.shape
+
+    def memory(self, n: int, lent: np.ndarray, offset: int, *, channels_last: bool) -> _Memory:
+        """Return the memory of `n` rows, at an offset of what a pool lent."""
+        shape = n, *self.shape
+        interleaved = channels_last and len(shape) == 4
+        if interleaved:
+            shape = n, *shape[2:], shape[1]
+        array: Any = None
+        if self.array_dtype is None:
+            tensor = torch.from_numpy(lent[offset : offset + n * self.nbytes])
+            tensor = tensor.view(self.dtype).view(shape)
+        else:
+            array = np.ndarray(shape, self.array_dtype, buffer=lent, offset=offset)
+            tensor = torch.from_numpy(array)
+        # `share_memory_()` and queues exchange a storage's memory. An array of the tensor still sees this one.
+        tensor.untyped_storage().loan = lent  # type: ignore[attr-defined]
+        if interleaved:
+            tensor = tensor.permute(0, 3, 1, 2)
+            array = None if array is None else array.transpose(0, 3, 1, 2)
+        return array, tensor
+
+    def write(self, memory: _Memory, position: int, leaf: Any) -> None:
+        np.copyto(memory[0][position, ...], leaf)
+
+    def read(self, memory: _Memory, position: int) -> Any:
+        return memory[0][position, ...]
+
+    def rows(self, memory: _Memory) -> Any:
+        return memory[0]
+
+    def batch(self, memory: _Memory) -> torch.Tensor:
+        return memory[1]
+
+
+class _TensorRow(_ArrayRow):
+    """A dense CPU tensor of fixed dtype and shape, as a row of the slot."""
+
+    def __init__(self, leaf: torch.Tensor) -> None:
+        super().__init__(leaf)
+        self.array_dtype = _numpy_dtype(leaf.dtype)
+
+    @staticmethod
+    def suits(leaf: Any) -> bool:
+        """See `_ArrayRow`."""
         return (
-            self.suits(sample) and sample.dtype == self.array_dtype and sample.shape == self.shape
+            type(leaf) is torch.Tensor
+            and leaf.is_cpu
+            and leaf.layout is torch.strided
+            and not leaf.requires_grad
+            and not leaf.is_nested
+            # torch.stack keeps channels-last strides of samples with 4 dimensions and more
+            and (leaf.dim() <= 3 or leaf.is_contiguous())
         )
 
-    def write(self, slot: Slot, position: int, sample: np.ndarray) -> None:
-        np.copyto(self.rows(slot)[position, ...], sample)
+    def write(self, memory: _Memory, position: int, leaf: Any) -> None:
+        array, tensor = memory
+        if array is None:
+            tensor[position].copy_(leaf)
+        else:
+            # NumPy copies in this thread. For rows of this size, torch would use its own threads.
+            np.copyto(array[position, ...], leaf.numpy())
 
-    def read(self, slot: Slot, position: int) -> np.ndarray:
-        array: np.ndarray = self.rows(slot)[position, ...]
-        return array
+    def read(self, memory: _Memory, position: int) -> Any:
+        return memory[1][position]
 
-    def rows(self, slot: Slot) -> np.ndarray:
-        array = slot.arrays[self._i]
-        assert array is not None
-        return array
-
-    def batch(self, slot: Slot) -> torch.Tensor:
-        return slot.rows[self._i]
+    def rows(self, memory: _Memory) -> Any:
+        return memory[1]
 
 
 class _NumberRow(_ArrayRow):
     """A Python number in a sample of a dataset that fills rows, as an element of the slot."""
 
-    def __init__(self, row: int, sample: float) -> None:
-        super().__init__(row, np.array(sample, _NUMBERS[type(sample)]))
-        self._type = type(sample)
+    def __init__(self, leaf: Any) -> None:
+        super().__init__(np.array(leaf, _NUMBERS[type(leaf)]))
+        self._type = type(leaf)
 
-    def fits(self, sample: Any) -> bool:
-        return type(sample) is self._type and (self._type is not int or -(2**63) <= sample < 2**63)
+    def fits(self, leaf: Any) -> bool:
+        return type(leaf) is self._type and (self._type is not int or -(2**63) <= leaf < 2**63)
 
-    def write(self, slot: Slot, position: int, sample: Any) -> None:
-        self.rows(slot)[position] = sample
-
-    def read(self, slot: Slot, position: int) -> Any:
-        return self.rows(slot)[position].item()
+    def read(self, memory: _Memory, position: int) -> Any:
+        return memory[0][position].item()
 
 
 _NUMBERS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
 """The dtypes that torch's `default_collate` makes of Python's numbers."""
 
 
-class _Sequence:
-    """A tuple, list or named tuple of fixed length."""
+# ---- the containers ----
 
-    def __init__(self, kind: type, parts: list[_Node]) -> None:
-        self._kind = kind
-        self._parts = parts
-        self._named = hasattr(kind, "_fields")
-
-    def fits(self, sample: Any) -> bool:
-        kind: Any = type(sample)  # Any: mypy would narrow `sample` to an object without length
-        return (
-            kind is self._kind
-            and len(sample) == len(self._parts)
-            and all(part.fits(s) for part, s in zip(self._parts, sample, strict=True))
-        )
-
-    def write(self, slot: Slot, position: int, sample: Any) -> None:
-        for part, s in zip(self._parts, sample, strict=True):
-            part.write(slot, position, s)
-
-    def read(self, slot: Slot, position: int) -> Any:
-        parts = [part.read(slot, position) for part in self._parts]
-        return self._kind(*parts) if self._named else self._kind(parts)
-
-    def rows(self, slot: Slot) -> Any:
-        parts = [part.rows(slot) for part in self._parts]
-        return self._kind(*parts) if self._named else self._kind(parts)
-
-    def batch(self, slot: Slot) -> Any:
-        parts = [part.batch(slot) for part in self._parts]
-        return self._kind(*parts) if self._named else parts  # a tuple becomes a list, as in torch
+_Spec = tuple[type, list[Any] | None, list[Any]] | None
+"""A container: its type, the keys of a dict, and the specs of its parts. None for a leaf."""
 
 
-class _Mapping:
-    """A dict with fixed keys in a fixed order."""
-
-    def __init__(self, parts: dict[Any, _Node]) -> None:
-        self._keys = list(parts)
-        self._parts = parts
-
-    def fits(self, sample: Any) -> bool:
-        return (
-            type(sample) is dict
-            and list(sample) == self._keys
-            and all(part.fits(sample[key]) for key, part in self._parts.items())
-        )
-
-    def write(self, slot: Slot, position: int, sample: Any) -> None:
-        for key, part in self._parts.items():
-            part.write(slot, position, sample[key])
-
-    def read(self, slot: Slot, position: int) -> Any:
-        return {key: part.read(slot, position) for key, part in self._parts.items()}
-
-    def rows(self, slot: Slot) -> Any:
-        return {key: part.rows(slot) for key, part in self._parts.items()}
-
-    def batch(self, slot: Slot) -> Any:
-        return {key: part.batch(slot) for key, part in self._parts.items()}
+def _leaves(spec: _Spec, sample: Any) -> Iterable[Any] | None:
+    """Return the leaves of a sample, or None if it has other containers."""
+    if spec is None:
+        return (sample,)
+    (kind, keys, parts), its = spec, type(sample)
+    if its is not kind or len(sample) != len(parts) or (keys is not None and [*sample] != keys):
+        return None
+    inner: Iterable[Any] = sample if keys is None else sample.values()
+    if not any(parts):
+        return inner
+    found: list[Any] = []
+    for part, one in zip(parts, inner, strict=True):
+        if (below := _leaves(part, one)) is None:
+            return None
+        found += below
+    return found
 
 
-_Node = _Kept | _TensorRow | _ArrayRow | _Sequence | _Mapping
+def _nested(spec: _Spec, leaves: Iterator[Any], *, batch: bool = False) -> Any:
+    """Return leaves in the containers of a sample. In those of a batch, torch makes a list of a plain tuple."""
+    if spec is None:
+        return next(leaves)
+    kind, keys, parts = spec
+    made = [_nested(part, leaves, batch=batch) for part in parts]
+    if keys is not None:
+        return dict(zip(keys, made, strict=True))
+    if hasattr(kind, "_fields"):
+        return kind(*made)
+    return made if batch or kind is list else kind(made)
 
 
 class Layout:
@@ -224,74 +211,93 @@ class Layout:
         sample: an example of the samples.
         filled: the dataset fills the rows, so every leaf is a row, however small.
 
+    Attributes:
+        nbytes: the bytes of a sample's rows.
+
     With `filled`, raises TypeError if a leaf cannot be a row, and LookupError if a user's function collates it.
     """
 
     def __init__(self, sample: Any, *, filled: bool = False) -> None:
-        self.filled = filled
-        self.rows: list[_TensorRow | _ArrayRow] = []
-        self.kept = 0
-        self._root = self._node(sample, list)
+        self._filled = filled
+        self._leaves: list[Any] = []
+        self._spec = self._found(sample, list)
+        self.nbytes = sum(leaf.nbytes for leaf in self._leaves)
 
-    def _node(self, sample: Any, collect: type) -> _Node:
-        """Return the node for `sample`. Torch collects the samples of a leaf in a `collect`: list or tuple."""
+    def _found(self, sample: Any, collect: type) -> _Spec:
+        """Store the leaves of `sample`, and return its spec. Torch collects a leaf's samples in a `collect`."""
         kind = type(sample)
         handler = collate_handler(kind)
-        if kind is torch.Tensor and handler is collate_tensors and _TensorRow.suits(sample):
-            nbytes = sample.numel() * sample.element_size()
-            if self.filled or (nbytes >= ROW_BYTES and _numpy_dtype(sample.dtype)):
-                return self._row(_TensorRow(len(self.rows), sample))
-        elif kind is np.ndarray and handler is collate_arrays and _ArrayRow.suits(sample):
-            if (self.filled or sample.nbytes >= ROW_BYTES) and _torch_takes(sample.dtype):
-                return self._row(_ArrayRow(len(self.rows), sample))
-        elif self.filled and kind in _NUMBERS and handler in collate_numbers:
-            return self._row(_NumberRow(len(self.rows), sample))
-        elif handler is None and (
+        if handler is None and kind is dict:
+            return kind, [*sample], [self._found(part, list) for part in sample.values()]
+        if handler is None and (
             kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
         ):
-            return _Sequence(kind, [self._node(s, tuple) for s in sample])
-        elif handler is None and kind is dict:
-            return _Mapping({key: self._node(s, list) for key, s in sample.items()})
-        if self.filled and handler not in (None, collate_tensors, collate_arrays, *collate_numbers):
+            return kind, None, [self._found(part, tuple) for part in sample]
+        self._leaves.append(self._row(sample, kind, handler) or _Kept(collect))
+        return None
+
+    def _row(self, leaf: Any, kind: type, handler: Any) -> _ArrayRow | None:
+        """Return the row that a leaf is, or None to keep it."""
+        filled = self._filled
+        if kind is torch.Tensor and handler is collate_tensors and _TensorRow.suits(leaf):
+            if filled or (leaf.nbytes >= ROW_BYTES and _numpy_dtype(leaf.dtype)):
+                return _TensorRow(leaf)
+        elif kind is np.ndarray and handler is collate_arrays and _ArrayRow.suits(leaf):
+            if (filled or leaf.nbytes >= ROW_BYTES) and _torch_takes(leaf.dtype):
+                return _ArrayRow(leaf)
+        elif filled and kind in _NUMBERS and handler in collate_numbers:
+            return _NumberRow(leaf)
+        if filled and handler not in (None, collate_tensors, collate_arrays, *collate_numbers):
             raise LookupError(f"a collate function is registered for {kind.__name__}")
-        if self.filled:
+        if filled:
             raise TypeError(f"a leaf of type {kind.__name__} cannot be a row of a batch")
-        self.kept += 1
-        return _Kept(self.kept - 1, collect)
-
-    def _row(self, row: _TensorRow | _ArrayRow) -> _TensorRow | _ArrayRow:
-        self.rows.append(row)
-        return row
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a sample's rows."""
-        return sum(row.nbytes for row in self.rows)
+        return None
 
     def slot_bytes(self, n: int) -> int:
         """Return the bytes of a slot for `n` samples."""
-        return sum(aligned(n * row.nbytes) for row in self.rows)
+        return sum(aligned(n * leaf.nbytes) for leaf in self._leaves)
 
-    def runs(self, slot: Slot, start: int, stop: int) -> Any:
-        """Return the rows of samples `start` to `stop`. A dataset fills them; see `fastload.rows`."""
-        rows = self._root.rows(slot)
-        return rows if stop - start == slot.n else map_leaves(rows, lambda leaf: leaf[start:stop])
+    def slot(self, n: int, lent: np.ndarray, *, channels_last: bool) -> Slot:
+        """Return a slot for `n` samples in the memory that a pool lent."""
+        slot, offset = [], 0
+        for leaf in self._leaves:
+            slot.append(leaf.memory(n, lent, offset, channels_last=channels_last))
+            offset += aligned(n * leaf.nbytes)
+        return slot
 
     def fits(self, sample: Any) -> bool:
-        """Return whether `sample` can be written into a slot of this layout."""
-        return self._root.fits(sample)
+        """Return whether `sample` can be put into a slot of this layout."""
+        found = _leaves(self._spec, sample)
+        return found is not None and all(
+            leaf.fits(one) for leaf, one in zip(self._leaves, found, strict=True)
+        )
 
-    def write(self, slot: Slot, position: int, sample: Any) -> None:
-        """Write a sample that fits."""
-        self._root.write(slot, position, sample)
+    def put(self, slot: Slot, position: int, sample: Any) -> bool:
+        """Write a sample into a slot. Return False, perhaps after some leaves of it, if it does not fit."""
+        if (found := _leaves(self._spec, sample)) is None:
+            return False
+        for leaf, memory, one in zip(self._leaves, slot, found, strict=True):
+            if not leaf.fits(one):
+                return False
+            leaf.write(memory, position, one)
+        return True
 
     def read(self, slot: Slot, position: int) -> Any:
         """Return the sample at `position`. Its large leaves are views of the slot."""
-        return self._root.read(slot, position)
+        parts = [
+            leaf.read(memory, position) for leaf, memory in zip(self._leaves, slot, strict=True)
+        ]
+        return _nested(self._spec, iter(parts))
+
+    def rows(self, slot: Slot, where: slice | None) -> Any:
+        """Return the rows of all samples, or of some. A dataset fills them; see `fastload.rows`."""
+        rows = [leaf.rows(memory) for leaf, memory in zip(self._leaves, slot, strict=True)]
+        return _nested(self._spec, iter(rows if where is None else [row[where] for row in rows]))
 
     def batch(self, slot: Slot) -> Any:
         """Return the batch that `default_collate` would make of the samples in the slot."""
-        return self._root.batch(slot)
+        made = [leaf.batch(memory) for leaf, memory in zip(self._leaves, slot, strict=True)]
+        return _nested(self._spec, iter(made), batch=True)
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
@@ -309,47 +315,6 @@ def _torch_takes(dtype: np.dtype[Any]) -> bool:
     except TypeError:  # strings, objects, dates
         return False
     return True
-
-
-class Slot:
-    """The memory of one batch of `n` samples.
-
-    Each row leaf has a tensor `dtype[n, *shape]`, and an array over the same memory if NumPy has the dtype. Each kept
-    leaf has a list.
-    """
-
-    def __init__(self, layout: Layout, n: int, memory: np.ndarray, *, channels_last: bool) -> None:
-        self.n = n
-        self.kept: list[list[Any]] = [[None] * n for _ in range(layout.kept)]
-        self.arrays: list[np.ndarray | None] = []
-        self.rows: list[torch.Tensor] = []
-        offset = 0
-        for row in layout.rows:
-            shape = n, *row.shape
-            interleaved = channels_last and len(shape) == 4
-            if interleaved:
-                shape = n, *row.shape[1:], row.shape[0]
-            array, rows = _memory(row, shape, memory, offset)
-            # `share_memory_()` and queues exchange a storage's memory. An array of the tensor still sees this one.
-            rows.untyped_storage().loan = memory  # type: ignore[attr-defined]
-            if interleaved:
-                rows = rows.permute(0, 3, 1, 2)
-                array = None if array is None else array.transpose(0, 3, 1, 2)
-            self.arrays.append(array)
-            self.rows.append(rows)
-            offset += aligned(n * row.nbytes)
-
-
-def _memory(
-    row: _TensorRow | _ArrayRow, shape: tuple[int, ...], memory: np.ndarray, offset: int
-) -> tuple[np.ndarray | None, torch.Tensor]:
-    """Return the memory of a row leaf at an offset, as an array and as a tensor. No array if NumPy lacks the dtype."""
-    if row.array_dtype is not None:
-        array = np.ndarray(shape, row.array_dtype, buffer=memory, offset=offset)
-        return array, torch.from_numpy(array)
-    assert isinstance(row, _TensorRow)
-    flat = torch.from_numpy(memory[offset : offset + shape[0] * row.nbytes])
-    return None, flat.view(row.dtype).view(shape)
 
 
 def aligned(nbytes: int) -> int:

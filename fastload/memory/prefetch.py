@@ -6,8 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import SimpleNamespace, TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def prefetch_to(
 
     For a `fastload.DataLoader`, `state_dict()` counts the batches that the loop received, not those copied ahead.
     For any other iterable, and for a subclass whose `__iter__` returns an iterator of its own, `state_dict()` and
-    `load_state_dict()` raise AttributeError, at the latest once an epoch has begun.
+    `load_state_dict()` raise AttributeError if you call them, at the latest once an epoch has begun.
 
     Raises ValueError if `depth` is below 1 or torch sees no such device.
     """
@@ -65,13 +64,12 @@ def prefetch_to(
 class DeviceLoader(Generic[T]):
     """What `prefetch_to` returns: a loader around a loader. All other attributes are the loader's."""
 
-    _received: SimpleNamespace | None = None
-    """The `received` of the latest epoch, or None if `loader` itself has the state."""
-
     def __init__(self, loader: Iterable[T], device: torch.device, depth: int) -> None:
         self.loader = loader
         self.device = device
         self.depth = depth
+        # The `received` of the latest epoch. Empty if `loader` itself has the state.
+        self._received: list[Any] = []
 
     def __iter__(self) -> Iterator[T]:
         """Begin the next epoch."""
@@ -80,11 +78,13 @@ class DeviceLoader(Generic[T]):
             epoch = _Epoch(self.loader, _SideStream(self.device, module), self.depth)
         else:
             epoch = _Epoch(self.loader, _InPlace(self.device), depth=0)
-        self._received = epoch.received
+        # A loader that torch's iterator reads has no state, and warns of that itself.
+        warns = getattr(self.loader, "worker_method", None) == "torch"
+        self._received = [] if warns else epoch.received
         return epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_received": None}  # a copy begins as its loader does
+        return {**self.__dict__, "_received": []}  # a copy begins as its loader does
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -92,9 +92,6 @@ class DeviceLoader(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:  # it is being copied
             raise AttributeError(name)
-        if name in ("state_dict", "load_state_dict"):
-            self._expect_state(name)
-            return self._state_dict if name == "state_dict" else self._load_state_dict
         return getattr(self.loader, name)
 
     def __repr__(self) -> str:
@@ -103,58 +100,40 @@ class DeviceLoader(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if hasattr(self.loader, "close"):
             self.loader.close()
 
-    def _expect_state(self, name: str) -> None:
-        """Raise AttributeError unless this loader has a state."""
-        begun = self._received
-        # A loader that torch's iterator reads has no state, and warns of that itself.
-        warns = getattr(self.loader, "worker_method", None) == "torch"
-        if hasattr(self.loader, name) and (begun is None or begun.state is not None or warns):
-            return
-        raise AttributeError(
-            f"prefetch_to has no {name}() here. It keeps the state only of a fastload.DataLoader without an "
-            f"__iter__ of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the "
-            "batches in your loop and save the number."
-        )
-
-    def _state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last batch that the loop received; see `DataLoader.state_dict`."""
-        state = None if self._received is None else self._received.state
-        if isinstance(state, Exception):
-            raise state
-        return self.loader.state_dict() if state is None else copy.deepcopy(state)  # type: ignore[attr-defined]
+        for state in self._received:
+            if isinstance(state, Exception):
+                raise state
+            return dict(copy.deepcopy(state))
+        return self.loader.state_dict()  # type: ignore[attr-defined, no-any-return]
 
-    def _load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts; see `DataLoader.load_state_dict`."""
+        if self._received and isinstance(self._received[0], _NoState):
+            raise self._received[0]
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
-        self._received = None
+        self._received = []
 
 
-@runtime_checkable
-class _Counting(Protocol):
-    """What the iterator of a `fastload.DataLoader` offers. It counts the batches that it has given."""
-
-    def is_ready(self) -> bool: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
+class _NoState(AttributeError):
+    """The loader's iterator does not count the batches that it gives."""
 
 
 class _Pending:
     """A batch, an error or the end, on its way to the loop."""
 
-    __slots__ = ("batch", "copied", "error", "fetched", "state")
-
     def __init__(self) -> None:
         self.batch: list[Any] = []  # the loader's batch, which is dropped as its copy begins
-        self.fetched = False  # whether all fields are set that the loader sets
         self.copied: Any = None  # what `start` returned
-        self.error: Exception | None = None  # StopIteration at the end
-        self.state: dict[str, Any] | Exception | None = None
+        self.error: Any = None  # the class StopIteration at the end
+        self.state: Any = (
+            None  # the loader's after it, or what `state_dict()` raised. None until it is fetched
+        )
 
 
 class _Epoch(Iterator[T]):
@@ -165,87 +144,80 @@ class _Epoch(Iterator[T]):
     """
 
     def __init__(self, loader: Iterable[T], copier: _SideStream | _InPlace, depth: int) -> None:
-        self._source = iter(loader)
-        self._counting = self._source if isinstance(self._source, _Counting) else None
+        self._source: Any = iter(loader)
+        # Whether it is the iterator of a `fastload.DataLoader`, which counts the batches that it has given.
+        self._counts = all(hasattr(self._source, name) for name in ("is_ready", "state_dict"))
+        self._no_state = _NoState(
+            "prefetch_to has no state_dict() here. It keeps the state only of a fastload.DataLoader without an __iter__"
+            f" of its own, and got {type(loader).__name__!r}. Pass such a loader, or count the batches in your loop "
+            "and save the number."
+        )
         self._copier = copier
         self._depth = depth
         self._pending: deque[_Pending] = deque()
         self._begun = False
-        # The loader's state after the last batch that the loop received, or what it raised. None if it keeps none.
-        # The loader holds this, and not the iterator, which ends with the loop.
-        self.received = SimpleNamespace(state=self._state())
+        # The loader's state after the last batch that the loop received, or what it raised. The `DeviceLoader` holds
+        # this list, and not the iterator, which ends with the loop.
+        self.received = [self._state()]
 
     def __next__(self) -> T:
         # A user may keep an error, and with it these frames. They drop their variables in the end, so that the error
         # is in no reference cycle and does not keep this iterator and its threads.
-        first: _Pending | None = None
+        one: _Pending | None = None
         batch: Any = None
         try:
-            if not (self._pending and self._pending[-1].fetched):
-                self._fetch()
+            for one in self._pending or self._new():
+                self._advance(one)
             while len(self._pending) <= self._depth and self._looks_ahead():
-                self._fetch()
+                self._advance(self._new()[-1])
             self._begun = True
             # It stays in the deque until it is done: Ctrl-C during a copy loses no batch.
-            first = self._pending[0]
-            self._start(first)
-            if first.error is None:
-                batch = self._copier.finish(first.copied)
-            self.received.state = first.state
-            if isinstance(first.error, StopIteration):
-                raise StopIteration  # the end stays for the next call
-            self._pending.popleft()
-            if first.error is not None:
-                raise first.error
+            one = self._pending[0]
+            if one.error is None:
+                batch = self._copier.finish(one.copied)
+            self.received[0] = one.state
+            if one.error is not StopIteration:  # the end stays for the next call
+                self._pending.popleft()
+            if one.error is not None:
+                raise one.error
             return batch  # type: ignore[no-any-return]
         finally:
-            del first, batch, self
+            del one, batch, self
+
+    def _new(self) -> deque[_Pending]:
+        self._pending.append(_Pending())
+        return self._pending
 
     def _looks_ahead(self) -> bool:
         if self._pending[-1].error is not None:
-            return False  # the loop may stop at the error
-        return self._begun if self._counting is None else self._counting.is_ready()
+            return False  # the loader may stop at the error
+        return self._source.is_ready() if self._counts else self._begun
 
-    def _fetch(self) -> None:
-        """Append the loader's next batch, its error or its end, and begin to copy. Continue after Ctrl-C in between."""
-        if not self._pending or self._pending[-1].fetched:
-            self._pending.append(_Pending())
-        last = self._pending[-1]
+    def _advance(self, one: _Pending) -> None:
+        """Get the loader's next batch, its error or its end, and begin to copy, unless Ctrl-C came only after that."""
         try:
-            if not last.batch and last.error is None:
-                try:
-                    # One call of C: no signal is handled between the loader's count of the batch and its storage here.
-                    last.batch.extend(islice(self._source, 1))
-                    if not last.batch:
-                        last.error = StopIteration()
-                except Exception as exc:
-                    last.error = exc
-            last.state = self._state()
-            last.fetched = True
-            self._start(last)
-        finally:
-            del last, self
-
-    def _start(self, pending: _Pending) -> None:
-        """Begin to copy, unless that began before. (Ctrl-C may have prevented it.)"""
-        try:
-            if pending.error is None and pending.copied is None:
-                pending.copied = self._copier.start(pending.batch[0])
-                pending.batch[0] = None
+            if not one.batch and one.error is None:
+                # One call of C: no signal is handled between the loader's count of the batch and its storage here.
+                one.batch.extend(islice(self._source, 1))
+                if not one.batch:
+                    one.error = StopIteration
+            one.state = one.state or self._state()
+            if one.error is None and one.copied is None:
+                one.copied = self._copier.start(one.batch[0])
+                one.batch[0] = None
         except Exception as exc:
-            pending.error = exc
+            one.error = exc
+            one.state = one.state or self._state()
         finally:
-            del pending, self
+            del one, self
 
-    def _state(self) -> dict[str, Any] | Exception | None:
-        """Return the loader's state after the last batch that was fetched, or None if its iterator keeps none.
+    def _state(self) -> Any:
+        """Return the loader's state after the last batch that was fetched, or what `state_dict()` raised.
 
-        Return what `state_dict()` raised: only a loop that asks for the state gets the error.
+        Only a loop that asks for the state gets the error.
         """
-        if self._counting is None:
-            return None
         try:
-            return self._counting.state_dict()
+            return self._source.state_dict() if self._counts else self._no_state
         except Exception as exc:
             return exc.with_traceback(None)  # its frames would keep the iterator alive
 

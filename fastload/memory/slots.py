@@ -43,8 +43,8 @@ class SlotPool:
 
     def slot(self, layout: Layout, n: int) -> Slot:
         """Return a slot for `n` samples."""
-        memory = self.acquire(layout.slot_bytes(n)) if layout.rows else _NO_MEMORY
-        return Slot(layout, n, memory, channels_last=self.channels_last)
+        memory = self.acquire(layout.slot_bytes(n)) if layout.nbytes else _NO_MEMORY
+        return layout.slot(n, memory, channels_last=self.channels_last)
 
     def acquire(self, nbytes: int) -> np.ndarray:
         """Lend 64-byte aligned memory: uint8[>= nbytes], contents undefined."""

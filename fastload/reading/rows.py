@@ -1,4 +1,4 @@
-"""Finds what fills the rows of a batch: a class with `fill_rows`, or torch's own datasets. See docs/rows.md."""
+"""Finds what fills the rows of a batch: a class that declares `fill_rows`, or torch's datasets. See docs/rows.md."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from inspect import getattr_static
-from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -36,41 +33,24 @@ class Filler:
 
 
 def filler(dataset: Any) -> Filler | None:
-    """Return the filler of `dataset`, or None to read its samples one by one."""
+    """Return the filler of `dataset`, or None to read its samples one by one.
+
+    `fill_rows` counts only if the class itself declares it: a subclass may override anything that it stands for. The
+    same goes for a method in the instance's dict.
+    """
     kind: Any = type(dataset)
-    if not {*_READS}.isdisjoint(getattr(dataset, "__dict__", ())):
-        return None
+    for name in getattr(dataset, "__dict__", ()):
+        if name in _READS or callable(getattr(kind, name, None)):
+            return None
     if kind in _OF_TORCH:
         own = [vars(kind)[name] for name in _READS if name in vars(kind)]
         replaced = any(getattr(each, "__module__", "") != kind.__module__ for each in own)
         return None if replaced else _OF_TORCH[kind](dataset)
-    if not _counts(dataset):
+    if not callable(vars(kind).get("fill_rows")) or not hasattr(kind, "empty_sample"):
         return None
     sample = dataset.empty_sample()
     only_copies = getattr(dataset, "fill_rows_only_copies", False) is True
     return None if sample is None else Filler(sample, dataset.fill_rows, copies=only_copies)
-
-
-def _counts(dataset: Any) -> bool:
-    """Return whether `fill_rows` counts: nothing nearer than its class overrides what it stands for.
-
-    It stands for `__getitem__` and `__getitems__`, and for all other methods and descriptors, which these may call.
-    """
-    kind = type(dataset)
-    if not callable(getattr(kind, "fill_rows", None)) or not hasattr(kind, "empty_sample"):
-        return False
-    nearer = [*takewhile(lambda base: "fill_rows" not in vars(base), kind.__mro__)]
-    owner = kind.__mro__[len(nearer)]
-    # A method of a subclass may also take the place of a plain value, such as `transform = None`.
-    methods, stands_for = {*_READS}, {*_READS, "__getattr__", "__getattribute__"}
-    for name in dir(owner):
-        for found in (getattr_static(owner, name, None), getattr_static(kind, name, None)):
-            if not name.startswith("__") and (callable(found) or hasattr(found, "__get__")):
-                stands_for.add(name)
-                if not isinstance(found, cached_property):  # which stores its value in the instance
-                    methods.add(name)
-    on_itself = methods.isdisjoint(getattr(dataset, "__dict__", ()))
-    return on_itself and all(stands_for.isdisjoint(vars(base)) for base in nearer)
 
 
 _READS = ("__getitem__", "__getitems__")
