@@ -80,7 +80,9 @@ class ModelSet:
                 if self._is_there(place, key):
                     return None
                 found = stack.enter_context(self._preparation(place, ranges, key))
-                self._say_of_parts(place, found)
+                if reused := len(ranges) - len(found.missing):
+                    date = os.stat(found.work.folder).st_mtime_ns
+                    self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
                 return found
 
             if (found := ranks.first(prepared)) is not None:
@@ -151,19 +153,6 @@ class ModelSet:
             )
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(date / 1e9))
         tqdm.write(f"{place}: reuses {what} of {when}, {version}", file=sys.stderr)
-
-    def _say_of_parts(self, place: str, found: Preparation) -> None:
-        """Say which parts of a run that was stopped are reused, or that they are not."""
-        parts, reused = len(found.given), len(found.given) - len(found.missing)
-        if reused:
-            date = os.stat(found.work.folder).st_mtime_ns
-            self._say_reused(place, f"{reused} of {parts} parts", date)
-        elif not os.path.exists(place) and (other := len(found.work.notes())):
-            tqdm.write(
-                f"{place}: makes all {parts} parts. The {other} parts of a run that was stopped are not reused: it had "
-                "another version or other arguments, or was of an earlier fastload",
-                file=sys.stderr,
-            )
 
     def _preparation(
         self, place: str, ranges: list[range], key: dict[str, str]

@@ -421,7 +421,7 @@ def test_the_parts_of_a_run_of_an_earlier_fastload_are_made_again(
     make("predictions", tmp_path / "predictions", **of_earlier())
     said = capsys.readouterr().err
     assert (
-        "makes all 3 parts. The 2 parts of a run that was stopped are not reused: it had another"
+        "makes all 3 parts of predictions. The 2 parts of a stopped run are not reused. It had"
         in said
     )
     assert arrow_files(tmp_path / "predictions") == arrow_files(EARLIER / "predictions")
