@@ -62,7 +62,7 @@ def predictions(
     and files are not looked at: if they change, change `version`. Each reuse prints the set's version and its date on
     standard error.
 
-    Ranks lease the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
+    Ranks take the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
     padding. Rank 0 seals the set after all ranks are done. The others wait for that, and then open it. A part does not
     depend on the number of ranks. No batch has samples of two parts, and what a sample draws depends only on its index
     in the dataset. Random transforms are drawn once, so every epoch reads the same values. A warning names those whose
@@ -80,21 +80,10 @@ def predictions(
     `__cause__` on that rank. Or it names the rank whose model or dataset differs from that of rank 0. The ranks that
     have not failed first make their parts. An error on all ranks is raised unchanged.
     """
-    return ModelSet(
-        kind="predictions",
-        name=name,
-        dataset=dataset,
-        forward=Forward(model, partial(_unlabelled, inputs=inputs or _first), _named),
-        more={"inputs": inputs or ""},
-        loader=loader,
-        device=device,
-        parts=parts,
-        version=version,
-        root=root,
-        made=made,
-        replace=replace,
-        progress=progress,
-    ).opened(rank, get)
+    forward = Forward(model, partial(_unlabelled, inputs=inputs or _first), _named)
+    more = {"inputs": inputs or ""}
+    how = (loader, device, parts, version, root, made, replace, progress)
+    return ModelSet("predictions", name, dataset, forward, more, *how).opened(rank, get)
 
 
 def features(
@@ -131,21 +120,10 @@ def features(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")
-    return ModelSet(
-        kind="features",
-        name=name,
-        dataset=dataset,
-        forward=Forward(model, partial(_labelled, data=data, label=label), _x, dtype),
-        more={"data": data, "label": label, "dtype": str(dtype).removeprefix("torch.")},
-        loader=loader,
-        device=device,
-        parts=parts,
-        version=version,
-        root=root,
-        made=made,
-        replace=replace,
-        progress=progress,
-    ).opened(rank, _labelled_set)
+    forward = Forward(model, partial(_labelled, data=data, label=label), _x, dtype)
+    more = {"data": data, "label": label, "dtype": str(dtype).removeprefix("torch.")}
+    how = (loader, device, parts, version, root, made, replace, progress)
+    return ModelSet("features", name, dataset, forward, more, *how).opened(rank, _labelled_set)
 
 
 def _labelled_set(path: str) -> SetDataset:

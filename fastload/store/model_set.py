@@ -44,7 +44,7 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelSet:
     """A set of what a model returns for each sample of a dataset.
 
@@ -184,7 +184,7 @@ class ModelSet:
     def _make_share(
         self, found: Preparation, ranks: Ranks, job: str, options: Mapping[str, Any]
     ) -> None:
-        """Make the parts of this rank. `job` names the leases of all ranks."""
+        """Make the parts of this rank. `job` names the counter of all ranks."""
         work, missing = found.work, [*found.missing.items()]
         if not os.path.isdir(work.folder):
             raise PrepareError(
@@ -203,13 +203,11 @@ class ModelSet:
                 file=sys.stderr,
                 disable=None if self.progress and ranks.rank.rank == 0 else True,
             ) as bar,
-            ranks.leased(missing, job) as shares,
-            closing(batches_of(self.dataset, shares, options)) as parts,
+            closing(batches_of(self.dataset, ranks.shares(missing, job), options)) as parts,
         ):
             run = Run(self.forward, device=on, rows=left, folder=work.folder, made=bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
-                shares.made()
 
 
 def loader_options(

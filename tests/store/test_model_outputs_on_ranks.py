@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -139,36 +139,17 @@ def test_the_bytes_are_the_same_on_any_number_of_ranks(
 @pytest.mark.parametrize("parts", [0, 1, 7])
 def test_each_part_is_given_to_one_rank_and_a_slow_rank_gets_fewer(size: int, parts: int) -> None:
     shares: list[list[int]] = [[] for _ in range(size)]
-    with ExitStack() as stack:
-        together = Together(size)
-        given = [
-            stack.enter_context(
-                Ranks(together.control(Rank(k, size, k, size, "none")), together.store).leased(
-                    range(parts), "a name"
-                )
-            )
-            for k in range(size)
-        ]
-        iterators = [iter(one) for one in given]
-        for rank in [*range(1, size), 0] * parts:  # rank 0 asks last, and only once
-            if not (rank == 0 < size - 1 and shares[0]):
-                for part in islice(iterators[rank], 1):
-                    shares[rank].append(part)
-                    given[rank].made()
+    together = Together(size)
+    ranks = [Rank(k, size, k, size, "none") for k in range(size)]
+    iterators = [
+        Ranks(together.control(rank), together.store).shares(range(parts), "a name")
+        for rank in ranks
+    ]
+    for rank in [*range(1, size), 0] * parts:  # rank 0 asks last, and only once
+        if not (rank == 0 < size - 1 and shares[0]):
+            shares[rank] += islice(iterators[rank], 1)
     assert sorted(joined(shares)) == list(range(parts))
     assert size == 1 or len(shares[0]) <= 1
-
-
-def test_a_rank_that_comes_when_all_parts_are_made_has_none_and_warns_of_nothing() -> None:
-    together = Together(2)
-    first, late = (
-        Ranks(together.control(Rank(k, 2, k, 2, "none")), together.store) for k in range(2)
-    )
-    with first.leased(range(3), "a name") as shares:
-        for _ in shares:
-            shares.made()
-    with late.leased(range(3), "a name") as shares:
-        assert list(shares) == []
 
 
 @pytest.mark.parametrize("again_on", [1, 4])
