@@ -128,6 +128,7 @@ def train(args: argparse.Namespace, images: Path) -> tuple[float, float, float]:
         model=store.backbone(args.model, weights=args.weights, layout=args.layout),
         device="cuda" if torch.cuda.is_available() else None,
         parts=8,
+        version=f"{args.layout}, {args.size} pixels",
         replace=True,
         progress=True,
     )

@@ -25,8 +25,7 @@ from fastload.cli.train import train
 from fastload.distributed.flight_access import MAX_CALLS
 from fastload.distributed.launch import LAUNCHERS
 from fastload.measure.page_cache import CacheState
-from fastload.store.model_set import BATCH_SIZE, ROWS_OF_PART
-from fastload.store.prediction_sets import MOST_PARTS
+from fastload.store.model_set import BATCH_SIZE, MOST_PARTS, ROWS_OF_PART
 from fastload.train import recipe
 from fastload.train.recipe import Recipe
 
@@ -66,7 +65,9 @@ def test_predict_has_the_defaults_of_the_function() -> None:
     assert given["batch_size"] == BATCH_SIZE
     option = next(one for one in predict.params if one.name == "parts")
     assert isinstance(option, click.Option)
-    assert f"one per {ROWS_OF_PART} samples, at most {MOST_PARTS}]" in str(option.help)
+    assert f"one per {ROWS_OF_PART} samples, at most {MOST_PARTS['predictions']}]" in str(
+        option.help
+    )
 
 
 def test_servers_take_as_many_calls_as_their_class() -> None:

@@ -76,6 +76,12 @@ _DTYPES = ("float32", "float16", "bfloat16")
     "--parts",
     help="Number of parts of the set, of nearly equal size.  [default: one per 512 images, at most 64]",
 )
+@click.option(
+    "--version",
+    default="",
+    show_default=False,
+    help="Your name for the content of the images. Change the version when they change.",
+)
 @opt.flag(
     "--replace",
     help="Replace a set of this name that was made from other images, weights or options.",
@@ -88,8 +94,9 @@ def featurize(**options: Any) -> None:
     Row i has the features of image i in column x, and the class number of that image in column y.
 
     If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
-    the set is complete, no image is read. If the weights, the images or an option have changed, the command names the
-    change and exits. Needs pip install '.[arrow]' in the clone.
+    the set is complete, no image is read. If the weights, the number of images, --version or another option have
+    changed, the command names the change and exits. It does not see that the content of an image has changed: then give
+    another --version. Needs pip install '.[arrow]' in the clone.
 
     \b
     Examples:
@@ -131,23 +138,22 @@ def _features(options: dict[str, Any]) -> Any:
     from fastload.distributed import detect_rank
     from fastload.train.devices import choose_device
 
-    on = choose_device(options["device"], detect_rank().rank)
     dataset = _dataset(*(options[name] for name in ("images", "file_list", "base_dir", "size")))
-    model, of = options["model"], {name: options[name] for name in ("weights", "layout", "seed")}
-    network = store.backbone(model, **of)
-    seed = of.pop("seed")
+    model, of = options["model"], {name: options[name] for name in ("weights", "layout")}
+    network = store.backbone(model, **of, seed=options["seed"])
     if of["weights"] == "random":
-        of["weights"] = f"random weights, seed {seed}"
+        of["weights"] = f"random weights, seed {options['seed']}"
+    images = (options["images"] or options["file_list"]).absolute()
     return store.features(
         options["name"],
         dataset=dataset,
         model=network,
         loader=loader_of(options),
         dtype=getattr(torch, options["dtype"]),
-        device=on,
-        made={"network": model, **of},
+        device=choose_device(options["device"], detect_rank().rank),
+        made={"network": model, "size": options["size"], "images": str(images), **of},
         progress=True,
-        **{name: options[name] for name in ("parts", "root", "replace")},
+        **{name: options[name] for name in ("version", "parts", "root", "replace")},
     )
 
 

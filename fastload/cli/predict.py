@@ -26,7 +26,7 @@ from fastload.cli._common import (
 )
 from fastload.errors import PredictError, PrepareError, UsageError, in_one_line
 
-_OF_SETS = {"name", "inputs", "data_version", "parts", "root", "replace"}
+_OF_SETS = {"name", "inputs", "version", "parts", "root", "replace"}
 _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 
 
@@ -57,11 +57,10 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     "1024]",
 )
 @click.option(
-    "--data-version",
+    *("--data-version", "--version", "version"),
     default="",
     show_default=False,
-    help="With DATASET: version of the samples, if fastload cannot detect their content. Change the version when the "
-    "samples change.",
+    help="With DATASET: your name for the samples and the model's code. Change the version when one of them changes.",
 )
 @opt.folder(
     "--root",
@@ -209,10 +208,7 @@ def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
         if on.type == "cpu":
             torch.set_num_threads(distributed.cores())
     try:
-        with (
-            named_as_option(FileExistsError, "pass replace=True", "pass --replace"),
-            named_as_option(TypeError, "Pass version=", "Give --data-version"),
-        ):
+        with named_as_option(FileExistsError, "pass replace=True", "pass --replace"):
             found = store.predictions(
                 options["name"],
                 dataset=samples,
@@ -221,9 +217,8 @@ def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
                 loader=loader_of(options),
                 device=on,
                 rank=rank,
-                version=options["data_version"],
                 progress=True,
-                **{name: options[name] for name in ("parts", "root", "replace")},
+                **{name: options[name] for name in ("version", "parts", "root", "replace")},
             )
     except PrepareError as error:
         if error.__cause__ is not None and rank.world_size > 1:

@@ -17,8 +17,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from fastload.store.backbones import backbone
     from fastload.store.dataset import SetDataset
-    from fastload.store.feature_sets import features
-    from fastload.store.prediction_sets import predictions
+    from fastload.store.model_outputs import features, predictions
     from fastload.store.preparation import Prepared
     from fastload.store.preparing import prepare
     from fastload.store.read import get
@@ -40,9 +39,9 @@ def __getattr__(name: str) -> Any:
     """Load a public name at its first use. Importing torch takes seconds, and `fastload store ls` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.store import backbones, feature_sets, prediction_sets, preparing, read, write
+    from fastload.store import backbones, model_outputs, preparing, read, write
 
-    homes = (backbones, feature_sets, prediction_sets, preparing, read, write)
+    homes = (backbones, model_outputs, preparing, read, write)
     return next(vars(home)[name] for home in homes if name in vars(home))
 
 

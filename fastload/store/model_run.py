@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,34 +104,32 @@ class Run:
         self._forward, self._device, self._folder = forward, device, folder
         self._left = rows
         self._made = made
-        self._layout: dict[str, str] = {}  # dtype and shape of a row, by column
+        self._layout = ""  # names, dtypes and shapes of a row
 
     def columns(self, rows: int, batches: Iterator[tuple[int, Any]]) -> dict[str, Any]:
         """Return the columns of a part of `rows` rows."""
-        kept: dict[str, Tensor] = {}
-        labels, done = [], 0
+        kept: dict[str, Any] = {}
+        done = 0
         for size, batch in batches:
-            inputs, label = self._forward.split(batch)
+            inputs, labels = self._forward.split(batch)
             outputs = self._outputs(inputs, size)
+            if labels is not None:
+                outputs["y"] = _labels(labels, size)
+            self._expect_layout(outputs)
             if not done:
-                self._expect_room(outputs, of_label=0 if label is None else 8)
-                kept = {
-                    name: torch.empty(
-                        (rows, *found.shape[1:]), dtype=self._forward.dtype or found.dtype
-                    )
-                    for name, found in outputs.items()
-                }
-            for name, column in kept.items():
-                column[done : done + size] = outputs[name]
-                _expect_finite(column[done : done + size], outputs[name])
-            labels.append(label)
+                tensors = [found for found in outputs.values() if isinstance(found, Tensor)]
+                of_a_row = sum(found[0].numel() * found.itemsize for found in tensors)
+                expect_room(self._folder, self._left * of_a_row)
+                kept = {name: _column(found, rows) for name, found in outputs.items()}
+            for name, found in outputs.items():
+                kept[name][done : done + size] = found
             done += size
             self._left -= size
             self._made(size)
-        return kept if labels[0] is None else {**kept, "y": _labels(labels, rows)}
+        return kept
 
-    def _outputs(self, inputs: Any, size: int) -> Mapping[str, Tensor]:
-        """Run the model on a batch. Raises TypeError unless each output column is a tensor with one row per sample."""
+    def _outputs(self, inputs: Any, size: int) -> dict[str, Any]:
+        """Run the model on a batch. Raise TypeError unless each output column is a tensor with one row per sample."""
         inputs = map_tensors(inputs, lambda part: part.to(self._device, non_blocking=True))
         with torch.inference_mode():
             returned = self._forward.model(inputs)
@@ -143,63 +141,54 @@ class Run:
                     f"the model returned {shown(returned)}{also} for a batch of {size} samples, {shown(inputs)}: "
                     "expected a tensor with one row per sample"
                 )
-        self._expect_layout({name: self._row(found) for name, found in outputs.items()})
-        return outputs
+        return {name: _cast(found, self._forward.dtype) for name, found in outputs.items()}
 
-    def _row(self, outputs: Tensor) -> str:
-        kind = shown(outputs).partition("[")[0] if self._forward.dtype is None else ""
-        return f"{kind}{list(outputs.shape[1:])}"
-
-    def _expect_layout(self, found: dict[str, str]) -> None:
+    def _expect_layout(self, outputs: Mapping[str, Any]) -> None:
         """Raise TypeError if the rows differ in columns, shape or dtype from those of earlier batches."""
-        before, self._layout = self._layout or found, found
-        if before.keys() != found.keys():
+        rows = {
+            name: shown(found[0]) if isinstance(found, Tensor) else "text"
+            for name, found in outputs.items()
+        }
+        layout = ", ".join(f"{name} {row}" for name, row in rows.items())
+        self._layout = self._layout or layout
+        if layout != self._layout:
             raise TypeError(
-                f"the model returned the columns {list(found)}, but {list(before)} for an earlier batch. All rows "
-                "must have the same columns"
+                f"the model returned rows of {layout}, but {self._layout} for an earlier batch. All rows must have the "
+                "same columns, shapes and dtypes"
             )
-        for name, row in found.items():
-            if row != before[name]:
-                of_column = "" if len(found) == 1 else f" as {name!r}"
-                raise TypeError(
-                    f"the model returned rows of {row}{of_column}, but {before[name]} for an earlier batch. All rows "
-                    f"must have the same shape{' and dtype' * (self._forward.dtype is None)}"
-                )
-
-    def _expect_room(self, outputs: Mapping[str, Tensor], *, of_label: int) -> None:
-        """Raise StoreFullError if the remaining rows will not fit."""
-        of_a_row = of_label
-        for found in outputs.values():
-            of_a_row += found[0].numel() * (self._forward.dtype or found.dtype).itemsize
-        expect_room(self._folder, self._left * of_a_row)
 
 
-def _expect_finite(kept: Tensor, outputs: Tensor) -> None:
-    """Raise ValueError if a value became infinite only because its dtype is too small."""
-    if kept.dtype != torch.float16 or outputs.dtype == torch.float16:
-        return
-    if not kept.isfinite().all() and outputs.isfinite().all():
+def _column(found: Any, rows: int) -> Any:
+    """Return an empty column of `rows` rows, for rows such as these."""
+    return (
+        found.new_empty((rows, *found.shape[1:]), device="cpu") if isinstance(found, Tensor) else []
+    )
+
+
+def _cast(outputs: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the outputs in a dtype. Raise ValueError if a value becomes infinite because that is too small."""
+    cast = outputs if dtype is None else outputs.to(dtype)
+    is_smaller = dtype == torch.float16 != outputs.dtype
+    if is_smaller and not cast.isfinite().all() and outputs.isfinite().all():
         raise ValueError(
             f"a feature of {float(outputs.abs().max()):,.0f} does not fit into float16, whose largest number is "
             "65,504. Use torch.bfloat16 or torch.float32"
         )
+    return cast
 
 
-def _labels(labels: Sequence[Any], rows: int) -> Any:
-    """Return the column of labels: whole numbers as int64, others as they are."""
-    if not all(isinstance(found, Tensor) for found in labels):
-        texts = [text for found in labels for text in found]
-        if len(texts) != rows or not all(isinstance(text, str) for text in texts):
-            raise TypeError(
-                f"expected a number, a tensor or a text as label, got {shown(labels[0])} for a batch"
-            )
-        return texts
-    whole = torch.cat(list(labels)).cpu()
-    if len(whole) != rows:
-        raise TypeError(f"expected {rows} labels, one per sample, got {len(whole)}")
-    return (
-        whole if whole.is_floating_point() or whole.dtype == torch.bool else whole.to(torch.int64)
-    )
+def _labels(labels: Any, size: int) -> Any:
+    """Return the labels of a batch: whole numbers as int64, others as they are."""
+    if isinstance(labels, Tensor):
+        plain = labels.is_floating_point() or labels.dtype == torch.bool
+        labels = labels if plain else labels.to(torch.int64)
+    elif not isinstance(labels, tuple | list) or not all(isinstance(text, str) for text in labels):
+        raise TypeError(
+            f"expected a number, a tensor or a text as label, got {shown(labels)} for a batch"
+        )
+    if len(labels) != size:
+        raise TypeError(f"expected {size} labels, one per sample of a batch, got {len(labels)}")
+    return labels
 
 
 def shown(value: Any) -> str:

@@ -7,141 +7,184 @@ import math
 import os
 import secrets
 import sys
+import time
 import warnings
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, Subset
 from tqdm import tqdm
 
+from fastload._kit.disk import write_file
 from fastload._kit.evaluating import evaluating
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import read_index
+from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
+from fastload.distributed import Rank
 from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
-from fastload.store.feature_key import random_transforms
+from fastload.store.dataset import SetDataset
+from fastload.store.model_key import key_of, name_of, random_transforms
 from fastload.store.model_run import Forward, Run, batches_of
 from fastload.store.preparation import Preparation, preparation
-from fastload.store.ranks import Ranks
-from fastload.store.root import locate, this_node
+from fastload.store.ranks import Ranks, meet
+from fastload.store.root import in_memory, locate, this_node
 
 ROWS_OF_PART = 512
+MOST_PARTS = {"features": 64, "predictions": 1024}
+"""The greatest default numbers of parts."""
 BATCH_SIZE = 64
 _ORDER = "rows have the order of the dataset. Shuffle them when you read them"
 _REFUSED = {
-    "shuffle": _ORDER,
-    "sampler": _ORDER,
-    "batch_sampler": _ORDER,
+    **dict.fromkeys(("shuffle", "sampler", "batch_sampler", "in_order"), _ORDER),
     "generator": "pass seed=",
     "drop_last": "every sample gets a row",
-    "in_order": _ORDER,
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ModelSet:
     """A set of what a model returns for each sample of a dataset.
 
     Attributes:
         kind: "features" or "predictions", the name of the function that makes it.
-        dataset, forward: the dataset, and the model that runs over it.
-        key: a hash of each thing that the set depends on, by name.
-        ranges: the rows of each part.
-        options: arguments of the loader.
+        forward: the model, its input and its columns.
+        more: what else its key has, by name.
+
+    The others are arguments of that function.
     """
 
     kind: str
+    name: str | os.PathLike[str]
     dataset: Any
     forward: Forward
-    key: Mapping[str, str]
-    ranges: list[range]
-    options: Mapping[str, Any]
+    more: Mapping[str, Any]
+    loader: Mapping[str, Any] | None
+    device: torch.device | str | None
+    parts: int | None
+    version: str
+    root: str | os.PathLike[str] | None
+    made: Mapping[str, Any] | None
+    replace: bool
+    progress: bool
 
-    def make(
-        self,
-        name: str | os.PathLike[str],
-        ranks: Ranks,
-        *,
-        device: torch.device | str | None,
-        root: str | os.PathLike[str] | None,
-        made: Mapping[str, Any] | None,
-        replace: bool,
-        progress: bool,
-    ) -> str:
-        """Make the set unless it exists, and return its path. All ranks call this."""
-        ranks.expect_same(self.key)
-        place = ranks.each(lambda: os.path.join(*locate(name, root)))
-        with ExitStack() as stack:
+    def opened(self, rank: Rank | None, opening: Callable[[str], SetDataset]) -> SetDataset:
+        """Make the set unless it exists, and return what `opening` returns for its path. All ranks call this."""
+        with meet(rank) as ranks, ExitStack() as stack:
+            options, ranges, key, place = ranks.each(lambda: self._plan(ranks.cores()))
+            ranks.expect_same(key)
 
-            def opened() -> Preparation | None:
-                if self._is_there(place, replace=replace):
+            def prepared() -> Preparation | None:
+                if self._is_there(place, key):
                     return None
-                prepared = preparation(
-                    fingerprint(self.key),
-                    self.ranges,
-                    place,
-                    classes=_classes(self.dataset),
-                    made=self._about(made),
-                    replace=replace,
-                    progress=progress,
-                )
-                return stack.enter_context(prepared)
+                found = stack.enter_context(self._preparation(place, ranges, key))
+                if reused := len(ranges) - len(found.missing):
+                    date = os.stat(found.work.folder).st_mtime_ns
+                    self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
+                return found
 
-            if (found := ranks.first(opened)) is None:
-                return place
-            if ranks.rank.rank == 0 and (random := random_transforms(self.dataset)):
-                warnings.warn(
-                    f"fastload: {self.kind} are made once, so the random transforms {', '.join(random)} give the same "
-                    "values in every epoch. Remove them from the dataset, or make several sets with different seeds, "
-                    'loader={"seed": ...}',
-                    stacklevel=3,
-                )
-            job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
-            ranks.each(lambda: self._make_share(found, ranks, job, device, progress=progress))
-            ranks.first(lambda: found.seal().rows)
-        return place
+            if (found := ranks.first(prepared)) is not None:
+                if ranks.rank.rank == 0:
+                    self._warn_of_random_transforms()
+                job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
+                ranks.each(lambda: self._make_share(found, ranks, job, options))
+                ranks.first(lambda: found.seal().rows)
+            return ranks.each(lambda: opening(place))
 
-    def _is_there(self, place: str, *, replace: bool) -> bool:
+    def _plan(self, cores: int) -> tuple[dict[str, Any], list[range], dict[str, str], str]:
+        """Return the loader's arguments, the rows of each part, the key, and the path."""
+        options = loader_options(self.loader, self.dataset, self.kind, cores)
+        ranges = part_ranges(len(self.dataset), self.parts, most=MOST_PARTS[self.kind])
+        loader = {"seed": options["seed"], "collate_fn": options.get("collate_fn") or ""}
+        more = {**(self.made or {}), **self.more, **loader}
+        key = key_of(self.dataset, self.forward.model, self.version, more)
+        return options, ranges, key, os.path.join(*locate(self.name, self.root))
+
+    def _is_there(self, place: str, key: dict[str, str]) -> bool:
         """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there."""
         try:
-            there = read_index(place).made.get(self.kind)
+            index = read_index(place)
         except FileNotFoundError:
             return False
-        if there == self.key:
-            return True
-        if replace:
-            return False
-        reason = f"which {self.kind}() did not make"
+        there, reason = index.made.get(self.kind), f"which {self.kind}() did not make"
+        if is_old := isinstance(there, dict) and "version" not in there:
+            # An earlier fastload recorded hashes of samples and code. Who names a version vouches for both.
+            made = {part: str(index.made[part]) for part in self.made or () if part in index.made}
+            known = {part: there[part] for part in ("weights", "dtype") if part in there}
+            rows = {"rows": str(index.rows), "version": self.version or None}
+            there = {**key, **made, **known, **rows}
         if isinstance(there, dict):
-            differing = [part for part in self.key if there.get(part) != self.key[part]]
+            differing = [part for part in key if there.get(part) != key[part]]
+            if not differing:
+                self._reuse(place, replace(index, made={**index.made, self.kind: key}), new=is_old)
+                return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
+            if is_old and differing == ["version"]:
+                reason = (
+                    f"of {self.kind} that an earlier fastload made. Its record of samples and code cannot be checked "
+                    "any more. If the set is still right, name a version, to reuse it under that version"
+                )
+            elif "version" in differing:
+                reason += f": it has version {there.get('version')!r}, not {self.version!r}"
+        if self.replace:
+            return False
         raise FileExistsError(
             errno.EEXIST,
             f"a set of this name exists, {reason}. Choose another name, or pass replace=True to make it again",
             place,
         )
 
-    def _about(self, made: Mapping[str, Any] | None) -> dict[str, Any]:
-        return {
-            **(made or {}),
-            self.kind: dict(self.key),
-            "model": type(self.forward.model).__qualname__,
-            "dataset": _described(self.dataset),
-        }
+    def _reuse(self, place: str, index: Index, *, new: bool) -> None:
+        """Say that the set is reused. With `new`, write its index, which has the version now, with the old date."""
+        name = os.path.join(place, INDEX)
+        date = os.stat(name).st_mtime_ns
+        if new:
+            write_file(name, dump_index(index), durable=not in_memory(place))
+            os.utime(name, ns=(date, date))
+        self._say_reused(place, self.kind, date)
+
+    def _say_reused(self, place: str, what: str, date: int) -> None:
+        version = f"version {self.version!r}"
+        if not self.version:
+            version = (
+                "no version. Name one, and change it whenever samples, transforms or code change"
+            )
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(date / 1e9))
+        tqdm.write(f"{place}: reuses {what} of {when}, {version}", file=sys.stderr)
+
+    def _preparation(
+        self, place: str, ranges: list[range], key: dict[str, str]
+    ) -> AbstractContextManager[Preparation]:
+        return preparation(
+            fingerprint(key),
+            ranges,
+            place,
+            classes=_classes(self.dataset),
+            made={
+                **(self.made or {}),
+                self.kind: key,
+                "model": name_of(self.forward.model),
+                "dataset": _described(self.dataset),
+            },
+            replace=self.replace,
+            progress=self.progress,
+        )
+
+    def _warn_of_random_transforms(self) -> None:
+        if random := random_transforms(self.dataset):
+            warnings.warn(
+                f"fastload: {self.kind} are made once, so the random transforms {', '.join(random)} give the same "
+                "values in every epoch. Remove them from the dataset, or make several sets with different seeds, "
+                'loader={"seed": ...}',
+                stacklevel=4,
+            )
 
     def _make_share(
-        self,
-        found: Preparation,
-        ranks: Ranks,
-        job: str,
-        device: torch.device | str | None,
-        *,
-        progress: bool,
+        self, found: Preparation, ranks: Ranks, job: str, options: Mapping[str, Any]
     ) -> None:
-        """Make the parts of this rank. `job` names the leases of all ranks."""
+        """Make the parts of this rank. `job` names the counter of all ranks."""
         work, missing = found.work, [*found.missing.items()]
         if not os.path.isdir(work.folder):
             raise PrepareError(
@@ -151,26 +194,24 @@ class ModelSet:
         left = sum(len(rows) for _, rows in missing)
         total = len(self.dataset)
         with (
-            evaluating(self.forward.model, device) as on,
+            evaluating(self.forward.model, self.device) as on,
             tqdm(
                 desc=f"{self.kind.capitalize()} {found.name}{ranks}",
                 total=math.ceil(total / ranks.rank.world_size),
                 initial=(total - left) // ranks.rank.world_size,
                 unit="row",
                 file=sys.stderr,
-                disable=None if progress and ranks.rank.rank == 0 else True,
+                disable=None if self.progress and ranks.rank.rank == 0 else True,
             ) as bar,
-            ranks.leased(missing, job) as shares,
-            closing(batches_of(self.dataset, shares, self.options)) as parts,
+            closing(batches_of(self.dataset, ranks.shares(missing, job), options)) as parts,
         ):
             run = Run(self.forward, device=on, rows=left, folder=work.folder, made=bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
-                shares.made()
 
 
 def loader_options(
-    given: Mapping[str, Any] | None, dataset: Any, kind: str, ranks: Ranks
+    given: Mapping[str, Any] | None, dataset: Any, kind: str, cores: int
 ) -> dict[str, Any]:
     """Return the arguments of the loader. Raise TypeError or ValueError for those that cannot be given."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -185,7 +226,7 @@ def loader_options(
         raise ValueError(
             'loader: on_error="skip" would leave rows out. Give a function that returns another sample'
         )
-    options = {"batch_size": BATCH_SIZE, "num_workers": ranks.cores(), "seed": 0, **given}
+    options = {"batch_size": BATCH_SIZE, "num_workers": cores, "seed": 0, **given}
     size = options["batch_size"]
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"loader: batch_size must be an integer of at least 1, got {size!r}")

@@ -137,6 +137,12 @@ def preparation(
                 work.take(old.path, old.index.shards)
             there = work.notes()
             missing = {found: source for found, source in given if found not in there}
+            if there and old is None and len(missing) == len(given):
+                tqdm.write(
+                    f"{path}: makes all {len(given)} parts of {name}. The {len(there)} parts of a stopped run are not "
+                    "reused. It had another version or other arguments, or was of an earlier fastload",
+                    file=sys.stderr,
+                )
         about = {**(made or {}), "fingerprint": whole}
         yield Preparation(name, work, given, missing, path, tuple(classes), about, old, is_there)
 
@@ -179,6 +185,8 @@ class _OldSet:
             reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
         elif new:
             reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, have changed"
+            if len(new) == len(given):
+                reason += ", or an earlier fastload made it"
         return FileExistsError(
             17,
             f"a set of this name exists, {reason}. Pass replace=True, or choose another name",

@@ -60,16 +60,17 @@ def prepare(
             `client.get_executor()`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All its workers
             must see `out`. None: processes of this call.
         workers: number of processes. None: one per core. 0: the calling thread makes the parts.
-        version: change it if code that `function` calls in other modules has changed; see `fingerprint`.
+        version: your name for the code that `function` calls. Change it when that code changes.
         on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
             `rejected.txt` of the set.
         replace: replace a set of this name that was made from other sources, or by another function, as soon as the new
             one is complete. Parts that both have are not made again.
         root, checksums, classes, made, progress: see `put`.
 
-    A part is made again only if its source or `function` has changed. A file counts as changed if its size or its
-    modification time has changed. So, after a killed preparation, the next call makes only the missing parts. If
-    several processes prepare the same name at the same time, one works, and the others wait for the set.
+    A part is made again only if its source, `version`, or the own code of `function` has changed. What `function` calls
+    is not looked at. A file counts as changed if its size or its modification time has changed. So, after a killed
+    preparation, the next call makes only the missing parts. If several processes prepare the same name at the same
+    time, one works, and the others wait for the set.
 
     Raise PrepareError with the source that failed, and FileExistsError if another set has this name. Raise
     StoreFullError if there is no room, and ValueError if there are no sources or no rows. Raise RankError if MPI, which

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -13,8 +12,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from fastload import distributed
 from fastload._kit.cores import usable_cores
 from fastload.distributed import Control, Rank, detect_rank
-from fastload.elastic import Leases
-from fastload.elastic.epoch import Epoch, Lease
+from fastload.elastic.stores import find_store
 from fastload.errors import PrepareError, RankError
 
 T = TypeVar("T")
@@ -28,7 +26,7 @@ class Ranks:
 
     Args:
         control: collective calls, by which the ranks agree.
-        store: store in which they lease parts. None: that of the process group.
+        store: store in which they count the parts that are taken. None: that of the process group.
     """
 
     def __init__(self, control: Control, store: Store | None = None) -> None:
@@ -39,23 +37,21 @@ class Ranks:
     def __str__(self) -> str:
         return "" if self.rank.world_size == 1 else f", {self.rank}"
 
-    @contextmanager
-    def leased(self, parts: Sequence[T], name: str) -> Iterator[Shares[T]]:
+    def shares(self, parts: Sequence[T], name: str) -> Iterator[T]:
         """Yield those of the missing parts that this rank makes: a slow rank gets fewer.
+
+        Each is taken when it is asked for, and no other rank gets it. If this rank ends, all ranks raise.
 
         Args:
             parts: those that are missing.
-            name: name of the leases, the same on all ranks, and used by no other leases in the store.
+            name: name of a counter, the same on all ranks, and not used before in the store.
         """
         if self.rank.world_size == 1:
-            yield Shares(parts, None)
+            yield from parts
             return
-        with Leases(len(parts), shard=1, store=self._store, name=name) as leases:
-            shares = Shares(parts, leases.begin(0, may_be_over=True))  # a late rank has no share
-            try:
-                yield shares
-            finally:
-                shares.abandon()
+        counter = self._store or find_store()
+        while (number := counter.add(f"fastload/{name}", 1) - 1) < len(parts):
+            yield parts[number]
 
     def cores(self) -> int:
         """Return how many threads this rank can keep busy."""
@@ -128,33 +124,6 @@ def _outcome(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return function(), None
     except Exception as error:
         return None, error
-
-
-class Shares(Iterable[T]):
-    """The parts that a rank makes. It leases each when its loader begins to read it; no other rank gets that part."""
-
-    def __init__(self, parts: Sequence[T], epoch: Epoch | None) -> None:
-        self._parts = parts
-        self._epoch = epoch
-        self._begun: deque[Lease] = deque()
-
-    def __iter__(self) -> Iterator[T]:
-        if self._epoch is None:
-            yield from self._parts
-            return
-        while (lease := self._epoch.lease()) is not None:
-            self._begun.append(lease)
-            yield self._parts[lease.shard]
-
-    def made(self) -> None:
-        """Acknowledge the oldest part that was begun, once it is written."""
-        if self._epoch is not None:
-            self._epoch.trained(self._begun.popleft())
-
-    def abandon(self) -> None:
-        """Acknowledge unfinished parts, so that no other rank retries them."""
-        while self._begun:
-            self.made()
 
 
 def _reason(error: Exception | None) -> str | None:

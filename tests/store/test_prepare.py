@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import importlib
 import multiprocessing
@@ -294,125 +293,37 @@ def test_what_is_left_of_a_preparation_is_collected_unless_it_runs(tmp_path: Pat
     assert rows_in(tmp_path / "running") == list(range(20 * ROWS))
 
 
-SIZE = 3
-
-
-def helper() -> int:
-    return SIZE
-
-
-def uses_helper() -> int:
-    return helper()
-
-
-def test_a_fingerprint_follows_what_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = fingerprint(uses_helper)
-    assert fingerprint(uses_helper) == first
-    monkeypatch.setattr(sys.modules[__name__], "SIZE", 4)
-    second = fingerprint(uses_helper)
-    monkeypatch.setattr(sys.modules[__name__], "helper", lambda: SIZE + 1)
-    assert len({first, second, fingerprint(uses_helper)}) == 3
-    scaled = [functools.partial(ones, {"a": count}) for count in (1, 2, 1)]
-    assert fingerprint(scaled[0]) == fingerprint(scaled[2]) != fingerprint(scaled[1])
-    arrays = [np.zeros(3), np.zeros(3), np.ones(3), np.zeros(3, np.int32)]
-    assert len({fingerprint(array) for array in arrays}) == 3
-
-
-class Base:
-    def base(self) -> int:
-        return 1
-
-
-class Kind(Base):
-    SIZE = 3
-
-    def __call__(self, number: int) -> int:
-        return self.sibling() + self.fixed() + self.shown
-
-    def sibling(self) -> int:
-        return self.SIZE
-
-    @staticmethod
-    def fixed() -> int:
-        return 1
-
-    @property
-    def shown(self) -> int:
-        return 2
-
-
-class Colour(enum.Enum):
-    RED = 1
-
-
-@functools.lru_cache
-def remembered() -> int:
-    return 3
-
-
 class Chain:
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)
 
 
-KIND = Kind()
-CHAIN = Chain(uses_helper)
+def scaled(by: int) -> Any:
+    return lambda number: number * by
 
 
-def uses_class() -> Any:
-    return Kind.SIZE
-
-
-def uses_object() -> Any:
-    return KIND.base()
-
-
-def uses_colour() -> Any:
-    return Colour.RED
-
-
-def uses_remembered() -> Any:
-    return remembered()
-
-
-def uses_chain() -> Any:
-    return CHAIN
-
-
-@pytest.mark.parametrize(
-    ("function", "owner", "name", "value"),
-    [
-        (uses_class, Kind, "SIZE", 4),
-        (uses_class, Kind, "fixed", staticmethod(lambda: 2)),
-        (uses_object, Kind, "sibling", lambda self: 5),
-        (uses_object, Kind, "shown", property(lambda self: 5)),
-        (uses_object, Base, "base", lambda self: 5),
-        (KIND, Kind, "SIZE", 4),
-        (KIND.sibling, Kind, "fixed", staticmethod(lambda: 2)),
-        (uses_colour, Colour.RED, "_value_", 7),
-        (uses_remembered, remembered, "__wrapped__", lambda: 4),
-        (uses_chain, CHAIN, "steps", [lambda: 5]),
-        (uses_chain, sys.modules[__name__], "SIZE", 9),
-        (uses_helper, uses_helper, "attribute", 1),
-        (functools.partial(uses_helper), sys.modules[__name__], "SIZE", 9),
-    ],
-    ids=[f"{number}" for number in range(13)],
-)
-def test_a_fingerprint_sees_what_a_function_reaches(
-    function: Any, owner: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = fingerprint(function)
-    assert fingerprint(function) == before
-    monkeypatch.setattr(owner, name, value, raising=False)
-    assert fingerprint(function) != before
-
-
-def test_a_fingerprint_tells_texts_from_numbers_and_one_thing_met_again_from_another() -> None:
+def test_a_fingerprint_is_of_a_functions_own_code_and_arguments_and_of_content() -> None:
     """Parts of the sources 1 and "1" would be one, and so would those of two orders of the same steps."""
-    assert fingerprint("1") != fingerprint(1)
+    ones = lambda: 1  # noqa: E731
+    twos = lambda: 2  # noqa: E731
+    tensors = torch.zeros(3), torch.ones(3), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int32)
+    different = [
+        *(
+            scaled(2),
+            scaled(3),
+            functools.partial(rows_of, 1),
+            functools.partial(rows_of, 2),
+            rows_of,
+        ),
+        *(ones, twos, Chain(ones, twos, ones), Chain(ones, twos, twos), Chain, Chain(1).__init__),
+        *("1", 1, [1], (1,), {1: 1}, {1}, None, b"1", range(1), Path("1.txt"), *tensors),
+        *(tensor.numpy() for tensor in tensors),
+    ]
+    found = [fingerprint(value) for value in different]
+    assert len({*found}) == len(found)
+    assert [fingerprint(value) for value in different] == found
+    assert fingerprint(scaled(2)) == fingerprint(scaled(2))
     assert fingerprint("1", paths=True) != fingerprint(1, paths=True)
-    chains = [Chain(*order) for order in ([ones, helper, ones], [ones, helper, helper])]
-    assert fingerprint(chains[0]) != fingerprint(chains[1])
 
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
