@@ -218,11 +218,11 @@ class DataLoader(TorchDataLoader[T]):
             warn_of_pinning(what.settings, stacklevel=4)
             readers = readers_of(what, self._who(what))
             iterator = LoaderIterator(readers, self._epochs)
+            self._iterators[id(iterator)] = iterator
             with self._epochs.restoring():
                 iterator.begin(what.settings)
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
-                self._iterators[id(iterator)] = iterator
             return iterator
         if self.worker_method != "torch":
             warnings.warn(

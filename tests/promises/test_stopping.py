@@ -38,6 +38,7 @@ from torch.utils.data import Sampler
 import fastload
 from fastload import DataLoader
 from fastload.engine.iterator import LoaderIterator
+from fastload.engine.team import Team
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.random import numpy_random, python_random
 from fastload.random.streams import current_stream
@@ -560,6 +561,23 @@ def test_ctrl_c_in_the_last_lines_of_iter_does_not_use_up_a_loaded_state(workers
             iter(loader)
         loader._teams = teams
         assert [batch.tolist() for batch in loader] == whole[1:]
+
+
+def test_ctrl_c_once_processes_have_started_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is kept, and with it the iterator."""
+
+    def strike(self: LoaderIterator, **_: Any) -> None:
+        teams.append(self.team)
+        raise KeyboardInterrupt
+
+    teams: list[Team] = []
+    monkeypatch.setattr(LoaderIterator, "_issue", strike)
+    loader = DataLoader(Reads(16), 4, num_workers=2, worker_method="process")
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    for thread in teams[0].threads:
+        thread.join(10)
+    assert all(child.dead for child in teams[0].children)
 
 
 def test_ctrl_c_at_any_point_of_random_stream_leaves_the_global_functions() -> None:
