@@ -22,7 +22,7 @@ The way of an index, room by room, from what a user holds to the batch:
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; remote: the batches that it
                   was sent; child: what it runs; work: what its readers share; reader: one of them; beside: what it
-                  hears while they read; jobs: what both say, over a wire; answers: what comes of it; packing,
+                  hears while they read; jobs: what both say, over a wire; outcome: what comes of it; packing,
                   packed_errors: batches and errors as bytes; segments: the memory of batches, lent again; pausing:
                   stops threads for a fork; observed: what a process measures
     reading/      how a worker reads a batch

@@ -30,9 +30,9 @@ from fastload.order.partition import divided_once, partition, refuse_two_partiti
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import (
     check_draws,
+    rank_sampler,
     restore_generators,
     restore_own_state,
-    single_sampler,
 )
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.reading.fetch import Fetcher
@@ -182,7 +182,7 @@ class DataLoader(TorchDataLoader[T]):
         Settings.of(self).check()
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
-        if isinstance(single := single_sampler(self._index_sampler), RankSampler):
+        if (single := rank_sampler(self._index_sampler)) is not None:
             size = getattr(self._index_sampler, "batch_size", None)
             single.check_loader(size, dataset)
         self._epochs = Epochs(samplers, dataset)

@@ -73,7 +73,7 @@ LISTED = {
         telemetry/__init__ telemetry/prediction telemetry/recorder telemetry/snapshot telemetry/stages telemetry/stats
     """,
     "process workers": """
-        engine/crew processes/__init__ processes/answers processes/beside processes/child processes/deaths
+        engine/crew processes/__init__ processes/outcome processes/beside processes/child processes/deaths
         processes/jobs processes/observed processes/open_files processes/packed_errors processes/packing
         processes/parent processes/pausing processes/preload processes/reader processes/remote processes/segments
         processes/starting processes/wire processes/work

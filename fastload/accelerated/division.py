@@ -11,14 +11,13 @@ from accelerate.state import DistributedType
 from accelerate.utils import broadcast_object_list, synchronize_rng_states
 from torch.utils.data import (
     BatchSampler,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
 )
 
 from fastload.accelerated.stream import Part
-from fastload.order.partition import partition
+from fastload.order.partition import ranks_of
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, single_sampler
 from fastload.order.state import known_length
@@ -38,7 +37,7 @@ def check(loader: Any, index_sampler: Any, accelerator: Accelerator, *, resumes:
         problem = (
             f"{accelerator.distributed_type} wraps torch's own loaders. Prepare torch's DataLoader"
         )
-    elif isinstance(sampler, RankSampler | DistributedSampler) and partition(sampler, None)[1] > 1:
+    elif ranks_of(sampler) > 1:
         problem = (
             f"{type(sampler).__name__} gives only the samples of its rank, and Accelerate would divide them again. "
             "Give the loader shuffle=True and a seed, or leave it out of prepare()"

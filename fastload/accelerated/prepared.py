@@ -17,8 +17,7 @@ from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
 from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
-from fastload.order.sampler import RankSampler
-from fastload.order.sampler_state import own_state, random_states, single_sampler
+from fastload.order.sampler_state import own_state, random_states, rank_sampler
 from fastload.order.state import IterableState, SampledState, batches_of, known_length
 from fastload.settings import Settings
 
@@ -104,8 +103,8 @@ class Prepared(Generic[T]):
             self._agreed = self.seed = state["seed"]
             if isinstance(self.dataset, Part):
                 self.dataset.seed = state["seed"]
-            sampler, seed = single_sampler(Settings.of(self).sampler), state.get("sampler_seed")
-            if isinstance(sampler, RankSampler) and isinstance(seed, int):
+            sampler, seed = rank_sampler(Settings.of(self).sampler), state.get("sampler_seed")
+            if sampler is not None and isinstance(seed, int):
                 sampler.seed = seed
         super().load_state_dict(state)  # type: ignore[misc]
         self._state_before = None

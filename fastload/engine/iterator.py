@@ -21,8 +21,7 @@ from fastload.memory.batch import Batch
 from fastload.order.batches import has_pure_order
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
-from fastload.order.sampler import RankSampler
-from fastload.order.sampler_state import single_sampler
+from fastload.order.sampler_state import rank_sampler
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, span, waiting_span
 
@@ -242,8 +241,8 @@ class LoaderIterator(Iterator[Any]):
         Lightning calls them in this order.
         """
         self._begun = True
-        sampler = single_sampler(self._settings.sampler)
-        if self._epochs.is_set or self._epochs.resume or not isinstance(sampler, RankSampler):
+        sampler = rank_sampler(self._settings.sampler)
+        if self._epochs.is_set or self._epochs.resume or sampler is None:
             return  # `set_epoch` and `load_state_dict` of the loader are for the next `iter()`
         if sampler.is_set and sampler.epoch == self._order.epoch:
             sampler.begin_epoch()  # the epoch that has begun

@@ -29,7 +29,7 @@ from fastload.order.drawing import MIXED, Drawing
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
-from fastload.order.sampler_state import RandomStates, generators, single_sampler
+from fastload.order.sampler_state import RandomStates, generators, rank_sampler, single_sampler
 from fastload.order.state import SampledState, as_int, known_length
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
@@ -261,10 +261,14 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
     size = as_int(getattr(sampler, "batch_size", None))
     batch = 1 if sampler is single and not settings.batched else size
     _, world_size = partition(sampler, settings.dataset)
-    ours = isinstance(single, RankSampler)
-    varies = ours and single.sources_vary
-    by_rank = isinstance(single, RankSampler | DistributedSampler)
-    length = None if by_rank else known_length(single)
+    ours = rank_sampler(sampler)
+    varies = ours is not None and ours.sources_vary
+    if ours is not None:
+        own = ours.arguments()
+    elif isinstance(single, DistributedSampler):
+        own = {"sampler_seed": as_int(single.seed), "shuffle": bool(single.shuffle)}
+    else:
+        own = {"sampler_length": known_length(single)}
     return SampledState(
         seed=settings.seed,
         world_size=world_size,
@@ -274,15 +278,10 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         sampler_epoch=sampler_epoch,
         samples=None if varies else known_length(settings.dataset),
         sampler=type(single if _batches_plainly(sampler) else sampler).__name__,
-        sampler_length=single.length if ours and not single.planned else length,
         generators=len(generators(sampler)),
-        sampler_seed=as_int(single.seed) if by_rank else None,
-        shuffle=bool(single.shuffle) if by_rank else None,
-        ends=single.ends if ours else None,
-        window=single.window if ours else None,
-        run=single.run if ours else None,
         set_id=None if varies else set_id_of(settings.dataset),
         ahead=[],
+        **own,
     )
 
 
@@ -297,7 +296,7 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
     step = world_size * (1 if sampler is single else sampler.batch_size)
     if _is_planned(single):
         return batches * step  # its epochs have whole global batches only
-    length = single.length if isinstance(single, RankSampler) else len(single) * world_size
+    length = len(single) * world_size if type(single) is SequentialSampler else single.length
     return int(min(batches * step, length))
 
 
@@ -319,8 +318,8 @@ def in_world(sampler: Any, state: SampledState, world_size: int) -> SampledState
 
 def plan_state(sampler: Any, epoch: int, position: int) -> Any:
     """Return what a planned order must have in a state after a global position, or None."""
-    single = single_sampler(sampler)
-    return single.plan_state(epoch, position) if isinstance(single, RankSampler) else None
+    ours = rank_sampler(sampler)
+    return None if ours is None else ours.plan_state(epoch, position)
 
 
 def _is_plain(sampler: Any, *kinds: type) -> bool:
@@ -360,8 +359,8 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
     """Return an epoch's indices after the first `samples`, if the sampler draws nothing."""
     single = single_sampler(sampler)
     rest: Iterator[int]
-    if isinstance(single, RankSampler):
-        rest = single.ordered(epoch, samples)
+    if (ours := rank_sampler(sampler)) is not None:
+        rest = ours.ordered(epoch, samples)
     elif type(single) is SequentialSampler:
         rest = iter(range(samples, len(single)))
     elif not samples:

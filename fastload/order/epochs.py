@@ -34,7 +34,9 @@ class Epochs:
     def __init__(self, samplers: list[Any], dataset: Any = None) -> None:
         tells = isinstance(dataset, IterableDataset) and hasattr(dataset, "set_epoch")
         self._stream = dataset if tells else None
-        self._samplers = [dataset] if tells else samplers
+        # Those that count epochs themselves, and the others.
+        self._ours = [s for s in samplers if isinstance(s, RankSampler)]
+        self._others = [dataset] if tells else [s for s in samplers if s not in self._ours]
         self._next = 0
         self.number = -1
         """The epoch of the latest `iter()`."""
@@ -59,7 +61,7 @@ class Epochs:
         """Set the epoch of the next `iter()`, also in the samplers."""
         self._next = epoch_number(number)
         self.is_set = True
-        for sampler in self._samplers:
+        for sampler in (*self._others, *self._ours):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self._next)
         self._sampler_epoch = self._own_of_sampler()
@@ -80,8 +82,7 @@ class Epochs:
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """If the block raises, go back to the epoch, and the loaded state, of before."""
-        ours = [s for s in self._samplers if isinstance(s, RankSampler)]
-        before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
+        before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in self._ours]
         try:
             yield
         except BaseException:
@@ -93,9 +94,8 @@ class Epochs:
     def _begin(self) -> None:
         """Advance to the next epoch. Drop a loaded state of another epoch."""
         self.number = self.coming()
-        for sampler in self._samplers:
-            if isinstance(sampler, RankSampler):
-                sampler.begin_epoch()
+        for sampler in self._ours:
+            sampler.begin_epoch()
         self._sampler_epoch = self._own_of_sampler()
         self._next = self.number + 1
         self.is_set = False
@@ -197,15 +197,14 @@ class Epochs:
     def load(self, state: State) -> None:
         """Let the next `iter()` resume after `state`."""
         self._next = state.epoch + state.ended
-        for sampler in self._samplers:
-            if isinstance(sampler, RankSampler):
-                if isinstance(state, SampledState):
-                    sampler.load_plan(state.sampler_state, state.epoch, ended=state.ended)
-                sampler.set_epoch(self._next)
-            elif hasattr(sampler, "set_epoch"):
-                own = state.sampler_epoch
-                if own is not None or sampler is not self._stream:
-                    sampler.set_epoch(state.epoch if own is None else own)
+        own = state.sampler_epoch
+        for sampler in self._others:  # first: a batch sampler of the user's may pass its epoch on
+            if hasattr(sampler, "set_epoch") and (own is not None or sampler is not self._stream):
+                sampler.set_epoch(state.epoch if own is None else own)
+        for ours in self._ours:
+            if isinstance(state, SampledState):
+                ours.load_plan(state.sampler_state, state.epoch, ended=state.ended)
+            ours.set_epoch(self._next)
         self._sampler_epoch = self._own_of_sampler()
         self._at = None, state
 
@@ -215,17 +214,14 @@ class Epochs:
         A RankSampler counts epochs itself. For another sampler, return its own epoch if that has
         changed since the loader last read it. Otherwise return the loader's next number.
         """
-        for sampler in self._samplers:
-            if isinstance(sampler, RankSampler):
-                return sampler.next_epoch
+        if self._ours:
+            return self._ours[0].next_epoch
         own = self._own_of_sampler()
         return self._next if own is None or own == self._sampler_epoch else own
 
     def _own_of_sampler(self) -> int | None:
         """Return the attribute `epoch` of the first sampler that has one and is not a RankSampler, or None."""
-        for sampler in self._samplers:
-            if isinstance(sampler, RankSampler):
-                continue
+        for sampler in self._others:
             own = as_int(getattr(sampler, "epoch", None))
             if own is not None and own >= 0:
                 return own

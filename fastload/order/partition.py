@@ -8,15 +8,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
-from fastload.order.sampler import RankSampler
-from fastload.order.sampler_state import single_sampler
+from fastload.order.sampler_state import rank_sampler, single_sampler
 
 
 def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
     """Return rank and world size of the sampler, of the dataset, or of torch.distributed."""
+    if (ours := rank_sampler(sampler)) is not None:
+        return ours.rank, ours.world_size
     single = single_sampler(sampler)
-    if isinstance(single, RankSampler):
-        return single.rank, single.world_size
     if isinstance(single, DistributedSampler):
         return int(single.rank), int(single.num_replicas)
     part = _part_of_rank(dataset)
@@ -43,10 +42,9 @@ def _part_of_rank(dataset: Any) -> Any:
 
 def divided_once(sampler: Any) -> Any:
     """Return the RankSampler that Lightning's wrapper would divide among the same ranks again, or else `sampler`."""
-    inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+    inner = rank_sampler(getattr(getattr(sampler, "dataset", None), "_sampler", None))
     ranks = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
-    same = isinstance(inner, RankSampler) and (inner.rank, inner.world_size) == ranks
-    return inner if same else sampler
+    return inner if inner is not None and (inner.rank, inner.world_size) == ranks else sampler
 
 
 def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
@@ -55,14 +53,15 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
     for sampler in samplers:
         # Lightning's DistributedSamplerWrapper divides another sampler, its `dataset._sampler`, among ranks.
         inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
-        held = inner if _ranks(inner) > 1 else part
-        if held is not None and _ranks(sampler) > 1:
+        held = inner if ranks_of(inner) > 1 else part
+        if held is not None and ranks_of(sampler) > 1:
             raise ValueError(
                 f"{type(held).__name__} gives only the samples of its rank, but {type(sampler).__name__} would divide "
-                f"them again, into {_ranks(sampler)} parts. Use only one of the two. With Lightning's Trainer, pass "
+                f"them again, into {ranks_of(sampler)} parts. Use only one of the two. With Lightning's Trainer, pass "
                 "use_distributed_sampler=False"
             )
 
 
-def _ranks(sampler: Any) -> int:
+def ranks_of(sampler: Any) -> int:
+    """Return among how many ranks a sampler divides the samples."""
     return int(getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1)))

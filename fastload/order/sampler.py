@@ -196,7 +196,7 @@ class RankSampler(Sampler[int]):
             raise ValueError(f"block must be 1 or more, got {block}")
         self.samples = length
         """The number of samples of the dataset."""
-        self.shuffle = shuffle
+        self.shuffle = bool(shuffle)
         self.seed = seed
         self.ends = ends
         self.window = window
@@ -307,6 +307,12 @@ class RankSampler(Sampler[int]):
                 f"the batch size must be a multiple of the sampler's block, got batch size {size} and "
                 f"block={self.block}"
             )
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what a loader needs again to resume: fields of its state, beside those of a plan."""
+        length = None if self.planned else self.length
+        own = {name: getattr(self, name) for name in ("shuffle", "ends", "window", "run")}
+        return {**own, "sampler_seed": self.seed, "sampler_length": length}
 
     def plan_state(self, epoch: int, position: int) -> Any:
         """Return what a state must know of a planned order after global `position`, as JSON values."""

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from fastload._kit.torch_private import is_default_generator
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
+from fastload.order.sampler import RankSampler
 from fastload.order.state import edited, keeps_state, load_into
 from fastload.random import passes
 
@@ -34,6 +35,12 @@ _END = object()
 def single_sampler(sampler: Any) -> Any:
     """Return the sampler of single indices under a batch sampler of torch's."""
     return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+
+
+def rank_sampler(sampler: Any) -> RankSampler | None:
+    """Return the `RankSampler` under a batch sampler, or itself, or None: an order that a loader can plan."""
+    single = single_sampler(sampler)
+    return single if isinstance(single, RankSampler) else None
 
 
 def generators(sampler: Any) -> list[Any]:

@@ -77,13 +77,13 @@ class SampledState(State):
     kind: str = "map-style"
     samples: int | None
     sampler: str
-    sampler_length: int | None
+    sampler_length: int | None = None
     generators: int
-    sampler_seed: int | None
-    shuffle: bool | None
-    ends: str | None
-    window: int | None
-    run: int | None
+    sampler_seed: int | None = None
+    shuffle: bool | None = None
+    ends: str | None = None
+    window: int | None = None
+    run: int | None = None
     set_id: str | None
     """The dataset's attribute `set_id`, if it has one. The same id means the same samples in the same order."""
     batches: int = 0

@@ -32,7 +32,7 @@ from fastload.processes import jobs
 from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import take_positions
-from fastload.processes.packed_errors import pack_error
+from fastload.processes.packed_errors import dumps
 from fastload.processes.reader import Reader
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
@@ -77,8 +77,7 @@ def main(
             # Send the error, so that the loop raises it instead of a WorkerDiedError.
             if isinstance(exc, AttributeError) and "__main__" in str(exc):
                 annotate(exc, _NO_MAIN)
-            error = pack_error(contained(exc), who_is(job.workers))
-            wire.send(pickle.dumps((jobs.BROKEN, error)))
+            wire.send(dumps((jobs.BROKEN, contained(exc)), who_is(job.workers)))
             return
         wire.send(pickle.dumps((jobs.READY, None)))
         if len(job.workers) == 1:

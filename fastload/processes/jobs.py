@@ -1,6 +1,6 @@
-"""The messages to and from a worker process: its job as it starts, a ticket for each batch, and its answers.
+"""The messages to a worker process, its job as it starts and a ticket for each batch, and the kinds of its answers.
 
-Tickets and answers hold plain values, so that the pickle of each takes some microseconds.
+Tickets hold plain values, so that the pickle of each takes some microseconds. So do outcomes, which are the answers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-from fastload.processes.packed_errors import PackedError
-from fastload.processes.packing import Packed
 from fastload.random.keys import StreamKeys
 from fastload.reading.modes import Modes
 from fastload.safety import Isolation
@@ -79,7 +77,7 @@ class Sealed:
 
 
 class Ticket(NamedTuple):
-    """A batch that a worker process is to read. It travels as a plain tuple, and so does an answer."""
+    """A batch that a worker process is to read. It travels as a plain tuple."""
 
     number: int
     """Of the window. It is unique, and grows."""
@@ -99,35 +97,5 @@ class Ticket(NamedTuple):
     """The segments that are never lent again."""
 
 
-class Read(NamedTuple):
-    """What one worker measured as it read its runs of a batch."""
-
-    worker: int
-    samples: int
-    seconds: float
-    cpu_s: float
-    stages: list[tuple[str, float, int, float]]
-    """Observations of stages, as `Recorder.add` takes them."""
-
-
-class Answer(NamedTuple):
-    """A batch that a worker process has read. See `Batch` for most of the fields."""
-
-    number: int
-    data: Packed | None
-    used: list[tuple[tuple[int, int], int, int]]
-    """The segments that it takes: key, bytes used, and size if the process created it (its descriptor comes along)."""
-    kept: bool
-    """Whether the dataset still sees the memory of the batch. Then it is never lent again."""
-    nbytes: int
-    failure: tuple[PackedError | None, str, str, dict[int, PackedError], set[int], list[int]] | None
-    """Error, where, hint, handled, skipped, retries. None if no sample failed."""
-    left_out: bool
-    lane: tuple[int, int, bool, Any] | None
-    """For an iterable dataset: position, size, whether it ended, and the state after the batch, or its error."""
-    reads: list[Any]
-    """A `Read` of each worker that read a run, as plain tuples. The last one has finished the batch."""
-    waits: tuple[float, int, float, tuple[int, int]] | None
-    """Of the last worker, if it looked: seconds without a core, and how often it blocked, since its last look. Of its
-    process, since the start: CPU seconds, and how often the GIL was probed and in use."""
-    warnings: list[tuple[str, str, type[Warning]]]
+class RaisedInLoop(Exception):
+    """Stands for what `on_error` raised, which the loop's process has stored under a number."""

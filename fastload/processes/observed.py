@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 from fastload.processes.beside import Beside
-from fastload.processes.jobs import Read
 from fastload.telemetry.recorder import PROBE_EVERY_S, Recorder, bucket, delayed_s, switches
 
 
@@ -34,14 +33,14 @@ class Observed(Recorder):
         samples, before, computed = self._read
         self._read = samples + units, before + seconds, computed + cpu_seconds
 
-    def read(self, worker: int) -> Read:
-        """Return what was measured."""
+    def read(self, worker: int) -> tuple[Any, ...]:
+        """Return what was measured: worker, samples, seconds, CPU seconds, and observations as `add` takes them."""
         stages = [
             (stage, seconds / count, int(count), cpu_s)
             for (stage, _), (count, seconds, cpu_s) in self._sums.items()
             if count
         ]
-        return Read(worker, *self._read, stages)
+        return worker, *self._read, stages
 
 
 class ObservedByWorker(dict[int, Observed]):
@@ -66,7 +65,7 @@ class Looks:
         self._seen = delayed_s(), switches()
 
     def look(self) -> tuple[float, int, float, tuple[int, int]] | None:
-        """Return `Answer.waits`. Call it after each batch: it returns None between looks."""
+        """Return `Outcome.waits`. Call it after each batch: it returns None between looks."""
         self._batches += 1
         now = perf_counter()
         if now < self._next:

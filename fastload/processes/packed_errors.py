@@ -1,62 +1,58 @@
-"""Errors as bytes, with all that they came of, and as errors again in another process."""
+"""Messages with errors in them: an error pickles with all that it came of, and its traceback becomes a note."""
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastload._kit.user_errors import shown
 
-_MOST_LINKED = 64
-"""Causes, contexts and members of groups that an error brings along."""
+_MOST = 64
+"""Errors of a message, with their causes, contexts and members."""
 
 
-class PackedLink(NamedTuple):
-    """An error on its way between processes, and the places of those that it refers to."""
+def dumps(message: Any, who: str) -> bytes:
+    """Return the pickle of a message in which errors may be. `who` names this worker.
 
-    pickle: bytes
-    cause: int | None
-    context: int | None
-    suppressed: bool
-    members: list[int]
-    """Of an ExceptionGroup. -1 is one that was left out."""
-
-
-class PackedError(NamedTuple):
-    """An error, and after it all that it came of."""
-
-    links: list[PackedLink]
-
-
-def pack_error(error: BaseException, who: str) -> PackedError:
-    """Return an error as bytes. At the other end it has its type, arguments and attributes, and a note: its traceback.
-
-    So have its cause, its context and the members of a group. An argument that cannot be pickled becomes a string. Such
-    an attribute is left out, and a note names it. If a class cannot be rebuilt there, its nearest base that can be
-    takes its place, else RuntimeError. `who` names this worker.
+    At the other end an error has its type, arguments and attributes, its cause, its context and the members of a group,
+    and a note: its traceback. An argument that cannot be pickled becomes a string. Such an attribute is left out, and a
+    note names it. If a class cannot be rebuilt there, its nearest base that can be takes its place, else RuntimeError.
     """
-    links, chain, places = [], [error], {id(error): 0}
-    for one in chain:  # it grows
-        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        for other in (one.__cause__, one.__context__, *inner):
-            if other is not None and id(other) not in places and len(chain) < _MOST_LINKED:
-                places[id(other)] = len(chain)
-                chain.append(other)
-        lines = "".join(traceback.format_tb(one.__traceback__))
-        notes = [f"raised in {who}:\n{lines.rstrip()}"] if lines else []
-        cause, context = (places.get(id(other)) for other in (one.__cause__, one.__context__))
-        members = [places.get(id(member), -1) for member in inner]
-        links.append(
-            PackedLink(_pickled(one, notes), cause, context, one.__suppress_context__, members)
-        )
-    return PackedError(links)
+    file = io.BytesIO()
+    _Pickler(file, who).dump(message)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, who: str) -> None:
+        super().__init__(file, 5)
+        self._who = who
+        self._left = _MOST
+
+    def reducer_override(self, x: Any) -> Any:
+        """Return how an error is made again. The pickler remembers it, so errors may refer to one another."""
+        if not isinstance(x, BaseException):
+            return NotImplemented
+        if not self._left:
+            said = f"left out: a worker hands over {_MOST} linked errors at most"
+            return RuntimeError, (said,)
+        self._left -= 1
+        lines = "".join(traceback.format_tb(x.__traceback__))
+        notes = [f"raised in {self._who}:\n{lines.rstrip()}"] if lines else []
+        members = [*x.exceptions] if isinstance(x, BaseExceptionGroup) else []
+        fields = {name: getattr(x, name) for name in _LINKS}
+        return _made, (_pickled(x, notes), members), fields, None, None, _set_links
+
+
+_LINKS = "__cause__", "__context__", "__suppress_context__"
 
 
 def _pickled(error: BaseException, notes: list[str]) -> bytes:
+    """Return the pickle of an error without what it came of, and of its further notes."""
     kind, said = type(error), shown(error, str)
     other = (
         f"{kind.__module__}.{kind.__qualname__}: {said} (the class of this error cannot be pickled, so the worker "
@@ -110,48 +106,33 @@ class _Rebuilt(tuple[Any, ...]):
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     base: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error = base.__new__(kind, *args)
-    with suppress(TypeError):
-        base.__init__(
-            error, *args
-        )  # it sets what Python's own errors keep in C: `start` of UnicodeDecodeError
+    with suppress(
+        TypeError
+    ):  # it sets what Python's own errors keep in C: `start` of UnicodeDecodeError
+        base.__init__(error, *args)
     BaseException.__setattr__(error, "args", args)
     vars(error).update(attributes)
     return error
 
 
-def unpack_error(packed: PackedError) -> Exception:
-    """Return the error that `pack_error` packed."""
-    links = packed.links
-    left_out = RuntimeError(f"left out: a worker hands over {_MOST_LINKED} linked errors at most")
-    errors: dict[int | None, Any] = {None: None, -1: left_out}
-    for k, link in enumerate(links):
-        error = _complete(k, links, errors)
-        set_field = partial(BaseException.__setattr__, error)  # a frozen dataclass refuses its own
-        set_field("__cause__", _complete(link.cause, links, errors))
-        set_field("__context__", _complete(link.context, links, errors))
-        set_field("__suppress_context__", link.suppressed)
-    found: Exception = errors[0]
-    return found
+# ---- at the other end ----
 
 
-def _complete(k: Any, links: list[PackedLink], errors: dict[int | None, Any]) -> Any:
-    """Return error `k` of `errors`, with its members. Make what is not there yet."""
-    if k not in errors:
-        errors[k] = _unpickled(links[k])
-        if isinstance(group := errors[k], BaseExceptionGroup):
-            members = [_complete(member, links, errors) for member in links[k].members]
-            errors[k] = _rebuild(type(group), (group.message, members), dict(vars(group)))
-    return errors[k]
-
-
-def _unpickled(link: PackedLink) -> Any:
+def _made(data: bytes, members: list[Any]) -> Any:
+    """Return the error that `_pickled` packed, with the members of a group."""
     try:
-        error, notes = pickle.loads(link.pickle)
+        error, notes = pickle.loads(data)
+        if members and isinstance(error, BaseExceptionGroup):
+            error = _rebuild(type(error), (error.message, members), dict(vars(error)))
     except BaseException as exc:
-        return RuntimeError(
-            f"an error of a worker cannot be rebuilt: {type(exc).__name__}: {shown(exc, str)}"
-        )
+        said = f"{type(exc).__name__}: {shown(exc, str)}"
+        return RuntimeError(f"an error of a worker cannot be rebuilt: {said}")
     with suppress(Exception):
         notes = [*getattr(error, "__notes__", ()), *notes]
         BaseException.__setattr__(error, "__notes__", notes)
     return error
+
+
+def _set_links(error: BaseException, links: dict[str, Any]) -> None:
+    for name, value in links.items():
+        BaseException.__setattr__(error, name, value)  # a frozen dataclass refuses its own

@@ -22,7 +22,6 @@ from fastload.errors import LoaderTimeoutError, WorkerDiedError
 from fastload.processes import child, jobs
 from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Job, Sealed
-from fastload.processes.packed_errors import unpack_error
 from fastload.processes.remote import Remote, what_is_read
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, cpu_seconds, pair, watched, with_core
@@ -112,7 +111,7 @@ class Child:
             if received is not None:
                 what, found = pickle.loads(received[0])
                 if what == jobs.BROKEN:
-                    raise unpack_error(found)
+                    raise found
                 assert what == expected
                 if what == jobs.READY:
                     return

@@ -15,12 +15,11 @@ import torch
 
 from fastload._kit.torch_private import make_worker_info, name_thread
 from fastload._kit.user_errors import annotate
-from fastload.processes.jobs import Job
+from fastload.processes.jobs import Job, RaisedInLoop
 from fastload.processes.observed import Looks
-from fastload.processes.packed_errors import pack_error
 from fastload.processes.packing import unpack
 from fastload.processes.pausing import busy
-from fastload.processes.work import Work, who_is
+from fastload.processes.work import Work
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run, streams_of
@@ -113,7 +112,7 @@ class Reader:
     def ask(self, index: Any, error: Exception) -> Any:
         """Let the loop's process call `on_error`, and return the sample that it chose."""
         stream = self._context.stream
-        question = index, pack_error(error, who_is([self._worker])), stream.drawn()
+        question = index, error, stream.drawn()
         sample, raised, drawn = self._work.ask(self._worker, question)
         stream.resume(drawn)
         if raised is None:
@@ -125,7 +124,3 @@ def ask(index: Any, error: Exception) -> Any:
     """Do the same for the reader of the calling thread: `on_error` of the settings in a worker process."""
     reader: Reader = _reading.by
     return reader.ask(index, error)
-
-
-class RaisedInLoop(Exception):
-    """Stands for what `on_error` raised, which the loop's process has stored under a number."""

@@ -21,9 +21,8 @@ from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
-from fastload.processes.answers import fill, report
-from fastload.processes.jobs import Answer, Ticket
-from fastload.processes.packed_errors import PackedError, unpack_error
+from fastload.processes.jobs import Ticket
+from fastload.processes.outcome import Outcome
 from fastload.processes.packing import pack, packed_indices
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment, Segments
@@ -198,11 +197,12 @@ class Remote:
         received = self.wire.receive(waits=False)
         assert received is not None
         message, descriptors = received
-        what, found = pickle.loads(message)
+        with busy:  # errors are objects of the user's classes
+            what, found = pickle.loads(message)
         if what == jobs.FAILED_SAMPLE:
             number, *question = found
             return partial(self._handle, self._sent[number].raised, *question)
-        return self._take(Answer(*found), descriptors)
+        return self._take(Outcome(*found), descriptors)
 
     def discard(self) -> None:
         """Receive something and throw it away. Raise EOFError or OSError as `receive` does."""
@@ -210,18 +210,18 @@ class Remote:
         for descriptor in received[1] if received else ():
             os.close(descriptor)
 
-    def _take(self, answer: Answer, descriptors: list[int]) -> Batch:
+    def _take(self, outcome: Outcome, descriptors: list[int]) -> Batch:
         with self._lock:
-            batch, segment, raised = self._sent.pop(answer.number)
+            batch, segment, raised = self._sent.pop(outcome.number)
             if not self._sent:
                 self._idle.start()
             self._flush()
-        report(answer, batch, self._notices, self._settings.dataset)
-        if answer.waits is not None:  # a later look may have come before it
-            _, _, cpu_s, probes = answer.waits
+        outcome.report(batch, self._notices, self._settings.dataset)
+        if outcome.waits is not None:  # a later look may have come before it
+            _, _, cpu_s, probes = outcome.waits
             self.cpu_s, self.probes = max(self.cpu_s, cpu_s), max(self.probes, probes)
         try:
-            memories = self._memories(answer, descriptors, segment)
+            memories = self._memories(outcome, descriptors, segment)
         except OSError as exc:  # no more descriptors, or no more memory
             batch.where = f"{batch}; stage: hand over from worker process {self._pid}"
             self.fail(batch, segment, exc)
@@ -230,7 +230,7 @@ class Remote:
             for descriptor in descriptors:  # of segments after one that cannot be mapped
                 os.close(descriptor)
         with busy:
-            fill(batch, answer, memories, raised, self._pid)
+            outcome.fill(batch, memories, raised, self._pid)
         if isinstance(batch, LaneBatch):
             self._lane_states[batch.lane] = batch.state
         return batch
@@ -248,14 +248,14 @@ class Remote:
         all_raised: list[BaseException],
         worker: int,
         index: Any,
-        packed: PackedError,
+        error: Exception,
         drawn: Any,
     ) -> None:
         """Call `on_error` in the sample's random stream, and send what it chose.
 
         That is a sample, or the number of what it raised, which may be the error itself. Send what it drew, too.
         """
-        error, sample, raised = unpack_error(packed), None, None
+        sample, raised = None, None
         on_error: Any = self._settings.on_error
         stream = Stream(modules=self._settings.modules())
         try:
@@ -276,12 +276,12 @@ class Remote:
             del error, all_raised, self
 
     def _memories(
-        self, answer: Answer, descriptors: list[int], segment: Segment | None
+        self, outcome: Outcome, descriptors: list[int], segment: Segment | None
     ) -> list[np.ndarray]:
         """Return the loans of the segments that a batch takes."""
         memories, total = [], 0
         lent = segment
-        for key, used, size in answer.used:
+        for key, used, size in outcome.used:
             if size:
                 if not descriptors:
                     raise OSError(errno.EMFILE, TOO_MANY)
@@ -293,7 +293,7 @@ class Remote:
                 assert segment is not None
                 assert segment.key == key
                 found, lent = segment, None
-            memories.append(self._segments.loan(found, again=not answer.kept))
+            memories.append(self._segments.loan(found, again=not outcome.kept))
             total += used + ALIGN
         if lent is not None:
             self._segments.give_back(lent)

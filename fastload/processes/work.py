@@ -19,9 +19,10 @@ from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
-from fastload.processes.jobs import Answer, Job, Ticket
+from fastload.processes.jobs import Job, Ticket
 from fastload.processes.observed import Looks, ObservedByWorker
-from fastload.processes.packed_errors import pack_error
+from fastload.processes.outcome import Outcome, fields_of
+from fastload.processes.packed_errors import dumps
 from fastload.processes.packing import Packed, pack, unpack
 from fastload.processes.segments import ProcessMemory, Segment, TicketMemory
 from fastload.processes.wire import Wire
@@ -127,7 +128,8 @@ class Work:
     def ask(self, worker: int, question: tuple[Any, ...]) -> tuple[Any, int | None, Any]:
         """Let the loop's process call `on_error` for a sample of the batch that a worker reads."""
         number = int(self._marks[self._job.workers.index(worker)])
-        self._wire.send(pickle.dumps((jobs.FAILED_SAMPLE, (number, worker, *question)), 5))
+        question = jobs.FAILED_SAMPLE, (number, worker, *question)
+        self._wire.send(dumps(question, who_is([worker])))
         handled: tuple[Any, int | None, Any] = self._wait(
             lambda: self._handled.pop(worker, None), lambda: True
         )
@@ -211,10 +213,20 @@ class Work:
         used = [(x.key, nbytes, x.nbytes if x in created else 0) for x, nbytes in memory.used]
         # Before the answer: the next ticket may lend one again, and another reader may receive that.
         self._segments.update({segment.key: segment for segment in created})
-        answer = self._described(batch, data, used, worker, looks)
+        said, recorders = self.notices.warnings, dict[int, Any](batch.recorders)  # type: ignore[arg-type]
+        last = recorders.pop(worker)
+        outcome = Outcome(
+            number=batch.number,
+            fields=fields_of(batch),
+            data=data,
+            used=used,
+            reads=[observed.read(k) for k, observed in (*recorders.items(), (worker, last))],
+            waits=looks.look(),
+            warnings=[said.popleft() for _ in range(len(said))],
+        )
         del data
-        answer = answer._replace(kept=memory.let_go())
-        message = pickle.dumps((jobs.BATCH, tuple(answer)), 5)
+        outcome = outcome._replace(kept=memory.let_go())
+        message = dumps((jobs.BATCH, tuple(outcome)), who_is(self._job.workers))
         self._wire.send(message, [segment.descriptor for segment in created])
         for segment in created:
             segment.forget()
@@ -230,36 +242,6 @@ class Work:
             batch.error = contained(exc)
             batch.where = f"{batch}; stage: hand over from the worker process"
             return None
-
-    def _described(
-        self, batch: Batch, data: Packed | None, used: list[Any], worker: int, looks: Looks
-    ) -> Answer:
-        who, lane, said = who_is(self._job.workers), None, self.notices.warnings
-        if isinstance(batch, LaneBatch):
-            state: Any = batch.state
-            if isinstance(state, Exception):
-                state = pack_error(state, who)
-            lane = batch.position, batch.size, batch.ended, state
-        failure = None
-        if batch.error is not None or batch.handled or batch.retries:
-            error = None if batch.error is None else pack_error(batch.error, who)
-            handled = {k: pack_error(error, who) for k, error in batch.handled.items()}
-            failure = error, batch.where, batch.hint, handled, batch.skipped, [*batch.retries]
-        recorders: Any = batch.recorders
-        reads = [tuple(o.read(k)) for k, o in recorders.items() if k != worker]
-        return Answer(
-            number=batch.number,
-            data=data,
-            used=used,
-            kept=False,
-            nbytes=batch.nbytes,
-            failure=failure,
-            left_out=batch.left_out,
-            lane=lane,
-            reads=[*reads, tuple(recorders[worker].read(worker))],
-            waits=looks.look(),
-            warnings=[said.popleft() for _ in range(len(said))],
-        )
 
 
 def who_is(workers: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ Integers alone decide it, so it is the same on all machines, with any version of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +18,13 @@ _ROWS = 0x726F_7773_0000_0000  # separates the order of the rows from that of th
 _CHUNK = 1 << 16  # items hashed at a time: their hashes stay in the cache of a core
 
 
-class Plan(NamedTuple):
-    """Rows of items: row `r` has the items `items[begins[r] : begins[r + 1]]`, the longest first."""
-
-    items: NDArray[np.uint32]
-    """The numbers of the items, uint32[items]."""
-    begins: NDArray[np.int64]
-    """int64[rows + 1]."""
-
-
-def best_fit(lengths: NDArray[Any], capacity: int, seed: int = 0) -> Plan:
+def best_fit(
+    lengths: NDArray[Any], capacity: int, seed: int = 0
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return the rows of best-fit decreasing: the longest item is next, and goes to the fullest row that has room.
+
+    Row `r` has the items `items[begins[r] : begins[r + 1]]`, the longest first. Returns the numbers of the items,
+    uint32[items], and `begins`, int64[rows + 1].
 
     Args:
         lengths: integers of any dtype, each from 1 to `capacity`, at most `MOST_ITEMS`. `capacity` is below 2**31.
@@ -53,7 +49,7 @@ def best_fit(lengths: NDArray[Any], capacity: int, seed: int = 0) -> Plan:
         placed[(ends[at][:, None] + np.arange(each)).ravel()] = items[done : done + count]
         ends[at] += each
         done += count
-    return Plan(placed, begins)
+    return placed, begins
 
 
 def _longest_first(

@@ -17,6 +17,7 @@ import copyreg
 import functools
 import io
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -37,7 +38,7 @@ from fastload.engine import team
 from fastload.engine import threads as engine_threads
 from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
 from fastload.processes import parent, wire
-from fastload.processes.packed_errors import pack_error, unpack_error
+from fastload.processes.packed_errors import dumps
 from tests.fakes import Numbers
 from tests.processes.holding import (
     Gate,
@@ -290,7 +291,7 @@ LOCK = threading.Lock()
 def test_an_error_of_which_a_part_cannot_be_pickled_keeps_the_rest(
     error: Any, kind: type, fields: dict[str, Any], said: str
 ) -> None:
-    again: Any = unpack_error(pack_error(error, "worker 0"))
+    again: Any = pickle.loads(dumps(error, "worker 0"))
     assert type(again) is kind
     assert said in str(again)
     notes = "\n".join(vars(again).pop("__notes__", []))
@@ -315,15 +316,13 @@ def shared_group() -> BaseException:
     "error", [shared_group(), BaseExceptionGroup("stops", [SystemExit(3), KeyError("a")])], ids=str
 )
 def test_the_members_of_groups_are_what_they_were(error: BaseException) -> None:
-    again = unpack_error(pack_error(error, "worker 0"))
+    again = pickle.loads(dumps(error, "worker 0"))
     assert type(again) is type(error)
     check_chain(again, error)
 
 
 def test_members_beyond_those_that_travel_are_stood_in_for() -> None:
-    again: Any = unpack_error(
-        pack_error(ExceptionGroup("many", [OSError(k) for k in range(100)]), "")
-    )
+    again: Any = pickle.loads(dumps(ExceptionGroup("many", [OSError(k) for k in range(100)]), ""))
     assert str(again) == "many (100 sub-exceptions)"
     assert [one.args for one in again.exceptions[:63]] == [(k,) for k in range(63)]
     assert {str(one)[:9] for one in again.exceptions[63:]} == {"left out:"}
@@ -333,7 +332,7 @@ def test_attributes_of_other_meaning_are_no_members() -> None:
     class Local(Exception):
         exceptions = __notes__ = None  # type: ignore[assignment]
 
-    again = unpack_error(pack_error(Local("torn page"), "worker 0"))
+    again = pickle.loads(dumps(Local("torn page"), "worker 0"))
     assert "torn page" in str(again)
 
 

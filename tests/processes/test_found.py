@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 
 import fastload
 from fastload import sample_rng
-from fastload.processes.jobs import Answer
+from fastload.processes.outcome import Outcome
 from fastload.processes.packing import packed_indices
 from fastload.processes.remote import Remote
 from fastload.processes.segments import Segment
@@ -86,11 +86,11 @@ def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
 ) -> None:
     taken = Remote._take
 
-    def two_segments(remote: Remote, answer: Answer, _: list[int]) -> Any:
+    def two_segments(remote: Remote, outcome: Outcome, _: list[int]) -> Any:
         used = [((0, 1), 0, 65536), ((0, 2), 0, 65536)]
         monkeypatch.setattr(torch, "from_file", no_memory)
         descriptors = [os.memfd_create("test") for _ in used]
-        return taken(remote, answer._replace(used=used), descriptors)
+        return taken(remote, outcome._replace(used=used), descriptors)
 
     before = open_descriptors()
     monkeypatch.setattr(Remote, "_take", two_segments)
