@@ -205,7 +205,7 @@ class ModelSet:
             ) as bar,
             closing(batches_of(self.dataset, ranks.shares(missing, job), options)) as parts,
         ):
-            run = Run(self.forward, device=on, rows=left, folder=work.folder, made=bar.update)
+            run = Run(self.forward, on, left, work.folder, bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
 
