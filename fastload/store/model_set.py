@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import secrets
@@ -98,7 +99,8 @@ class ModelSet:
         options = loader_options(self.loader, self.dataset, self.kind, cores)
         ranges = part_ranges(len(self.dataset), self.parts, most=MOST_PARTS[self.kind])
         loader = {"seed": options["seed"], "collate_fn": options.get("collate_fn") or ""}
-        more = {**(self.made or {}), **self.more, **loader}
+        made = json.loads(json.dumps(self.made or {}))  # an error now, and not after the last part
+        more = {**made, **self.more, **loader}
         key = key_of(self.dataset, self.forward.model, self.version, more)
         return options, ranges, key, os.path.join(*locate(self.name, self.root))
 
