@@ -10,8 +10,8 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,17 +77,16 @@ class ModelSet:
             options, ranges, key, place = ranks.each(lambda: self._plan(ranks.cores()))
             ranks.expect_same(key)
 
+            is_first = ranks.rank.rank == 0
+            is_there = ranks.each(lambda: self._is_there(place, key, says=is_first))
+
             def prepared() -> Preparation | None:
-                if self._is_there(place, key):
-                    return None
-                found = stack.enter_context(self._preparation(place, ranges, key))
-                if reused := len(ranges) - len(found.missing):
-                    date = os.stat(found.work.folder).st_mtime_ns
-                    self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
-                return found
+                return (
+                    None if is_there else stack.enter_context(self._preparation(place, ranges, key))
+                )
 
             if (found := ranks.first(prepared)) is not None:
-                if ranks.rank.rank == 0:
+                if is_first:
                     self._warn_of_random_transforms()
                 job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
                 ranks.each(lambda: self._make_share(found, ranks, job, options))
@@ -104,8 +103,12 @@ class ModelSet:
         key = key_of(self.dataset, self.forward.model, self.version, more)
         return options, ranges, key, os.path.join(*locate(self.name, self.root))
 
-    def _is_there(self, place: str, key: dict[str, str]) -> bool:
-        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there."""
+    def _is_there(self, place: str, key: dict[str, str], *, says: bool) -> bool:
+        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there.
+
+        Args:
+            says: say that the set is reused, and give one of an earlier fastload its version.
+        """
         try:
             index = read_index(place)
         except FileNotFoundError:
@@ -120,7 +123,9 @@ class ModelSet:
         if isinstance(there, dict):
             differing = [part for part in key if there.get(part) != key[part]]
             if not differing:
-                self._reuse(place, replace(index, made={**index.made, self.kind: key}), new=is_old)
+                if says:
+                    about = {**index.made, self.kind: key}
+                    self._reuse(place, replace(index, made=about), new=is_old)
                 return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
             if is_old and differing == ["version"]:
@@ -156,23 +161,24 @@ class ModelSet:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(date / 1e9))
         tqdm.write(f"{place}: reuses {what} of {when}, {version}", file=sys.stderr)
 
+    @contextmanager
     def _preparation(
         self, place: str, ranges: list[range], key: dict[str, str]
-    ) -> AbstractContextManager[Preparation]:
-        return preparation(
+    ) -> Iterator[Preparation]:
+        names = {"model": name_of(self.forward.model), "dataset": _described(self.dataset)}
+        with preparation(
             fingerprint(key),
             ranges,
             place,
             classes=_classes(self.dataset),
-            made={
-                **(self.made or {}),
-                self.kind: key,
-                "model": name_of(self.forward.model),
-                "dataset": _described(self.dataset),
-            },
+            made={**(self.made or {}), self.kind: key, **names},
             replace=self.replace,
             progress=self.progress,
-        )
+        ) as found:
+            if reused := len(ranges) - len(found.missing):
+                date = os.stat(found.work.folder).st_mtime_ns
+                self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
+            yield found
 
     def _warn_of_random_transforms(self) -> None:
         if random := random_transforms(self.dataset):
