@@ -101,21 +101,19 @@ def _load(network: nn.Module, name: str, head: str, path: str | os.PathLike[str]
         raise UsageError(
             f"{os.fspath(path)}: expected a state_dict, found a {type(found).__name__}"
         )
-    kept = {
-        key: value
-        for key, value in found.items()
-        if not str(key).startswith((f"{head}.", "aux", "AuxLogits"))
-    }
-    own = {key for key in network.state_dict() if not key.startswith(("aux", "AuxLogits"))}
+    others = f"{head}.", "aux", "AuxLogits"
+    kept = {key: value for key, value in found.items() if not str(key).startswith(others)}
+    own = {key for key in network.state_dict() if not key.startswith(others)}
+    reason = ""
     if differing := sorted(own ^ kept.keys()):
         where = "the file has no" if differing[0] in own else "the network has no"
-        raise UsageError(
-            f"{os.fspath(path)} does not fit {name!r}: {where} {differing[0]!r}. Give weights of {name!r}"
-        )
-    try:
-        network.load_state_dict(kept, strict=False)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        reason = f"{where} {differing[0]!r}"
+    else:
+        try:
+            network.load_state_dict(kept, strict=False)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+    if reason:
         raise UsageError(
             f"{os.fspath(path)} does not fit {name!r}: {reason}. Give weights of {name!r}"
-        ) from error
+        )

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from fastload.datasets.manifest import INDEX
 from fastload.datasets.packed.inspecting import counted, size_text
@@ -16,36 +17,19 @@ from fastload.store.root import StoredSet, sets
 
 
 @dataclass(frozen=True)
-class ListedSet:
-    """A set, as it is listed. `bytes` are those that lie here, `age_s` is in seconds, `columns` are name and dtype."""
-
-    name: str
-    path: str
-    id: str
-    mode: str
-    rows: int
-    parts: int
-    parts_here: int
-    bytes: int
-    age_s: float
-    temporary: bool
-    owner: str
-    columns: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Listing:
     """The sets of a root.
 
     Attributes:
         total, free: bytes of its file system; 0 if the root is not there.
+        sets: each by its fields: `bytes` are those that lie here, `age_s` is in seconds, `columns` are name and dtype.
         passed_over: a sentence for each entry that cannot be read.
     """
 
     root: str
     total: int
     free: int
-    sets: list[ListedSet]
+    sets: list[dict[str, Any]]
     passed_over: list[str]
 
     def as_json(self) -> str:
@@ -58,7 +42,7 @@ class Listing:
             rows = [("NAME", "ROWS", "PARTS", "SIZE", "AGE", "COLUMNS"), *map(_row, self.sets)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-            used = sum(one.bytes for one in self.sets)
+            used = sum(one["bytes"] for one in self.sets)
             lines.append(f"{self.root}: {counted(len(self.sets), 'set')}, {size_text(used)}")
         if self.total:
             lines[-1] += f"; {size_text(self.free)} of {size_text(self.total)} are free"
@@ -75,36 +59,32 @@ def listed(root: str) -> Listing:
     return Listing(root, usage.total, usage.free, found, bad)
 
 
-def _listed(found: StoredSet) -> ListedSet:
+def _listed(found: StoredSet) -> dict[str, Any]:
     index, path = found.index, found.path
-    return ListedSet(
-        name=found.name,
-        path=path,
-        id=index.id,
-        mode=index.mode,
-        rows=index.rows,
-        parts=len(index.shards),
-        parts_here=sum(is_here(path, shard) for shard in index.shards),
-        bytes=found.bytes,
-        age_s=round(max(0.0, time.time() - os.path.getmtime(os.path.join(path, INDEX))), 1),
-        temporary=bool(ownership(index)),
-        owner=ownership(index),
-        columns=columns_of(path, index) if index.mode == "columns" else dict(index.schema),
-    )
+    age = time.time() - os.path.getmtime(os.path.join(path, INDEX))
+    return {
+        "name": found.name,
+        "path": path,
+        "id": index.id,
+        "mode": index.mode,
+        "rows": index.rows,
+        "parts": len(index.shards),
+        "parts_here": sum(is_here(path, shard) for shard in index.shards),
+        "bytes": found.bytes,
+        "age_s": round(max(0.0, age), 1),
+        "temporary": bool(ownership(index)),
+        "owner": ownership(index),
+        "columns": columns_of(path, index) if index.mode == "columns" else dict(index.schema),
+    }
 
 
-def _row(one: ListedSet) -> tuple[str, ...]:
-    parts = f"{one.parts:,}" + (f" ({one.parts_here:,} here)" if one.parts_here < one.parts else "")
-    columns = ", ".join(f"{name} {kind}" for name, kind in one.columns.items())
-    owner = f"  temporary, {one.owner}" if one.temporary else ""
-    return (
-        one.name,
-        f"{one.rows:,}",
-        parts,
-        size_text(one.bytes),
-        _age(one.age_s),
-        columns + owner,
-    )
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    here, parts = one["parts_here"], one["parts"]
+    shown = f"{parts:,}" + (f" ({here:,} here)" if here < parts else "")
+    columns = ", ".join(f"{name} {kind}" for name, kind in one["columns"].items())
+    owner = f"  temporary, {one['owner']}" if one["temporary"] else ""
+    size, age = size_text(one["bytes"]), _age(one["age_s"])
+    return one["name"], f"{one['rows']:,}", shown, size, age, columns + owner
 
 
 def _age(seconds: float) -> str:

@@ -31,7 +31,7 @@ def key_of(dataset: Any, model: Any, version: str, more: Mapping[str, Any]) -> d
         "model": name_of(model),
         "dataset": name_of(dataset),
         "rows": str(len(dataset)),
-        "source": set_id_of(dataset) or "",
+        "source": _source(dataset),
     }
 
 
@@ -49,6 +49,15 @@ def random_transforms(dataset: Any) -> list[str]:
     names = ("transform", "target_transform", "transforms")
     found = [getattr(dataset, name, None) for name in names]
     return sorted({*re.findall(_RANDOM, repr(found))})
+
+
+def _source(dataset: Any) -> str:
+    """Return what a dataset itself knows of its content: the id of a set, or Hugging Face's; "" if it knows nothing."""
+    if isinstance(dataset, Subset):
+        inner, indices = dataset.dataset, [*map(int, dataset.indices)]
+        return fingerprint(name_of(inner), _source(inner), indices)
+    known = set_id_of(dataset) or getattr(dataset, "_fingerprint", None)
+    return known if isinstance(known, str) else ""
 
 
 def _weights(model: Any) -> str:

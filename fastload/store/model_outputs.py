@@ -58,9 +58,9 @@ def predictions(
         progress: show a bar, on rank 0.
 
     The key of a set has a hash of the weights and buffers, `version`, `made`, and the number of samples. It also has
-    the names of the model, of the dataset and of `inputs`, the seed, and the id of a set that the dataset reads. Code
-    and files are not looked at: if they change, change `version`. Each reuse prints the set's version and its date on
-    standard error.
+    the names of the model, of the dataset and of `inputs`, the seed, the indices of a `Subset`, and the id of a set
+    that the dataset reads. Code and files are not looked at: if they change, change `version`. Each reuse prints the
+    set's version and its date on standard error.
 
     Ranks take the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
     padding. Rank 0 seals the set after all ranks are done. The others wait for that, and then open it. A part does not

@@ -81,37 +81,32 @@ class Forward:
     dtype: torch.dtype | None = None
 
 
+@dataclass
 class Run:
     """The run of a model, which computes the columns of parts.
 
-    Args:
+    Attributes:
         forward: the model, its input and its columns.
         device: device of the model.
-        rows: maximum number of rows to make.
+        left: maximum number of rows to make.
         folder: folder in which the set is made.
         made: called with the number of samples of each batch.
+        layout: names, dtypes and shapes of a row, once they are known.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        *,
-        device: torch.device,
-        rows: int,
-        folder: str,
-        made: Callable[[int], object],
-    ) -> None:
-        self._forward, self._device, self._folder = forward, device, folder
-        self._left = rows
-        self._made = made
-        self._layout = ""  # names, dtypes and shapes of a row
+    forward: Forward
+    device: torch.device
+    left: int
+    folder: str
+    made: Callable[[int], object]
+    layout: str = ""
 
     def columns(self, rows: int, batches: Iterator[tuple[int, Any]]) -> dict[str, Any]:
         """Return the columns of a part of `rows` rows."""
         kept: dict[str, Any] = {}
         done = 0
         for size, batch in batches:
-            inputs, labels = self._forward.split(batch)
+            inputs, labels = self.forward.split(batch)
             outputs = self._outputs(inputs, size)
             if labels is not None:
                 outputs["y"] = _labels(labels, size)
@@ -119,21 +114,21 @@ class Run:
             if not done:
                 tensors = [found for found in outputs.values() if isinstance(found, Tensor)]
                 of_a_row = sum(found[0].numel() * found.itemsize for found in tensors)
-                expect_room(self._folder, self._left * of_a_row)
+                expect_room(self.folder, self.left * of_a_row)
                 kept = {name: _column(found, rows) for name, found in outputs.items()}
             for name, found in outputs.items():
                 kept[name][done : done + size] = found
             done += size
-            self._left -= size
-            self._made(size)
+            self.left -= size
+            self.made(size)
         return kept
 
     def _outputs(self, inputs: Any, size: int) -> dict[str, Any]:
         """Run the model on a batch. Raise TypeError unless each output column is a tensor with one row per sample."""
-        inputs = map_tensors(inputs, lambda part: part.to(self._device, non_blocking=True))
+        inputs = map_tensors(inputs, lambda part: part.to(self.device, non_blocking=True))
         with torch.inference_mode():
-            returned = self._forward.model(inputs)
-        outputs = self._forward.named(returned)
+            returned = self.forward.model(inputs)
+        outputs = self.forward.named(returned)
         for found in outputs.values():
             if not isinstance(found, Tensor) or not found.dim() or len(found) != size:
                 also = "" if found is returned else f", with {shown(found)}"
@@ -141,7 +136,7 @@ class Run:
                     f"the model returned {shown(returned)}{also} for a batch of {size} samples, {shown(inputs)}: "
                     "expected a tensor with one row per sample"
                 )
-        return {name: _cast(found, self._forward.dtype) for name, found in outputs.items()}
+        return {name: _cast(found, self.forward.dtype) for name, found in outputs.items()}
 
     def _expect_layout(self, outputs: Mapping[str, Any]) -> None:
         """Raise TypeError if the rows differ in columns, shape or dtype from those of earlier batches."""
@@ -150,10 +145,10 @@ class Run:
             for name, found in outputs.items()
         }
         layout = ", ".join(f"{name} {row}" for name, row in rows.items())
-        self._layout = self._layout or layout
-        if layout != self._layout:
+        self.layout = self.layout or layout
+        if layout != self.layout:
             raise TypeError(
-                f"the model returned rows of {layout}, but {self._layout} for an earlier batch. All rows must have the "
+                f"the model returned rows of {layout}, but {self.layout} for an earlier batch. All rows must have the "
                 "same columns, shapes and dtypes"
             )
 

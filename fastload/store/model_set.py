@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,17 +77,16 @@ class ModelSet:
             options, ranges, key, place = ranks.each(lambda: self._plan(ranks.cores()))
             ranks.expect_same(key)
 
+            is_first = ranks.rank.rank == 0
+            is_there = ranks.each(lambda: self._is_there(place, key, says=is_first))
+
             def prepared() -> Preparation | None:
-                if self._is_there(place, key):
-                    return None
-                found = stack.enter_context(self._preparation(place, ranges, key))
-                if reused := len(ranges) - len(found.missing):
-                    date = os.stat(found.work.folder).st_mtime_ns
-                    self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
-                return found
+                return (
+                    None if is_there else stack.enter_context(self._preparation(place, ranges, key))
+                )
 
             if (found := ranks.first(prepared)) is not None:
-                if ranks.rank.rank == 0:
+                if is_first:
                     self._warn_of_random_transforms()
                 job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
                 ranks.each(lambda: self._make_share(found, ranks, job, options))
@@ -98,12 +98,17 @@ class ModelSet:
         options = loader_options(self.loader, self.dataset, self.kind, cores)
         ranges = part_ranges(len(self.dataset), self.parts, most=MOST_PARTS[self.kind])
         loader = {"seed": options["seed"], "collate_fn": options.get("collate_fn") or ""}
-        more = {**(self.made or {}), **self.more, **loader}
+        made = json.loads(json.dumps(self.made or {}))  # an error now, and not after the last part
+        more = {**made, **self.more, **loader}
         key = key_of(self.dataset, self.forward.model, self.version, more)
         return options, ranges, key, os.path.join(*locate(self.name, self.root))
 
-    def _is_there(self, place: str, key: dict[str, str]) -> bool:
-        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there."""
+    def _is_there(self, place: str, key: dict[str, str], *, says: bool) -> bool:
+        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there.
+
+        Args:
+            says: say that the set is reused, and give one of an earlier fastload its version.
+        """
         try:
             index = read_index(place)
         except FileNotFoundError:
@@ -118,7 +123,9 @@ class ModelSet:
         if isinstance(there, dict):
             differing = [part for part in key if there.get(part) != key[part]]
             if not differing:
-                self._reuse(place, replace(index, made={**index.made, self.kind: key}), new=is_old)
+                if says:
+                    about = {**index.made, self.kind: key}
+                    self._reuse(place, replace(index, made=about), new=is_old)
                 return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
             if is_old and differing == ["version"]:
@@ -154,23 +161,24 @@ class ModelSet:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(date / 1e9))
         tqdm.write(f"{place}: reuses {what} of {when}, {version}", file=sys.stderr)
 
+    @contextmanager
     def _preparation(
         self, place: str, ranges: list[range], key: dict[str, str]
-    ) -> AbstractContextManager[Preparation]:
-        return preparation(
+    ) -> Iterator[Preparation]:
+        names = {"model": name_of(self.forward.model), "dataset": _described(self.dataset)}
+        with preparation(
             fingerprint(key),
             ranges,
             place,
             classes=_classes(self.dataset),
-            made={
-                **(self.made or {}),
-                self.kind: key,
-                "model": name_of(self.forward.model),
-                "dataset": _described(self.dataset),
-            },
+            made={**(self.made or {}), self.kind: key, **names},
             replace=self.replace,
             progress=self.progress,
-        )
+        ) as found:
+            if reused := len(ranges) - len(found.missing):
+                date = os.stat(found.work.folder).st_mtime_ns
+                self._say_reused(place, f"{reused} of {len(ranges)} parts", date)
+            yield found
 
     def _warn_of_random_transforms(self) -> None:
         if random := random_transforms(self.dataset):
@@ -205,7 +213,7 @@ class ModelSet:
             ) as bar,
             closing(batches_of(self.dataset, ranks.shares(missing, job), options)) as parts,
         ):
-            run = Run(self.forward, device=on, rows=left, folder=work.folder, made=bar.update)
+            run = Run(self.forward, on, left, work.folder, bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
 

@@ -144,18 +144,16 @@ def _make(
     for found, result in _results(call, sources, executor):
         try:
             reason = result()
-        except BrokenExecutor as error:
-            raise PrepareError(
-                f"a worker process was killed, or ran out of memory, at {shown(sources[found])} or another source. "
-                f"{bar.n} of {bar.total} parts are complete and kept. Call prepare again to continue"
-            ) from error
         except OSError:
             raise  # the part's file could not be written
         except Exception as error:  # each engine has its own, such as Dask's KilledWorker
-            reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            source = shown(sources[found])
+            said = f"the engine gave up the source {source}: {type(error).__name__}: {error}"
+            if isinstance(error, BrokenExecutor):
+                said = f"a worker process was killed, or ran out of memory, at {source} or another source"
             raise PrepareError(
-                f"the engine gave up the source {shown(sources[found])}: {reason}. "
-                f"{bar.n} of {bar.total} parts are complete and kept. Call prepare again to continue"
+                f"{said.rstrip('.')}. {bar.n} of {bar.total} parts are complete and kept. Call prepare again to "
+                "continue"
             ) from error
         if reason is not None and not skip:
             raise PrepareError(f"the source {shown(sources[found])}: {reason}")

@@ -76,19 +76,11 @@ class Ranks:
     def first(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 alone, and return its result. Other ranks get a pickled copy of it.
 
-        If it raises an OSError, all raise that. If it raises another error, the others raise PrepareError with the
-        reason.
+        Raise what `each` raises.
         """
-        value, error = _outcome(function) if self.rank.rank == 0 else (None, None)
-        of_files = error if isinstance(error, OSError) else None
-        found, of_files, reason = self._together(
-            lambda: self._control.broadcast((value, of_files, _reason(error)))
-        )
-        if (error := error or of_files) is not None:
-            raise error
-        if reason is not None:
-            raise self._failed(0, reason)
-        return found  # type: ignore[return-value]
+        value = self.each(lambda: function() if self.rank.rank == 0 else None)
+        found: T = self._together(lambda: self._control.broadcast(value))
+        return found
 
     def expect_same(self, key: Mapping[str, str]) -> None:
         """Raise PrepareError, on all ranks, if the key of a rank differs from that of rank 0."""

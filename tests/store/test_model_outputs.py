@@ -354,22 +354,33 @@ def test_the_error_names_what_differs_and_both_remedies(tmp_path: Path) -> None:
         )
     with pytest.raises(FileExistsError, match=r"which predictions\(\) did not make"):
         make("predictions", path)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        make("predictions", tmp_path / "other", made={"size": tmp_path})
     new = make("features", path, **given | change, replace=True)
     assert values(new, "x").dtype == torch.float64
     assert torch.equal(values(first, "x"), before)  # which are mapped, and stay so
 
 
-def test_a_dataset_that_reads_a_set_is_known_by_its_id(tmp_path: Path) -> None:
+def test_a_dataset_that_knows_its_content_is_known_by_that(tmp_path: Path) -> None:
     for name, first in ("a", 0), ("b", 1):
         store.put({"x": torch.arange(first, first + 9.0)[:, None]}, tmp_path / name, checksums=True)
-    for name in "aab":
-        data = Subset(store.get(tmp_path / name, data="x"), range(5))
-        given = {"dataset": data, "model": nn.Identity()}
-        if name == "a":
-            make("predictions", tmp_path / "set", **given)
-        else:
-            with pytest.raises(FileExistsError, match="made with other source. Choose"):
-                make("predictions", tmp_path / "set", **given)
+    a, b = (store.get(tmp_path / name, data="x") for name in "ab")
+    hugging, face = Numbers(5), Numbers(5)
+    hugging._fingerprint, face._fingerprint = "1", "2"  # type: ignore[attr-defined]
+    kinds: list[tuple[Any, Any]] = [
+        (a, b),
+        (Subset(a, range(5)), Subset(b, range(5))),
+        (Subset(a, range(5)), Subset(a, range(1, 6))),
+        (Subset(Numbers(), [1, 2]), Subset(OtherNumbers(), [1, 2])),
+        (hugging, face),
+    ]
+    for number, (first, second) in enumerate(kinds):
+        given: Any = {"model": nn.Identity(), "loader": {"num_workers": 0}}
+        found = make("predictions", tmp_path / f"{number}", dataset=first, **given)
+        again = make("predictions", tmp_path / f"{number}", dataset=first, **given)
+        assert again.set_id == found.set_id
+        with pytest.raises(FileExistsError, match="made with other source. Choose"):
+            make("predictions", tmp_path / f"{number}", dataset=second, **given)
 
 
 # ---- what an earlier fastload wrote ----

@@ -161,16 +161,6 @@ def test_a_message_is_decoded_while_its_batch_waits_for_others(num_workers: int)
         run.wait_for(3)
 
 
-def test_workers_decode_side_by_side_and_the_batch_keeps_the_order() -> None:
-    decode = Gates(hold=range(3))
-    with running(Queue(range(3)), decode=decode, batch_size=3, num_workers=3) as run:
-        decode.wait_for(0, 1, 2)
-        for value in (2, 0, 1):
-            decode.gates[value].set()
-        run.wait_for(3)
-    assert run.got == [0.0, 1.0, 2.0]
-
-
 def test_a_slow_message_holds_its_batch_back_and_no_later_one_overtakes_it() -> None:
     decode = Gates(hold=[1])
     with running(Queue(range(6)), decode=decode, batch_size=2, num_workers=2) as run:
@@ -480,18 +470,6 @@ def test_the_messages_of_a_failed_batch_are_decoded_once_and_keep_their_draws() 
     whole, others = run(-1.0), run(2.0)
     assert sorted(others) == ["0", "1", "3"]
     assert all(others[key] == whole[key] for key in others)
-
-
-def test_a_batch_that_the_deadline_closes_is_collated_on_a_worker_too() -> None:
-    def collate(samples: list[Tensor]) -> Tensor:
-        on_worker = threading.current_thread().name == "fastload-worker-0"
-        return torch.full((len(samples),), float(on_worker))
-
-    source = Queue([1])  # it stays open
-    how: dict[str, Any] = {"decode": to_tensor, "num_workers": 1}
-    with fastload.predict(double, source, collate_fn=collate, max_wait_ms=50, **how) as answers:
-        _, answer = next(iter(answers))
-    assert answer == 2
 
 
 def test_decimal_contexts_and_torch_threads_are_those_of_the_caller_afterwards() -> None:

@@ -61,17 +61,6 @@ def test_a_reader_that_crashes_is_an_error_after_the_answers_before() -> None:
     assert source.acknowledged == [*range(17)]
 
 
-def test_a_source_that_cannot_begin_is_an_error() -> None:
-    class Source(Queue):
-        def __iter__(self) -> Iterator[Message]:
-            raise OSError("no connection")
-
-    source = Source()
-    with pytest.raises(OSError, match="no connection"):
-        list(fastload.predict(double, source, decode=to_tensor))
-    assert source.closed
-
-
 def test_a_worker_that_crashes_ends_the_stream_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

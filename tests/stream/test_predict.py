@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fastload
 from fastload.errors import PredictError
-from fastload.stream import Message, Poison
+from fastload.stream import Message
 from tests.contracts.sources import LONG, Sources, Stream, double, fail
 
 
@@ -182,21 +182,6 @@ def test_samples_that_do_not_fit_go_aside_in_their_places_and_all_others_are_ans
     assert (answers.answered, answers.failed) == (16, 4)
 
 
-def test_a_message_that_the_source_could_not_read_goes_aside() -> None:
-    wrong = Message("line 2", Poison("{", ValueError("no JSON")))
-    source, sink = Queue([1, wrong, 2, None]), List()
-    aside: list[str] = []
-    answers = fastload.predict(
-        double,
-        source,
-        decode=to_tensor,
-        on_failed=lambda message, error: aside.append(f"{message.key}: {error}"),
-    )
-    answers.write_to(sink)
-    assert [key for key, _ in sink.rows] == ["k1", "k2"]
-    assert aside == ["line 2: no JSON"]
-
-
 def test_without_on_failed_poison_is_raised_after_the_answers_before_it() -> None:
     source, sink = Queue([*range(20), None]), List()
     answers = fastload.predict(double, source, decode=bad_decode, batch_size=8, max_wait_ms=LONG)
@@ -250,13 +235,6 @@ def test_the_model_is_in_eval_mode_without_gradients_and_the_loop_is_not() -> No
         assert not y.requires_grad
     assert model.training
     assert model.dropout.training
-
-
-def test_answers_are_read_once() -> None:
-    answers = fastload.predict(double, range(3), decode=to_tensor)
-    assert len(list(answers)) == 3
-    with pytest.raises(RuntimeError, match="once"):
-        list(answers)
 
 
 def test_a_message_that_comes_twice_is_answered_twice() -> None:
