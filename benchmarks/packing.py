@@ -141,7 +141,7 @@ def rows(results: Results) -> list[Row]:
 def _name(mode: Mode, which: Which = "") -> str:
     if which == "bare":
         return f"{mode}: bare threads that {_work(mode)}"
-    return f"{mode}: fastload pack" + f", {COPIES} times the images" * (which == "larger")
+    return f"{mode}: fastload set pack" + f", {COPIES} times the images" * (which == "larger")
 
 
 def _work(mode: Mode) -> str:

@@ -123,6 +123,6 @@ def _helps(command: click.Command, name: str) -> Iterator[str]:
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for key in command.list_commands(context):
-            inner = command.get_command(context, key)
-            assert inner is not None
-            yield from _helps(inner, f"{name} {key}")
+            inner = command.commands[key]
+            if not inner.hidden:
+                yield from _helps(inner, f"{name} {key}")

@@ -2,7 +2,7 @@
 # Sourced by the job scripts in this folder, in the folder of the clone. The settings are variables:
 #
 #   BASE_DIR, FILE_LIST  images: the folder, and the list in it (FILE_LIST is relative to BASE_DIR)
-#   PACKED               or a packed set (fastload pack); STAGE is a folder on the node's own disk to copy it to
+#   PACKED               or a packed set (fastload set pack); STAGE is a folder on the node's own disk to copy it to
 #   WORKERS              numbers of loader threads, with one run for each; 0 is serial loading
 #   BATCH_SIZE, NSTEPS   batch size per rank; steps of each run
 #   PROFILE              if not empty, profile rank 0

@@ -26,7 +26,7 @@ prepare
 
 if [[ -n "$STAGE" ]]; then
     say "stage $PACKED"
-    logged stage python -m fastload stage "$PACKED" "$STAGE"
+    logged stage python -m fastload set stage "$PACKED" "$STAGE"
 fi
 for workers in $WORKERS; do
     say "train with $workers workers"

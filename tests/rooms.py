@@ -44,7 +44,7 @@ PLUG_INS = {
 }
 
 COMMANDS = {
-    "cli": "__init__ errors _kit (bench check datasets distributed flow image measure parameters store stream train)",
+    "cli": "__init__ errors _kit bench measure train (check datasets distributed flow image parameters store stream)",
     "__main__": "cli",
 }
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-import click
-
+from tests.commands import COMMANDS
 from tests.plain_words import hard_words
 
 ROOT = Path(__file__).parent.parent
@@ -60,19 +59,16 @@ def templates(path: Path) -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
-def helps(command: click.Command, name: str = "fastload") -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each help of a command and of those below it."""
-    yield f"{name} --help", "\n\n".join(filter(None, [command.help, command.epilog]))
-    for option in command.params:
-        yield f"{name} {option.opts[-1]}", getattr(option, "help", None) or ""
-    for below in getattr(command, "commands", {}).values():
-        yield from helps(below, f"{name} {below.name}")
+def helps() -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each help of a command."""
+    for name, context in COMMANDS.items():
+        yield f"{name} --help", str(context.command.help)
+        for option in context.command.get_params(context):
+            yield f"{name} {option.opts[-1]}", getattr(option, "help", None) or ""
 
 
 def texts() -> dict[str, list[tuple[str, str]]]:
     """Return places and texts of each part of the project, by its name."""
-    from fastload.cli import main
-
     pages = [path for folder in (".", "changes", "docs") for path in (ROOT / folder).glob("*.md")]
     found = {
         "README": [("README.md", (ROOT / "README.md").read_text())],
@@ -81,7 +77,7 @@ def texts() -> dict[str, list[tuple[str, str]]]:
             for path in sorted(pages)
             if path.name != "README.md" or path.parent != ROOT
         ],
-        "help": list(helps(main)),
+        "help": list(helps()),
     }
     for path in sorted((ROOT / "fastload").rglob("*.py")):
         folder = path.relative_to(ROOT / "fastload").parts[:-1]

@@ -1,4 +1,4 @@
-"""fastload's packed set, through its plan. Variants: the modes of `fastload pack`."""
+"""fastload's packed set, through its plan. Variants: the modes of `fastload set pack`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def opened(task: Task) -> Iterator[Iterable[Batch]]:
 
 
 def pack(root: Path, out: Path, variant: str) -> None:
-    command = [sys.executable, "-m", "fastload", "pack", root / "filelist.txt", out / "set"]
+    command = [sys.executable, "-m", "fastload", "set", "pack", root / "filelist.txt", out / "set"]
     options = ["--mode", variant]
     if variant != "encoded":
         options += ["--max-size", str(PACKED_SIDE)]

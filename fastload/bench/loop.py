@@ -62,7 +62,7 @@ def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
     """Return the loader of a rank over the files of the run's list, and the indices that it must deliver."""
     work = run.workload
     transform = (image_plan if run.loader == "plan" else image_transform)(work.transform)
-    listed = ImageFileList(work.file_list, base_dir=work.base_dir, transform=transform)
+    listed = ImageFileList(str(work.file_list), base_dir=work.base_dir, transform=transform)
     order = rank_order(run, len(listed), rank)
     return open_loader(run, Numbered(listed), order), order
 

@@ -1,24 +1,20 @@
-"""The plan of a benchmark, as pure values. Nothing here opens a file or starts a process."""
+"""The plan of a benchmark, as pure values, which are the options of `fastload bench`. Nothing here opens a file.
+
+torch and numpy are imported by functions, so that `fastload bench --help` does not wait for them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
-
-from fastload.measure.page_cache import CacheState
-from fastload.order.sampler import RankSampler
+from fastload._kit.options import Count, Option
+from fastload.measure.options import CacheState, ImageList, Loop
 
 LoaderKind = Literal["serial", "thread", "torch", "plan"]
-"""serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes.
-plan: fastload's threads, with a plan of `fastload.image` in place of torchvision's transforms."""
 TransformName = Literal["resize", "rrc"]
-"""Transforms of images, with torchvision (v1). resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) +
-flip + ToTensor + Normalize."""
-LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
 LOADER_NAMES: dict[LoaderKind, str] = {
     "thread": "fastload threads",
     "plan": "fastload threads, plan",
@@ -28,20 +24,17 @@ LOADER_NAMES: dict[LoaderKind, str] = {
 """Names in the legends of plots and pages, in this order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+@dataclass(frozen=True, kw_only=True)
+class Workload(Loop, ImageList):
     """What all runs of a benchmark have in common: the samples, their order, and the loop that takes them."""
 
-    file_list: str
-    base_dir: str | None = None
+    steps: Annotated[int, Option("-s --nsteps", min=6)] = 20
+    """Batches per run. The first 5 are warm-up, and no rate counts them."""
     transform: TransformName = "resize"
-    batch_size: int = 64
-    steps: int = 20
-    status_print_interval: int = 5
-    step_ms: float = 0.0
-    """Milliseconds that a step waits, as if for an accelerator. 0: the loop only loads."""
-    seed: int = 0
+    """Transform of the images. resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor +
+    Normalize."""
     cache: CacheState = "warm"
+    """State of the page cache before each run. warm: the files are in it. cold: the kernel has dropped them."""
 
     @property
     def samples(self) -> int:
@@ -54,6 +47,26 @@ class Workload:
         if self.step_ms > 0:
             return f"simulated: waits {self.step_ms:g} ms, without an accelerator"
         return "none: the loop only loads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The configurations that are compared over one workload."""
+
+    loaders: Annotated[tuple[LoaderKind, ...], Option("--loaders NAME,NAME,...")] = (
+        "serial",
+        "thread",
+        "torch",
+    )
+    """Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's DataLoader
+    with worker processes. plan: fastload with threads, and a plan of fastload.image in place of torchvision's
+    transforms."""
+    workers: Annotated[tuple[Count, ...], Option("--workers N,N,...")] = (1, 2, 4)
+    """Numbers of workers per rank to measure with each loader but serial."""
+    ranks: Annotated[tuple[Count, ...], Option("--ranks N,N,...")] = (1,)
+    """Numbers of ranks to measure. Ranks are processes on this node that each load a part at the same time."""
+    repeats: Count = 3
+    """Runs of each configuration, interleaved. The table shows medians."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +108,7 @@ class Run:
         return cls(**{**document, "workload": Workload(**document["workload"])})
 
 
-def plan_runs(
-    workload: Workload,
-    *,
-    loaders: Sequence[LoaderKind],
-    workers: Sequence[int],
-    repeats: int,
-    ranks: Sequence[int] = (1,),
-) -> list[Run]:
+def plan_runs(workload: Workload, plan: Plan) -> list[Run]:
     """Return runs of each loader with each number of workers and ranks, `repeats` times. Serial loading has no workers.
 
     The repeats are interleaved. Every second one is in reverse order, so that a machine that slowly gets faster or
@@ -110,13 +116,13 @@ def plan_runs(
     """
     once = [
         (together, loader, count)
-        for together in ranks
-        for loader in loaders
-        for count in ((0,) if loader == "serial" else workers)
+        for together in plan.ranks
+        for loader in plan.loaders
+        for count in ((0,) if loader == "serial" else plan.workers)
     ]
     return [
         Run(workload=workload, loader=loader, workers=count, ranks=together, repeat=repeat)
-        for repeat in range(repeats)
+        for repeat in range(plan.repeats)
         for together, loader, count in (once if repeat % 2 == 0 else reversed(once))
     ]
 
@@ -126,6 +132,8 @@ def rank_order(run: Run, length: int, rank: int) -> list[int]:
 
     Step k of all ranks together is one contiguous piece of that order.
     """
+    from fastload.order.sampler import RankSampler
+
     order = sample_order(length, run.ordered_samples * run.ranks, seed=run.workload.seed)
     part = RankSampler(len(order), rank=rank, world_size=run.ranks, shuffle=False)
     return [order[position] for position in part]
@@ -137,6 +145,8 @@ def sample_order(length: int, count: int, *, seed: int) -> list[int]:
     This is a pure function, and its result is a prefix of every longer order with the same seed. So all runs deliver
     the same samples in the same order. If the list is shorter than a run, it starts again after its last sample.
     """
+    import numpy as np
+
     generator = np.random.default_rng(seed)
     epochs = [generator.permutation(length) for _ in range(math.ceil(count / length))]
     order: list[int] = np.concatenate(epochs)[:count].tolist()

@@ -23,7 +23,7 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     The order of a shorter run is a prefix of the longest one's, so these are the files of every run of the workload.
     """
     work = runs[0].workload
-    listed = ImageFileList(work.file_list, base_dir=work.base_dir)
+    listed = ImageFileList(str(work.file_list), base_dir=work.base_dir)
     longest = max(run.ordered_samples * run.ranks for run in runs)
     order = sample_order(len(listed), longest, seed=work.seed)
     files = [listed.locate(index) for index in dict.fromkeys(order)]

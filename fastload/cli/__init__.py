@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import click
 
 import fastload
@@ -12,27 +14,37 @@ from fastload.cli.env import env
 from fastload.cli.featurize import featurize
 from fastload.cli.flow import flow
 from fastload.cli.images import images
-from fastload.cli.inspect import inspect
 from fastload.cli.mnist import mnist
 from fastload.cli.pack import pack
 from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
-from fastload.cli.stage import stage
-from fastload.cli.store import store
+from fastload.cli.sets import inspect, sets, stage, verify
 from fastload.cli.submit import submit
 from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
-from fastload.cli.verify import verify
 
 
 class _Commands(EndsInOneLine, click.Group):
     """The group of all commands."""
 
 
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"fastload, version {fastload.__version__}")
+        ctx.exit()
+
+
 @click.group(
     cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
-@click.version_option(fastload.__version__, prog_name="fastload")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    callback=_version,
+    expose_value=False,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """A data loader for PyTorch, with threads or processes.
 
@@ -51,22 +63,14 @@ def main() -> None:
 
 
 for command in (
-    images,
-    mnist,
-    bench,
-    check,
-    pack,
-    parameters,
-    verify,
-    inspect,
-    env,
-    tensorboard,
-    train,
-    featurize,
-    predict,
-    flow,
-    stage,
-    store,
-    submit,
+    *(images, mnist, bench, check, sets, parameters),
+    *(env, tensorboard, train, featurize, predict, flow, submit),
 ):
     main.add_command(command)
+# Names of earlier versions, which no list shows.
+store = click.Group("store", {**sets.commands, "info": inspect}, help=sets.help, hidden=True)
+main.add_command(store)
+for command in (pack, verify, stage, inspect):
+    old = copy.copy(command)
+    old.hidden = True
+    main.add_command(old)

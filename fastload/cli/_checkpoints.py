@@ -1,4 +1,4 @@
-"""The positions of loaders in a checkpoint, for `fastload inspect`. None of its code is run, and no tensor is read."""
+"""The positions of loaders in a checkpoint, for `fastload set inspect`. Its code is not run, and no tensor is read."""
 
 from __future__ import annotations
 

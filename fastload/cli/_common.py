@@ -5,23 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import pkgutil
-import re
 import signal
 import sys
 from contextlib import ExitStack, contextmanager, suppress
 from inspect import isclass, isroutine
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Count, ExistingFile, Folder, Option, Port, Threads, options
+from fastload.cli._command import Command
 from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-F = TypeVar("F", bound="Callable[..., Any]")
+    from fastload.distributed.launch import BatchSystem
 
 _MEET_S = 60.0
 """Seconds that a rank with a user error waits for the others."""
@@ -71,7 +70,7 @@ def _without_usage(error: click.UsageError) -> click.UsageError:
     return error
 
 
-class OnRanks(EndsInOneLine):
+class OnRanks(EndsInOneLine, Command):
     """A command that runs on several ranks. One of them prints a user error, and all end with its exit code."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -100,13 +99,6 @@ def _one_rank_reports() -> Iterator[None]:
                 line = f"Error: {error.format_message()}"
                 distributed.end_job(error, line=line, code=error.exit_code)
         raise
-
-
-def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
-    """Return the text if PBS or Slurm accepts it as a duration. Raise a usage error if not."""
-    if not re.fullmatch(r"(\d+-)?\d+(:[0-5]?\d){0,2}", text, re.ASCII):
-        raise click.BadParameter(f"{text!r} is not a duration. Give H:MM:SS, such as 1:30:00.")
-    return text
 
 
 @contextmanager
@@ -171,24 +163,6 @@ def made_at(path: str) -> Any:
         raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
 
 
-def loader_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Return those options that are given and are arguments of a loader."""
-    names = ("batch_size", "num_workers")
-    return {name: options[name] for name in names if options[name] is not None}
-
-
-def guards_out_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Take those of `serving_options` that guard a server out of options. Return them as `GuardedServer` takes them."""
-    from fastload.distributed.flight_access import read_token
-
-    chain, key = (options.pop(name) for name in ("tls_cert", "tls_key"))
-    if bool(chain) != bool(key):
-        raise click.UsageError("give both --tls-cert and --tls-key, or neither")
-    certificate = (chain.read_bytes(), key.read_bytes()) if chain else None
-    guards = {"token": read_token(options.pop("token_file")), "certificate": certificate}
-    return guards | {"max_calls": options.pop("max_calls")}
-
-
 @contextmanager
 def bad_values_are_usage_errors(
     kinds: tuple[type[Exception], ...] = (ValueError,),
@@ -214,81 +188,92 @@ def named_as_option(kind: type[Exception], argument: str, option: str) -> Iterat
         raise click.ClickException(text.replace(argument, option)) from error
 
 
-root_option = opt.folder(
-    "--root",
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
-)
-base_option = opt.folder(
-    "--base-dir",
-    exists=True,
-    help="Folder that relative paths in the list start from.  [default: folder of the list]",
-)
-device_option = click.option(
-    "--device",
-    default="auto",
-    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
-    "cpu.",
-)
+@options
+class Parallel:
+    """Threads of a command."""
+
+    workers: Threads | None = None
+    """Number of threads. 0: only the main thread. [default: one per core]"""
 
 
-def threads_option(work: str) -> Callable[[F], F]:
-    """Return the option for the number of threads that do this work."""
-    return opt.count(
-        "--workers",
-        within=(0, 1024),
-        help=f"Number of threads that {work}. 0: only the main thread.  [default: one per core]",
-    )
+@options
+class Batches:
+    """Batches that a loader reads for a model."""
+
+    batch_size: Annotated[Count, Option("-b --batch-size")] = 64
+    """Samples per batch."""
+    num_workers: Annotated[Threads | None, Option("-w --num-workers")] = None
+    """Threads per rank that load samples or decode messages. [default: one per core]"""
+
+    @property
+    def loader(self) -> dict[str, Any]:
+        """The arguments of the loader."""
+        given = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        return {name: value for name, value in given.items() if value is not None}
 
 
-def names_option(help: str) -> Callable[[F], F]:
-    """Return the option `--columns`, a list of names."""
-    return click.option(
-        "--columns",
-        default="",
-        show_default=False,
-        metavar="NAME,NAME,...",
-        callback=lambda _, __, text: [name.strip() for name in text.split(",") if name.strip()],
-        help=help,
-    )
+@options
+class Root:
+    """Where sets are."""
+
+    root: Folder | None = None
+    """Folder of the sets. [default: $FASTLOAD_STORE, or a folder of this user in shared memory]"""
 
 
-def serving_options(command: F) -> F:
-    """Add the options of a server: its address, token and certificate."""
-    file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    for option in (
-        click.option("--tls-key", type=file, help="PEM file with the private key of --tls-cert."),
-        click.option(
-            "--tls-cert",
-            type=file,
-            help="PEM file with the certificate chain. Needs --tls-key.  [default: no TLS]",
-        ),
-        opt.count(
-            "--max-calls",
-            default=1024,
-            help="Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.",
-        ),
-        click.option(
-            "--token-file",
-            type=file,
-            help="File with the token that clients must send.  [default: no token]",
-        ),
-        opt.count(
-            "--port", within=(0, 65535), default=0, help="Port to listen on. 0: any free port."
-        ),
-        click.option("--host", default="127.0.0.1", help="Address to listen on."),
-    ):
-        command = option(command)
-    return command
+@options
+class Serving:
+    """The options of a server: its address, token and certificate."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 0
+    """Port to listen on. 0: any free port."""
+    token_file: ExistingFile | None = None
+    """File with the token that clients must send. [default: no token]"""
+    max_calls: Count = 1024
+    """Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB."""
+    tls_cert: ExistingFile | None = None
+    """PEM file with the certificate chain. Needs --tls-key. [default: no TLS]"""
+    tls_key: ExistingFile | None = None
+    """PEM file with the private key of --tls-cert."""
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise UsageError("give both --tls-cert and --tls-key, or neither")
+
+    def server(self, kind: Callable[..., Any], *of: Any) -> Any:
+        """Return a `GuardedServer` of this kind with these options."""
+        from pyarrow import ArrowException
+
+        from fastload.distributed.flight_access import read_token
+
+        pair = [path.read_bytes() for path in (self.tls_cert, self.tls_key) if path]
+        guards = {"token": read_token(self.token_file), "certificate": tuple(pair) or None}
+        try:
+            return kind(*of, self.host, self.port, max_calls=self.max_calls, **guards)
+        except (OSError, ValueError, ArrowException) as error:
+            raise click.ClickException(
+                f"cannot listen on {self.host}:{self.port}: {error}"
+            ) from error
 
 
-def list_options(command: F) -> F:
-    """Add the options that name a list of images."""
-    listed = opt.file(
-        "--file-list-path --file-list file_list",
-        help="Text file with the path of one image per line. The class of an image is the name of its folder. A "
-        "relative path is searched in the current folder, then in --base-dir.",
-    )
-    return listed(base_option(command))
+@options
+class Batch:
+    """The batch system that a run is submitted to, if it is."""
+
+    pbs: bool = False
+    """Submit as a PBS job (qsub)."""
+    slurm: bool = False
+    """Submit as a Slurm job (sbatch)."""
+    dry_run: bool = False
+    """Print what would run. Run nothing."""
+
+    @property
+    def system(self) -> BatchSystem | None:
+        """The batch system that is named."""
+        if self.pbs and self.slurm:
+            raise click.UsageError("give either --pbs or --slurm")
+        return "pbs" if self.pbs else "slurm" if self.slurm else None
 
 
 def require(extra: str, **modules: str) -> None:
@@ -299,19 +284,3 @@ def require(extra: str, **modules: str) -> None:
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed. "
             f"Run pip install '.[{extra}]' in the clone of fastload."
         )
-
-
-def is_set_of_columns(path: str) -> bool:
-    """Return True if the set at `path` is a set of columns (`fastload.store`). Needs pyarrow."""
-    from fastload.datasets.manifest import read_index
-
-    return read_index(path).mode == "columns"
-
-
-def described_set(path: str, records: int) -> str:
-    """Return the description of a set of either kind, with its first records. Needs pyarrow."""
-    if is_set_of_columns(path):
-        from fastload.store.inspecting import inspect
-    else:
-        from fastload.datasets.packed.inspecting import inspect
-    return inspect(path, records=records)

@@ -3,130 +3,38 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
-from tqdm import tqdm
 
-from fastload.cli import options as opt
-from fastload.cli._common import list_options, require, sigterm_raises
+from fastload._kit.options import File, Option, options
+from fastload.bench.plan import Plan, Run, Workload, plan_runs
+from fastload.cli._command import Command
+from fastload.cli._common import require, sigterm_raises
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastload.bench.figures import Outcome
-    from fastload.bench.plan import LoaderKind, Run
 
 
-def _counts(_: click.Context, parameter: click.Parameter, text: str) -> list[int]:
-    """Turn "1,2,4" into [1, 2, 4]: each once, in the order given."""
-    counts: dict[int, None] = {}
-    workers = parameter.name == "workers"
-    for word in text.split(","):
-        if not word.strip().isdecimal() or int(word) < 1:
-            serial = workers and word.strip() == "0"
-            hint = " For no workers, use --loaders serial." if serial else ""
-            raise click.BadParameter(
-                f"{word.strip()!r} is not a number of {parameter.name}. "
-                f"Give counts of 1 or more, such as 1,2,4.{hint}"
-            )
-        counts[int(word)] = None
-    return list(counts)
+@options
+class Output:
+    """What a comparison prints and writes."""
+
+    quiet: Annotated[bool, Option("-q --quiet")] = False
+    """Print one line per run, without the lines of the run itself."""
+    json: File | None = None
+    """File for all figures, as JSON. [default: no file]"""
+    html: File | None = None
+    """File for a report that opens offline. Needs pip install '.[bench]' in the clone. [default: no file]"""
+    plot: File | None = None
+    """File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone. [default: no file]"""
 
 
-def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[LoaderKind]:
-    """Turn "serial,thread" into ["serial", "thread"]: each once, in the order given."""
-    from fastload.bench.plan import LOADERS
-
-    by_name = {str(kind): kind for kind in LOADERS}
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in by_name:
-            raise click.BadParameter(f"{word!r} is not a loader. Choose from {', '.join(LOADERS)}.")
-    return [by_name[word] for word in dict.fromkeys(words)]
-
-
-@click.command()
-@list_options
-@click.option(
-    "--workers",
-    default="1,2,4",
-    callback=_counts,
-    metavar="N,N,...",
-    help="Numbers of workers per rank to measure with each parallel loader.",
-)
-@click.option(
-    "--ranks",
-    default="1",
-    callback=_counts,
-    metavar="N,N,...",
-    help="Numbers of ranks to measure. Ranks are processes on this node that each load a part at the same time.",
-)
-@click.option(
-    "--loaders",
-    default="serial,thread,torch",
-    callback=_loader_kinds,
-    metavar="NAME,NAME,...",
-    help="Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's "
-    "DataLoader with worker processes. plan: fastload with threads, and a plan of fastload.image in place of "
-    "torchvision's transforms.",
-)
-@opt.count("-b --nbatch batch_size", default=64, help="Batch size per rank.")
-@opt.count(
-    "-s --nsteps steps",
-    within=(6, None),
-    default=20,
-    help="Batches per run. The first 5 are warm-up, and no rate counts them.",
-)
-@opt.count(
-    "--status-print-interval", default=5, help="Steps between two lines with the rate of a run."
-)
-@opt.number(
-    "--step-ms",
-    within=(0, 3_600_000),
-    default=0.0,
-    help="Simulated training step: milliseconds that the loop waits after each batch.",
-)
-@opt.choice(
-    "--transform",
-    ["resize", "rrc"],
-    help="Transform of the images. resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + "
-    "ToTensor + Normalize.",
-)
-@opt.choice(
-    "--cache",
-    ["warm", "cold"],
-    help="State of the page cache before each run. warm: the files are in it. cold: the kernel has dropped them.",
-)
-@opt.count(
-    "--repeats", default=3, help="Runs of each configuration, interleaved. The table shows medians."
-)
-@opt.count("--seed", within=(0, None), default=0, help="Seed of the order of the samples.")
-@opt.flag("-q --quiet", help="Print one line per run, without the lines of the run itself.")
-@opt.file("--json json_path", help="File for all figures, as JSON.  [default: no file]")
-@opt.file(
-    "--html html_path",
-    help="File for a report that opens offline. Needs pip install '.[bench]' in the clone.  [default: no file]",
-)
-@opt.file(
-    "--plot plot_path",
-    help="File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone.  [default: no file]",
-)
-def bench(
-    file_list: Path | None,
-    base_dir: Path | None,
-    loaders: list[LoaderKind],
-    workers: list[int],
-    ranks: list[int],
-    repeats: int,
-    json_path: Path | None,
-    html_path: Path | None,
-    plot_path: Path | None,
-    quiet: bool,
-    **options: Any,
-) -> None:
+@Command
+def bench(workload: Workload, plan: Plan, output: Output) -> None:
     """Compare serial loading, threads and processes on images.
 
     All runs take the same samples in the same order; only the loader differs, or the plan. Each run is a new process,
@@ -142,26 +50,21 @@ def bench(
         fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png
     """
     require("images", PIL="Pillow", torchvision="torchvision")
-    if plot_path is not None or html_path is not None:
+    if output.plot or output.html:
         require("bench", matplotlib="matplotlib")
     from fastload.bench import report
-    from fastload.bench.plan import Workload, plan_runs
     from fastload.bench.run import files_of
     from fastload.measure.provenance import provenance
     from fastload.measure.samples import find_list
 
     origin = provenance(["fastload", *sys.argv[1:]])
-    workload = Workload(
-        file_list=str(find_list(file_list, base_dir)),
-        base_dir=None if base_dir is None else str(base_dir),
-        **options,
-    )
-    runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)
+    workload = replace(workload, file_list=str(find_list(workload)))
+    runs = plan_runs(workload, plan)
     listed, files = files_of(runs)
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
 
-    if "plan" in loaders:
+    if "plan" in plan.loaders:
         from fastload.image import kernels
 
         click.echo(f"image kernels: {kernels.state()}")
@@ -170,7 +73,7 @@ def bench(
     stopped: KeyboardInterrupt | None = None
     with sigterm_raises():
         try:
-            _race(runs, files, outcomes, quiet=quiet)
+            _race(runs, files, outcomes, quiet=output.quiet)
         except KeyboardInterrupt as stop:
             stopped = stop
     rows = report.summarise(outcomes)
@@ -181,20 +84,20 @@ def bench(
         if best := report.verdict(rows):
             click.echo("\n" + best)
     content = report.document(outcomes, rows, origin, planned=len(runs))
-    if json_path is not None:
-        report.write_json(json_path, content)
-        click.echo(f"Figures: {json_path}")
-    if html_path is not None:
+    if output.json:
+        report.write_json(output.json, content)
+        click.echo(f"Figures: {output.json}")
+    if output.html:
         from fastload.bench.page import render
 
-        report.write_text(html_path, render(content, rows))
-        click.echo(f"Report: {html_path}")
-    if plot_path is not None and rows:
+        report.write_text(output.html, render(content, rows))
+        click.echo(f"Report: {output.html}")
+    if output.plot and rows:
         from fastload.bench.plot import draw
 
-        plot_path.parent.mkdir(parents=True, exist_ok=True)
-        draw(content, rows).savefig(plot_path)
-        click.echo(f"Plot: {plot_path}")
+        output.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(content, rows).savefig(output.plot)
+        click.echo(f"Plot: {output.plot}")
     if stopped is not None:
         raise stopped
     failed = sum(outcome.error is not None for outcome in outcomes)
@@ -211,6 +114,8 @@ def _race(
 
     Append the outcome of each run to `outcomes` as soon as it ends, so that a signal loses no completed run.
     """
+    from tqdm import tqdm
+
     from fastload.bench.run import execute
 
     work = runs[0].workload

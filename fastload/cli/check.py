@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 import traceback
 from contextlib import ExitStack
-from multiprocessing.connection import wait
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Count, Option, Threads, options
+from fastload.cli._command import Command
 from fastload.cli._common import made_at, sigterm_raises
 from fastload.errors import FastloadError, in_one_line
 
 
-@click.command()
-@click.argument("dataset", metavar="DATASET")
-@opt.count(
-    "--samples",
-    default=64,
-    help="Number of samples to compare, spread over the length of a map-style dataset.",
-)
-@opt.count(
-    "--workers", within=(1, 1024), default=4, help="Number of workers that read at the same time."
-)
-def check(dataset: str, samples: int, workers: int) -> None:
+@options
+class Samples:
+    """What to compare."""
+
+    dataset: Annotated[str, Option("DATASET")]
+    samples: Count = 64
+    """Number of samples to compare, spread over the length of a map-style dataset."""
+    workers: Annotated[Threads, Option(min=1)] = 4
+    """Number of workers that read at the same time."""
+
+
+@Command
+def check(options: Samples) -> None:
     """Read some samples serially and by workers, and compare them.
 
     DATASET is MODULE:NAME, or MODULE:FUNCTION for a function or class that makes it without arguments. Modules in the
@@ -44,20 +45,23 @@ def check(dataset: str, samples: int, workers: int) -> None:
     Example:
         fastload check my_project.data:make_train_set
     """
-    said, ok = _read_in_child(dataset, samples, workers)
+    said, ok = _read_in_child(options)
     click.echo(said)
     if not ok:
         raise SystemExit(1)
 
 
-def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
-    """Check the dataset at `path` in a child process, because its code may crash. Return the report, and True if ok.
+def _read_in_child(options: Samples) -> tuple[str, bool]:
+    """Check a dataset in a child process, because its code may crash. Return the report, and True if ok.
 
     Raise UsageError if there is nothing to check, and ClickException if importing or reading fails.
     """
+    import multiprocessing
+    from multiprocessing.connection import wait
+
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_check_here, args=(path, samples, workers, sender))
+    child = context.Process(target=_check_here, args=(options, sender))
     how = "as it was imported"
     try:
         with sigterm_raises(), ExitStack() as stack:
@@ -109,8 +113,10 @@ def _of_death(code: int, how: str) -> str:
     return f"{fault}\nDo not read this dataset with workers until this is fixed."
 
 
-def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
-    """Check the dataset at `path`, and send the report or the error to the parent."""
+def _check_here(options: Samples, parent: Any) -> None:
+    """Check a dataset, and send the report or the error to the parent."""
+    import multiprocessing
+
     from fastload.check import check as compare
 
     faulthandler.enable()  # the stacks say which call ended the process
@@ -118,9 +124,9 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
     multiprocessing.set_start_method(None, force=True)
     try:
         report = compare(
-            _dataset(path),
-            samples=samples,
-            workers=workers,
+            _dataset(options.dataset),
+            samples=options.samples,
+            workers=options.workers,
             say=lambda how: parent.send(("reads", how)),
         )
     except KeyboardInterrupt:

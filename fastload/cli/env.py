@@ -6,28 +6,29 @@ import os
 import warnings
 from collections.abc import Collection, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Option, options
+from fastload.cli._command import Command
 
 if TYPE_CHECKING:
     from fastload.distributed import Detected
 
 
-@click.command()
-@opt.flag(
-    "--meet",
-    help="Also import torch, count its devices, connect to the other ranks and add up the rank numbers.",
-)
-@opt.option(
-    "--timeout timeout_s",
-    default=60.0,
-    type=opt.Number(min=0, min_open=True),
-    help="Time to wait for the other ranks, in seconds.",
-)
-def env(meet: bool, timeout_s: float) -> None:
+@options
+class Env:
+    """What to test."""
+
+    meet: bool = False
+    """Also import torch, count its devices, connect to the other ranks and add up the rank numbers."""
+    timeout: Annotated[float, Option(min=0, min_open=True)] = 60.0
+    """Time to wait for the other ranks, in seconds."""
+
+
+@Command
+def env(options: Env) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
@@ -43,10 +44,10 @@ def env(meet: bool, timeout_s: float) -> None:
 
     detected = detect_rank()
     lines = _described(detected)
-    if meet:
-        lines += _meet(timeout_s)
+    if options.meet:
+        lines += _meet(options.timeout)
     lines += _kernels()
-    lines += _cores(detected, met=meet)
+    lines += _cores(detected, met=options.meet)
     # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 

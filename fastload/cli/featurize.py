@@ -4,93 +4,60 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Count, ExistingFolder, Option, Seed, options
+from fastload.cli._command import Command
 from fastload.cli._common import (
+    Batches,
+    Root,
     bad_values_are_usage_errors,
-    device_option,
-    list_options,
-    loader_of,
     named_as_option,
     require,
-    root_option,
     sigterm_raises,
 )
 from fastload.errors import UsageError
+from fastload.measure.options import ImageList
+from fastload.train.recipe import OnDevice
 
-_DTYPES = ("float32", "float16", "bfloat16")
+
+@options
+class Features(Root, Batches):
+    """What is made of which images."""
+
+    images: Annotated[ExistingFolder | None, Option("[IMAGES]")] = None
+    name: str
+    """Name of the set, of letters, digits and _.+=-, or a path that ends in such a name."""
+    model: str = "resnet50"
+    """Classification network of torchvision. Its last layer (the head) is removed."""
+    weights: str = "default"
+    """File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded once.
+    random: random weights, for tests."""
+    seed: Seed = 0
+    """Seed of the weights with --weights random."""
+    layout: Literal["pooled", "flat"] = "pooled"
+    """Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the whole
+    map, 100,352 numbers."""
+    size: Annotated[Count, Option(max=4096)] = 224
+    """Side of the square that images are resized to, in pixels."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type of the saved features."""
+    parts: Count | None = None
+    """Number of parts of the set, of nearly equal size. [default: one per 512 images, at most 64]"""
+    version: str = ""
+    """Your name for the content of the images. Change the version when they change."""
+    replace: bool = False
+    """Replace a set of this name that was made from other images, weights or options."""
 
 
-@click.command()
-@click.argument(
-    "images",
-    required=False,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="[IMAGES]",
-)
-@list_options
-@click.option(
-    "--name",
-    required=True,
-    help="Name of the set, of letters, digits and _.+=-, or a path that ends in such a name.",
-)
-@click.option(
-    "--model",
-    default="resnet50",
-    help="Classification network of torchvision. Its last layer (the head) is removed.",
-)
-@click.option(
-    "--weights",
-    default="default",
-    help="File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded "
-    "once. random: random weights, for tests.",
-)
-@opt.count(
-    "--seed", within=(0, 2**63 - 1), default=0, help="Seed of the weights with --weights random."
-)
-@opt.choice(
-    "--layout",
-    ["pooled", "flat"],
-    help="Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the "
-    "whole map, 100,352 numbers.",
-)
-@opt.count(
-    "--size",
-    within=(1, 4096),
-    default=224,
-    help="Side of the square that images are resized to, in pixels.",
-)
-@opt.count("-b --batch-size", default=64, help="Images per batch.")
-@opt.count(
-    "-w --num-workers",
-    within=(0, 1024),
-    help="Number of threads that load.  [default: one per core]",
-)
-@opt.choice("--dtype", _DTYPES, help="Type of the saved features.")
-@root_option
-@device_option
-@opt.count(
-    "--parts",
-    help="Number of parts of the set, of nearly equal size.  [default: one per 512 images, at most 64]",
-)
-@click.option(
-    "--version",
-    default="",
-    show_default=False,
-    help="Your name for the content of the images. Change the version when they change.",
-)
-@opt.flag(
-    "--replace",
-    help="Replace a set of this name that was made from other images, weights or options.",
-)
-def featurize(**options: Any) -> None:
+@Command
+def featurize(of: Features, listed: ImageList, on: OnDevice) -> None:
     """Run a network over images once, and save the features, to train a head on them.
 
     IMAGES is a folder with one folder per class, or a packed set. Alternatively, --file-list-path names a list. Each
-    image is resized to a square and normalised as for ImageNet. The features are saved as a set (see `fastload store`).
+    image is resized to a square and normalised as for ImageNet. The features are saved as a set (see `fastload set`).
     Row i has the features of image i in column x, and the class number of that image in column y.
 
     If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
@@ -119,7 +86,7 @@ def featurize(**options: Any) -> None:
     ):
         from fastload.store.model_run import shown
 
-        found = _features(options)
+        found = _features(of, listed, on)
     x, *_ = found[0]
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
     click.echo(
@@ -131,45 +98,46 @@ def featurize(**options: Any) -> None:
     click.echo(found.path)
 
 
-def _features(options: dict[str, Any]) -> Any:
+def _features(of: Features, listed: ImageList, on: OnDevice) -> Any:
     import torch
 
     from fastload import store
     from fastload.distributed import detect_rank
     from fastload.train.devices import choose_device
 
-    dataset = _dataset(*(options[name] for name in ("images", "file_list", "base_dir", "size")))
-    model, of = options["model"], {name: options[name] for name in ("weights", "layout")}
-    network = store.backbone(model, **of, seed=options["seed"])
-    if of["weights"] == "random":
-        of["weights"] = f"random weights, seed {options['seed']}"
-    images = (options["images"] or options["file_list"]).absolute()
+    random = f"random weights, seed {of.seed}"
+    images = of.images or Path(str(listed.file_list))
+    made = {"network": of.model, "size": of.size, "images": str(images.absolute())}
+    made |= {"weights": random if of.weights == "random" else of.weights, "layout": of.layout}
+    device = choose_device(on.device, detect_rank().rank)
     return store.features(
-        options["name"],
-        dataset=dataset,
-        model=network,
-        loader=loader_of(options),
-        dtype=getattr(torch, options["dtype"]),
-        device=choose_device(options["device"], detect_rank().rank),
-        made={"network": model, "size": options["size"], "images": str(images), **of},
+        of.name,
+        dataset=_dataset(of, listed),
+        model=store.backbone(of.model, weights=of.weights, layout=of.layout, seed=of.seed),
+        loader=of.loader,
+        dtype=getattr(torch, of.dtype),
+        device=device,
+        made=made,
         progress=True,
-        **{name: options[name] for name in ("version", "parts", "root", "replace")},
+        version=of.version,
+        parts=of.parts,
+        root=of.root,
+        replace=of.replace,
     )
 
 
-def _dataset(images: Path | None, file_list: Path | None, base_dir: Path | None, size: int) -> Any:
+def _dataset(of: Features, listed: ImageList) -> Any:
     """Open the images. Raise UsageError unless exactly one source is given."""
     from fastload.datasets import ImageFileList, ImageFolder, PackedDataset
     from fastload.datasets.manifest import INDEX
     from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Resize
     from fastload.measure.samples import find_list
 
-    plan = Resize((size, size), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    if (images is None) == (file_list is None):
+    plan = Resize((of.size, of.size), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    if (of.images is None) == (listed.file_list is None):
         raise UsageError("Give either a folder of images or --file-list-path.")
-    if images is None:
-        listed = find_list(file_list, base_dir)
-        return ImageFileList(listed, base_dir=base_dir, transform=plan)
-    if (images / INDEX).exists():
-        return PackedDataset(images, transform=plan)
-    return ImageFolder(images, transform=plan)
+    if of.images is None:
+        return ImageFileList(find_list(listed), base_dir=listed.base_dir, transform=plan)
+    if (of.images / INDEX).exists():
+        return PackedDataset(of.images, transform=plan)
+    return ImageFolder(of.images, transform=plan)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
+from typing import Annotated
 
 import click
 
-from fastload.cli import options as opt
-from fastload.cli._common import require, threads_option
+from fastload._kit.options import Folder, Index, Option, options
+from fastload.cli._command import Command
+from fastload.cli._common import Parallel, require
 
 
-@click.command()
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@opt.count("--count", within=(1, 2**30), default=2048, help="Number of images to make.")
-@opt.count(
-    "--seed",
-    within=(0, None),
-    default=0,
-    help="Seed of the images. The same seed gives the same images.",
-)
-@threads_option("make them")
-def images(out: Path, count: int, seed: int, workers: int | None) -> None:
+@options
+class Images(Parallel):
+    """The images to make."""
+
+    out: Annotated[Folder, Option("OUT")]
+    count: Annotated[int, Option(min=1, max=2**30)] = 2048
+    """Number of images to make."""
+    seed: Index = 0
+    """Seed of the images. The same seed gives the same images."""
+
+
+@Command
+def images(options: Images) -> None:
     """Make sample images for measurements, in the folder OUT.
 
     The images are synthetic, photo-like JPEGs in ImageNet's layout, of 80 to 110 KB on average. A list of their paths
@@ -34,6 +38,6 @@ def images(out: Path, count: int, seed: int, workers: int | None) -> None:
     require("images", PIL="Pillow")
     from fastload.datasets.synthetic import generate_images
 
-    file_list = generate_images(out, count=count, seed=seed, workers=workers, progress=True)
-    click.echo(f"{count} images, listed in {file_list}")
+    file_list = generate_images(**asdict(options), progress=True)
+    click.echo(f"{options.count} images, listed in {file_list}")
     click.echo(f"Next: fastload bench --file-list-path {file_list}")

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
+from typing import Annotated
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Folder, Option, options
+from fastload.cli._command import Command
 
-_COUNT = click.IntRange(1, 10_000_000)
+
+@options
+class Digits:
+    """The digits to make."""
+
+    root: Annotated[Folder, Option("--synthetic OUT")]
+    """Folder for the synthetic digits. The files are written to OUT/MNIST/raw."""
+    train: Annotated[int, Option(min=1, max=10_000_000)] = 60_000
+    """Number of training images."""
+    test: Annotated[int, Option(min=1, max=10_000_000)] = 10_000
+    """Number of test images."""
+    seed: Annotated[int, Option(min=0, max=2**31 - 1)] = 0
+    """Seed of the digits. The same seed gives the same digits."""
 
 
-@click.command()
-@opt.folder(
-    "--synthetic out",
-    required=True,
-    metavar="OUT",
-    help="Folder for the synthetic digits. The files are written to OUT/MNIST/raw.",
-)
-@click.option("--train", default=60_000, type=_COUNT, help="Number of training images.")
-@click.option("--test", default=10_000, type=_COUNT, help="Number of test images.")
-@opt.count(
-    "--seed",
-    within=(0, 2**31 - 1),
-    default=0,
-    help="Seed of the digits. The same seed gives the same digits.",
-)
-def mnist(out: Path, train: int, test: int, seed: int) -> None:
+@Command
+def mnist(digits: Digits) -> None:
     """Write synthetic digits in MNIST's format, to try training without a network.
 
     The digits are drawn by a program, with 28 x 28 pixels and 10 classes. A small convolutional network learns them in
@@ -44,8 +44,7 @@ def mnist(out: Path, train: int, test: int, seed: int) -> None:
     """
     from fastload.datasets.digits import generate_digits
 
-    folder = generate_digits(out, train=train, test=test, seed=seed, progress=True)
-    click.echo(
-        f"Synthetic digits, not MNIST: {train} for training, {test} for testing, in {folder}"
-    )
-    click.echo(f"Next: fastload.datasets.MNIST({str(out)!r}, train=True)")
+    folder = generate_digits(**asdict(digits), progress=True)
+    counts = f"{digits.train} for training, {digits.test} for testing"
+    click.echo(f"Synthetic digits, not MNIST: {counts}, in {folder}")
+    click.echo(f"Next: fastload.datasets.MNIST({str(digits.root)!r}, train=True)")

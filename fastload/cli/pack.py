@@ -1,71 +1,50 @@
-"""`fastload pack`: pack images into a packed set."""
+"""`fastload set pack`: pack images into a packed set."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 import click
 
-from fastload.cli import options as opt
-from fastload.cli._common import (
-    bad_values_are_usage_errors,
-    base_option,
-    names_option,
-    require,
-    threads_option,
-)
+from fastload._kit.options import Count, ExistingFolder, Option, options
+from fastload.cli._command import Command
+from fastload.cli._common import Parallel, bad_values_are_usage_errors, require
 
 
-@click.command()
-@click.argument("source", type=click.Path(exists=True), metavar="FILE_LIST|FOLDER|PARQUET")
-@click.argument("out", type=click.Path(file_okay=False))
-@opt.choice(
-    "--mode",
-    ["encoded", "jpeg", "raw"],
-    default="jpeg",
-    help="Content of the set. encoded: the files as they are. jpeg: images reduced to --max-size, as JPEGs. raw: "
-    "their pixels. jpeg and raw ignore and drop the EXIF orientation.",
-)
-@opt.count(
-    "--max-size",
-    within=(1, 65535),
-    help="Maximum length of the longer side with jpeg and raw, in pixels.  [default: 256]",
-)
-@opt.count(
-    "--quality",
-    within=(1, 95),
-    help="Quality of the JPEGs with --mode jpeg, as in libjpeg.  [default: 90]",
-)
-@click.option(
-    "--shard-mb",
-    default=256.0,
-    type=click.FloatRange(min=0.001, max=1_000_000),
-    help="Size of a shard, in megabytes (millions of bytes) of images and --columns. A shard ends with the record "
-    "that reaches this size.",
-)
-@threads_option("read, decode and encode")
-@opt.choice(
-    "--on-error",
-    ["raise", "skip"],
-    help="Action for an input that cannot be read or decoded. raise: end with an error. skip: leave it out, and list "
-    "it in rejected.txt.",
-)
-@click.option(
-    "--check/--no-check",
-    default=True,
-    help="With --mode encoded: decode each image as a check. --no-check packs any bytes.",
-)
-@base_option
-@click.option(
-    "--image-column",
-    default="image",
-    help="Column of PARQUET with the image files, as bytes or as structs of bytes and path.",
-)
-@click.option(
-    "--label-column", default="label", help="Column of PARQUET with class numbers or names."
-)
-@names_option("Other columns of PARQUET to keep.  [default: none]")
-def pack(source: str, out: str, **options: Any) -> None:
+@options
+class Packing(Parallel):
+    """What a packed set is made of, and how."""
+
+    source: Annotated[str, Option("FILE_LIST|FOLDER|PARQUET", exists=True)]
+    out: Annotated[str, Option("OUT", file_okay=False)]
+    mode: Literal["encoded", "jpeg", "raw"] = "jpeg"
+    """Content of the set. encoded: the files as they are. jpeg: images reduced to --max-size, as JPEGs. raw: their
+    pixels. jpeg and raw ignore and drop the EXIF orientation."""
+    max_size: Annotated[Count | None, Option(max=65535)] = None
+    """Maximum length of the longer side with jpeg and raw, in pixels. [default: 256]"""
+    quality: Annotated[Count | None, Option(max=95)] = None
+    """Quality of the JPEGs with --mode jpeg, as in libjpeg. [default: 90]"""
+    shard_mb: Annotated[float, Option(min=0.001, max=1_000_000)] = 256.0
+    """Size of a shard, in megabytes (millions of bytes) of images and --columns. A shard ends with the record that
+    reaches this size."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """Action for an input that cannot be read or decoded. raise: end with an error. skip: leave it out, and list it in
+    rejected.txt."""
+    check: bool = True
+    """With --mode encoded: decode each image as a check. --no-check packs any bytes."""
+    base_dir: ExistingFolder | None = None
+    """Folder that relative paths in the list start from. [default: folder of the list]"""
+    image_column: str = "image"
+    """Column of PARQUET with the image files, as bytes or as structs of bytes and path."""
+    label_column: str = "label"
+    """Column of PARQUET with class numbers or names."""
+    columns: Annotated[tuple[str, ...], Option("--columns NAME,NAME,...")] = ()
+    """Other columns of PARQUET to keep. [default: none]"""
+
+
+@Command
+def pack(packing: Packing) -> None:
     """Pack images into few large files, in the folder OUT.
 
     FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT becomes a packed set: an
@@ -76,12 +55,12 @@ def pack(source: str, out: str, **options: Any) -> None:
 
     \b
     Examples:
-        fastload pack train.txt packed --mode jpeg --max-size 256 --quality 90
-        fastload pack /data/imagenet/train packed --mode raw --on-error skip
+        fastload set pack train.txt packed --mode jpeg --max-size 256 --quality 90
+        fastload set pack /data/imagenet/train packed --mode raw --on-error skip
     """
     require("arrow", pyarrow="pyarrow")
     require("images", PIL="Pillow")
     from fastload.datasets.packed.packing import pack as run_pack
 
     with bad_values_are_usage_errors():
-        click.echo(str(run_pack(source, out, progress=True, **options)))
+        click.echo(str(run_pack(**asdict(packing), progress=True)))

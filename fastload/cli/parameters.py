@@ -4,92 +4,80 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import Amount, Count, Index, Option, options
+from fastload.cli._command import Command
 from fastload.cli._common import (
     INTERRUPTED,
     TERMINATED,
+    Serving,
     Terminated,
-    guards_out_of,
     require,
-    serving_options,
     sigterm_raises,
     wait_for_a_signal,
 )
-from fastload.errors import in_one_line
+from fastload.errors import UsageError, in_one_line
 
 
-@click.group()
-def parameters() -> None:
-    """Keep model parameters on servers: dense ones, and tables of rows that do not fit into one process.
+@options
+class Place(Serving):
+    """Which server of how many this is, and how workers find it."""
 
-    Use them for asynchronous training, for workers that come and go, and for large tables on nodes without GPUs. If
-    the model fits on each GPU, DistributedDataParallel is faster. Needs pip install '.[arrow]' in the clone.
-    """
-    require("arrow", pyarrow="pyarrow")
+    store: Annotated[str | None, Option(file_okay=False)] = None
+    """Folder that servers and workers share. Each server writes its address into it. Use a new folder for each job.
+    [default: torchrun's store]"""
+    number: Index | None = None
+    """Index of this server, from 0. [default: rank]"""
+    of: Count | None = None
+    """Number of servers. [default: number of ranks]"""
+    name: str | None = None
+    """Host name or address that workers use to connect to this machine. [default: --host, or this machine's address if
+    --host is 0.0.0.0 or ::]"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.number is None) != (self.of is None):
+            raise UsageError("give both --number and --of, or neither")
 
 
-@parameters.command()
-@opt.option(
-    "--store store_path",
-    type=click.Path(file_okay=False),
-    help="Folder that servers and workers share. Each server writes its address into it. Use a new folder for each "
-    "job.  [default: torchrun's store]",
-)
-@opt.count("--number", within=(0, None), help="Index of this server, from 0.  [default: rank]")
-@opt.count("--of", help="Number of servers.  [default: number of ranks]")
-@opt.choice("--optimizer", ["sgd", "adagrad", "adam"], help="Optimizer that applies the gradients.")
-@opt.number("--lr", default=0.01, help="Learning rate.")
-@opt.number("--momentum", default=0.0, help="Momentum of sgd.")
-@opt.count(
-    "--grads-to-wait",
-    help="Number of pushes that are averaged into one step.  [default: asynchronous, each push is a step]",
-)
-@opt.count(
-    "--tolerance",
-    within=(0, None),
-    default=0,
-    help="Maximum age of the gradients of a synchronous push, in versions.",
-)
-@opt.flag(
-    "--scale-by-staleness",
-    help="Divide the learning rate of an asynchronous push by the age of its gradients, in versions.",
-)
-@opt.option(
-    "--checkpoint folder",
-    type=click.Path(file_okay=False),
-    help="Folder of checkpoints, shared by all servers. Without one, the parameters of a killed server are lost.",
-)
-@opt.count(
-    "--checkpoint-every",
-    within=(0, None),
-    default=0,
-    help="Number of versions between checkpoints. 0: only when a worker asks, and at the end.",
-)
-@opt.count("--keep", default=3, help="Number of checkpoints to keep.")
-@click.option("--seed", type=int, default=0, help="Seed of new rows.")
-@serving_options
-@click.option(
-    "--name",
-    help="Host name or address that workers use to connect to this machine.  [default: --host, or "
-    "this machine's address if --host is 0.0.0.0 or ::]",
-)
-def serve(
-    store_path: str | None,
-    number: int | None,
-    of: int | None,
-    optimizer: Any,
-    lr: float,
-    momentum: float,
-    folder: str | None,
-    host: str,
-    port: int,
-    name: str | None,
-    **options: Any,
-) -> None:
+@options
+class Steps:
+    """The optimizer."""
+
+    optimizer: Literal["sgd", "adagrad", "adam"] = "sgd"
+    """Optimizer that applies the gradients."""
+    lr: Amount = 0.01
+    """Learning rate."""
+    momentum: Amount = 0.0
+    """Momentum of sgd."""
+
+
+@options
+class Saved:
+    """What a server does with pushes, and what it saves."""
+
+    grads_to_wait: Count | None = None
+    """Number of pushes that are averaged into one step. [default: asynchronous, each push is a step]"""
+    tolerance: Index = 0
+    """Maximum age of the gradients of a synchronous push, in versions."""
+    scale_by_staleness: bool = False
+    """Divide the learning rate of an asynchronous push by the age of its gradients, in versions."""
+    folder: Annotated[str, Option("--checkpoint", file_okay=False)] = ""
+    """Folder of checkpoints, shared by all servers. Without one, the parameters of a killed server are lost."""
+    checkpoint_every: Index = 0
+    """Number of versions between checkpoints. 0: only when a worker asks, and at the end."""
+    keep: Count = 3
+    """Number of checkpoints to keep."""
+    seed: int = 0
+    """Seed of new rows."""
+
+
+@Command
+def serve(place: Place, steps: Steps, saved: Saved) -> None:
     """Run one server per rank of torchrun, mpiexec or srun.
 
     Workers connect with fastload.parameters.connect("file:///PATH OF THE STORE"). Each server resumes from the newest
@@ -108,17 +96,13 @@ def serve(
         mpiexec -n 2 fastload parameters serve --store /shared/run7 --optimizer adagrad --lr 0.05 \\
             --checkpoint /shared/checkpoints --checkpoint-every 1000
     """
-    from pyarrow import ArrowException
-
     from fastload.distributed import detect_rank
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
     from fastload.parameters.transport import is_published, publish
 
-    guards = guards_out_of(options)
-    if (number is None) != (of is None):
-        raise click.UsageError("give both --number and --of, or neither")
+    number, of = place.number, place.of
     if number is None or of is None:
         rank = detect_rank().rank
         number, of = rank.rank, rank.world_size
@@ -126,25 +110,21 @@ def serve(
         raise click.UsageError(
             f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
         )
-    store = job_store(store_path)
+    store = job_store(place.store)
     try:
         server = Server(
             number,
             of,
-            optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
-            folder=folder or "",
+            optimizer=Optimizer(name=steps.optimizer, lr=steps.lr, momentum=steps.momentum),
             rejoin=store is not None and is_published(store, number),
-            **options,
+            **asdict(saved),
         )
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-    try:
-        front = ParameterServer(server, host, port, **guards)
-    except (OSError, ArrowException) as error:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
+    front = place.server(ParameterServer, server)
     with sigterm_raises():
         try:
-            address = front.address(name or reached_as(host))
+            address = front.address(place.name or reached_as(place.host))
             if store is not None:
                 publish(store, number, of, address)
             click.echo(
@@ -163,3 +143,13 @@ def serve(
             # Workers keep streams open, and the end of the interpreter would wait for them.
             sys.stdout.flush()
             os._exit(code)
+
+
+@click.group(commands=[serve])
+def parameters() -> None:
+    """Keep model parameters on servers: dense ones, and tables of rows that do not fit into one process.
+
+    Use them for asynchronous training, for workers that come and go, and for large tables on nodes without GPUs. If
+    the model fits on each GPU, DistributedDataParallel is faster. Needs pip install '.[arrow]' in the clone.
+    """
+    require("arrow", pyarrow="pyarrow")

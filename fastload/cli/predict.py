@@ -6,105 +6,77 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import fields
 from inspect import isclass, isroutine
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from fastload._kit.annotations import signature
-from fastload.cli import options as opt
+from fastload._kit.options import Amount, Count, File, Option, options
 from fastload.cli._common import (
+    Batches,
     OnRanks,
-    device_option,
+    Root,
     found_at,
-    loader_of,
     made_at,
     named_as_option,
     require,
     sigterm_raises,
 )
 from fastload.errors import PredictError, PrepareError, UsageError, in_one_line
-
-_OF_SETS = {"name", "inputs", "version", "parts", "root", "replace"}
-_OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
+from fastload.train.recipe import OnDevice
 
 
-@click.command(cls=OnRanks)
-@click.argument("model", metavar="MODEL")
-@click.argument("dataset", required=False, metavar="[DATASET]")
-@opt.count("-b --batch-size", default=64, help="Samples or messages per batch.")
-@opt.count(
-    "-w --num-workers",
-    within=(0, 1024),
-    help="Threads per rank that load samples or decode messages.  [default: one per core]",
-)
-@device_option
-@click.option(
-    "--name",
-    help="With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks "
-    "must see the folder of the set.",
-)
-@click.option(
-    "--inputs",
-    metavar="MODULE:NAME",
-    help="With DATASET: function that takes a batch and returns the input of the model.  [default: first item of a "
-    "tuple or list, else the batch]",
-)
-@opt.count(
-    "--parts",
-    help="With DATASET: number of parts of the set. The ranks divide them.  [default: one per 512 samples, at most "
-    "1024]",
-)
-@click.option(
-    *("--data-version", "--version", "version"),
-    default="",
-    show_default=False,
-    help="With DATASET: your name for the samples and the model's code. Change the version when one of them changes.",
-)
-@opt.folder(
-    "--root",
-    help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
-)
-@opt.flag(
-    "--replace",
-    help="With DATASET: replace a set of this name that was made from other samples, another model or other options.",
-)
-@click.option(
-    "--source",
-    default="-",
-    metavar="SOURCE",
-    help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
-    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install '.[stream]' in the clone of fastload.",
-)
-@click.option(
-    "--sink",
-    default="-",
-    metavar="SINK",
-    help="Destination of the answers: - (standard output), a file (.jsonl), a folder, or kafka://SERVERS/TOPIC.",
-)
-@click.option(
-    "--decode",
-    metavar="MODULE:NAME",
-    help="Function that turns a message into a sample. The function gets the JSON value of a line, the path of a "
-    "file, or the bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
-)
-@click.option(
-    "--key",
-    help="Name of the member in each JSON object that is the key of its answer.  [default: line 1, line 2 ...]",
-)
-@opt.file(
-    "--failed",
-    help="Write messages that failed, with their errors, to this file as JSON lines.  [default: the first failure "
-    "ends the command]",
-)
-@opt.number(
-    "--max-wait-ms",
-    default=5.0,
-    help="Maximum time that a batch waits to become full, in milliseconds after its first message.",
-)
-@click.pass_context
-def predict(context: click.Context, /, model: str, dataset: str | None, **options: Any) -> None:
+@options
+class Predicted(Batches):
+    """What predicts for what."""
+
+    model: Annotated[str, Option("MODEL")]
+    dataset: Annotated[str | None, Option("[DATASET]")] = None
+
+
+@options
+class ForSet(Root):
+    """Options with a dataset."""
+
+    name: str | None = None
+    """With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks must
+    see the folder of the set."""
+    inputs: Annotated[str | None, Option("--inputs MODULE:NAME")] = None
+    """With DATASET: function that takes a batch and returns the input of the model. [default: first item of a tuple or
+    list, else the batch]"""
+    parts: Count | None = None
+    """With DATASET: number of parts of the set. The ranks divide them. [default: one per 512 samples, at most 1024]"""
+    version: Annotated[str, Option("--data-version --version")] = ""
+    """With DATASET: your name for the samples and the model's code. Change the version when one of them changes."""
+    replace: bool = False
+    """With DATASET: replace a set of this name that was made from other samples, another model or other options."""
+
+
+@options
+class ForStream:
+    """Options without a dataset."""
+
+    source: Annotated[str, Option("--source SOURCE")] = "-"
+    """Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or
+    kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install '.[stream]' in the clone of fastload."""
+    sink: Annotated[str, Option("--sink SINK")] = "-"
+    """Destination of the answers: - (standard output), a file (.jsonl), a folder, or kafka://SERVERS/TOPIC."""
+    decode: Annotated[str | None, Option("--decode MODULE:NAME")] = None
+    """Function that turns a message into a sample. The function gets the JSON value of a line, the path of a file, or
+    the bytes from Kafka. [default: JSON; numbers and lists of numbers become float32 tensors]"""
+    key: str | None = None
+    """Name of the member in each JSON object that is the key of its answer. [default: line 1, line 2 ...]"""
+    failed: File | None = None
+    """Write messages that failed, with their errors, to this file as JSON lines. [default: the first failure ends the
+    command]"""
+    max_wait_ms: Amount = 5.0
+    """Maximum time that a batch waits to become full, in milliseconds after its first message."""
+
+
+@OnRanks
+def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStream) -> None:
     """Run a model on each sample of a dataset, or on each message of a stream.
 
     MODEL and DATASET are names in Python modules, written as MODULE:NAME. Modules in the current folder are found too.
@@ -136,34 +108,31 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
     Then, in Python:
         answers = fastload.store.get("answers")
     """
-    _check_form(context, "DATASET" if dataset else "")
+    _check_form(what.dataset, for_set)
     with sigterm_raises():
-        if dataset is not None:
+        if what.dataset is not None:
             require("arrow", pyarrow="pyarrow")
-            _predict_set(model, dataset, options)
+            _predict_set(what, on, for_set)
         else:
-            _predict_stream(_model(model), options)
+            _predict_stream(what, on, for_stream)
 
 
-def _check_form(context: click.Context, dataset: str) -> None:
+def _check_form(dataset: str | None, for_set: ForSet) -> None:
     """Raise UsageError for an option that belongs to the other form, or if --name is missing."""
-    given = {
-        param.opts[-1]: param.name
-        for param in context.command.params
-        if context.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
-    }
-    wrong = [
-        option for option, name in given.items() if name in (_OF_STREAMS if dataset else _OF_SETS)
-    ]
-    if wrong and dataset:
-        raise UsageError(
-            f"{wrong[0]} works only with a stream of messages, not with DATASET. Remove one of them."
-        )
-    if wrong:
-        raise UsageError(
-            f"{wrong[0]} works only with a dataset. Give DATASET after MODEL, or remove {wrong[0]}."
-        )
-    if dataset and "--name" not in given:
+    context = click.get_current_context()
+    others = {field.name for field in fields(ForStream if dataset else ForSet)}
+    for param in context.command.params:
+        name = param.name or ""
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if name in others and given and dataset:
+            raise UsageError(
+                f"{param.opts[-1]} works only with a stream of messages, not with DATASET. Remove one of them."
+            )
+        if name in others and given:
+            raise UsageError(
+                f"{param.opts[-1]} works only with a dataset. Give DATASET after MODEL, or remove {param.opts[-1]}."
+            )
+    if dataset and for_set.name is None:
         raise UsageError("The set for the answers has no name. Give --name.")
 
 
@@ -191,7 +160,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
 # ---- a dataset ----
 
 
-def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
+def _predict_set(what: Predicted, on: OnDevice, for_set: ForSet) -> None:
     import torch
 
     from fastload import distributed, store
@@ -199,26 +168,29 @@ def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    samples = _dataset(dataset, options["name"], options["root"], options["parts"])
-    answering = _model(model)
+    samples = _dataset(str(what.dataset), for_set)
+    answering = _model(what.model)
     rank = distributed.detect_rank().rank
-    on = choose_device(options["device"], rank)
+    device = choose_device(on.device, rank)
     if rank.world_size > 1:
         distributed.init("gloo")
-        if on.type == "cpu":
+        if device.type == "cpu":
             torch.set_num_threads(distributed.cores())
     try:
         with named_as_option(FileExistsError, "pass replace=True", "pass --replace"):
             found = store.predictions(
-                options["name"],
+                str(for_set.name),
                 dataset=samples,
                 model=answering,
-                inputs=found_at(options["inputs"]) if options["inputs"] else None,
-                loader=loader_of(options),
-                device=on,
+                inputs=found_at(for_set.inputs) if for_set.inputs else None,
+                loader=what.loader,
+                device=device,
                 rank=rank,
+                version=for_set.version,
                 progress=True,
-                **{name: options[name] for name in ("version", "parts", "root", "replace")},
+                parts=for_set.parts,
+                root=for_set.root,
+                replace=for_set.replace,
             )
     except PrepareError as error:
         if error.__cause__ is not None and rank.world_size > 1:
@@ -232,7 +204,7 @@ def _predict_set(model: str, dataset: str, options: dict[str, Any]) -> None:
         click.echo(found.path)
 
 
-def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
+def _dataset(path: str, for_set: ForSet) -> Any:
     """Return the dataset at MODULE:NAME. Raise UsageError if it or one of the options does not fit."""
     from fastload.store.root import locate
 
@@ -244,44 +216,43 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
     rows = len(found)
     if not rows:
         raise UsageError(f"{path}: the dataset has no samples")
-    if parts is not None and parts > rows:
+    if for_set.parts is not None and for_set.parts > rows:
         raise UsageError(
-            f"--parts {parts} is too many: the dataset has {rows} samples. Give at most {rows} parts."
+            f"--parts {for_set.parts} is too many: the dataset has {rows} samples. Give at most {rows} parts."
         )
     try:
-        locate(name, root, make=False)
+        locate(str(for_set.name), for_set.root, make=False)
     except ValueError as error:
-        raise UsageError(f"--name {name}: {error}") from error
+        raise UsageError(f"--name {for_set.name}: {error}") from error
     return found
 
 
 # ---- a stream ----
 
 
-def _predict_stream(model: Any, options: dict[str, Any]) -> None:
+def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
     from fastload import stream
     from fastload.distributed import detect_rank
     from fastload.distributed.guard import asked_to_end
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    on = choose_device(options["device"], detect_rank().rank)
-    failed = options["failed"]
-    decode = found_at(options["decode"]) if options["decode"] else stream.json_to_tensors
+    model, device = _model(what.model), choose_device(on.device, detect_rank().rank)
+    decode = found_at(of.decode) if of.decode else stream.json_to_tensors
     with ExitStack() as stack:
-        source = _opened(stream.open_source, options["source"], key=options["key"])
+        source = _opened(stream.open_source, of.source, key=of.key)
         reading = stack.enter_context(closing(source))
-        writing = stack.enter_context(closing(_opened(stream.open_sink, options["sink"])))
-        aside = stack.enter_context(closing(stream.SideList(failed))) if failed else None
+        writing = stack.enter_context(closing(_opened(stream.open_sink, of.sink)))
+        aside = stack.enter_context(closing(stream.SideList(of.failed))) if of.failed else None
         answers = stack.enter_context(
             stream.predict(
                 model,
                 reading,
                 decode=decode,
-                device=on,
-                max_wait_ms=options["max_wait_ms"],
+                device=device,
+                max_wait_ms=of.max_wait_ms,
                 on_failed=aside,
-                **loader_of(options),
+                **what.loader,
             )
         )
         try:

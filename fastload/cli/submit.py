@@ -3,89 +3,84 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
-from click.core import ParameterSource
 
-from fastload.cli import options as opt
-from fastload.cli._common import walltime
+from fastload._kit.options import Count, ExistingFile, Option, options
+from fastload.cli._command import Command
+from fastload.cli._common import Batch
+from fastload.errors import UsageError
 
 if TYPE_CHECKING:
     from fastload.distributed.launch import BatchSystem, Launcher
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-_CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 
 
-@click.command()
-@click.option(
-    "--script",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="Script that every rank runs.",
-)
-@click.option(
-    "--module", help="Module that every rank runs instead of a script, as python -m does."
-)
-@click.option(
-    "--executor",
-    default=sys.executable,
-    show_default=False,
-    help="Program that runs the script.  [default: this Python]",
-)
-@opt.count("--parallelism", default=1, help="Number of ranks.")
-@opt.file(
-    "--hostfile",
-    exists=True,
-    envvar="PBS_NODEFILE",
-    show_envvar=True,
-    help="File with one host per line: `host`, `host slots=N` or `host:N`.",
-)
-@opt.count(
-    "--ppn",
-    help="Ranks per host.  [default: slots of the host; all ranks on one host in a batch job]",
-)
-@opt.count(
-    "--depth",
-    help="Cores per rank. Without this option, ranks are not bound to cores, and a batch job requests one core each.",
-)
-@opt.choice(
-    "--launcher",
-    _CHOICES,
-    help="Launcher of the ranks. auto: none (run directly) for one rank; otherwise mpiexec if it is on PATH, else srun "
-    "inside a Slurm job, else torchrun.",
-)
-@opt.option(
-    "--launcher-option options",
-    multiple=True,
-    help="Extra option for the launcher, passed unchanged. Repeatable.",
-)
-@opt.option(
-    "--env names",
-    multiple=True,
-    help="Environment variable to pass to ranks on other hosts. Repeatable.",
-)
-@opt.option("--pbs system", flag_value="pbs", help="Submit the run as a PBS job (qsub).")
-@opt.option("--slurm system", flag_value="slurm", help="Submit the run as a Slurm job (sbatch).")
-@click.option(
-    "--walltime", default="1:00:00", callback=walltime, help="Time limit of the batch job, H:MM:SS."
-)
-@opt.option(
-    "--directive directives",
-    multiple=True,
-    help="Extra line for the batch job's header, such as '-A PROJECT' or '-l filesystems=home'. Repeatable.",
-)
-@opt.flag("--dry-run", help="Print what would run. Run nothing.")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def submit(
-    ctx: click.Context, /, system: BatchSystem | None, dry_run: bool, **options: Any
-) -> None:
+@options
+class Ranks:
+    """What runs on which hosts."""
+
+    script: Annotated[str | None, Option(exists=True, dir_okay=False, resolve_path=True)] = None
+    """Script that every rank runs."""
+    module: str | None = None
+    """Module that every rank runs instead of a script, as python -m does."""
+    executor: str | None = None
+    """Program that runs the script. [default: this Python]"""
+    parallelism: Count = 1
+    """Number of ranks."""
+    hostfile: ExistingFile | None = None
+    """File with one host per line: `host`, `host slots=N` or `host:N`. [default: $PBS_NODEFILE, if it is set]"""
+    ppn: Count | None = None
+    """Ranks per host. [default: slots of the host; all ranks on one host in a batch job]"""
+    depth: Count | None = None
+    """Cores per rank. Without this option, ranks are not bound to cores, and a batch job requests one core each."""
+    launcher: Literal["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"] = "auto"
+    """Launcher of the ranks. auto: none (run directly) for one rank; otherwise mpiexec if it is on PATH, else srun
+    inside a Slurm job, else torchrun."""
+    launcher_option: Sequence[str] = ()
+    """Extra option for the launcher, passed unchanged. Repeatable."""
+    env: Sequence[str] = ()
+    """Environment variable to pass to ranks on other hosts. Repeatable."""
+    walltime: str = "1:00:00"
+    """Time limit of the batch job, H:MM:SS."""
+    directive: Sequence[str] = ()
+    """Extra line for the batch job's header, such as '-A PROJECT' or '-l filesystems=home'. Repeatable."""
+    arguments: Annotated[Sequence[str], Option("[ARGUMENTS]...")] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d+-)?\d+(:[0-5]?\d){0,2}", self.walltime, re.ASCII):
+            raise UsageError(
+                f"--walltime {self.walltime!r} is not a duration. Give H:MM:SS, such as 1:30:00."
+            )
+        if (self.script is None) == (self.module is None):
+            raise UsageError("give either --script or --module")
+        if missing := [name for name in self.env if name not in os.environ]:
+            raise UsageError(
+                f"--env {missing[0]}: the variable is not set. Set it, or remove the option."
+            )
+
+    @property
+    def program(self) -> str:
+        """The program that runs the script."""
+        return self.executor or sys.executable
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The names of the variables that ranks on other hosts get."""
+        return tuple(n for n in dict.fromkeys((*_EXPORTED, *self.env)) if n in os.environ)
+
+
+@Command
+def submit(ranks: Ranks, batch: Batch) -> None:
     """Run a script on many ranks, with mpiexec, srun or torchrun.
 
     ARGUMENTS, after --, are the arguments of the script. The exit code is that of the job, or 128 + n if signal n
@@ -102,93 +97,81 @@ def submit(
     """
     from fastload.distributed.execute import execute
 
-    if (options["script"] is None) == (options["module"] is None):
-        raise click.UsageError("give either --script or --module")
-    if missing := [name for name in options["names"] if name not in os.environ]:
-        raise click.UsageError(
-            f"--env {missing[0]}: the variable is not set. Set it, or remove the option."
-        )
-    exported = tuple(n for n in dict.fromkeys((*_EXPORTED, *options["names"])) if n in os.environ)
+    system, end = batch.system, click.get_current_context().exit
     if system is None:
-        command, launcher = _command(exported, **options)
-        if dry_run:
+        command, launcher = _command(ranks)
+        if batch.dry_run:
             click.echo(shlex.join(command))
         else:
-            ctx.exit(execute(command, to_ranks=launcher == "openmpi"))
+            end(execute(command, to_ranks=launcher == "openmpi"))
         return
-    if ctx.get_parameter_source("hostfile") is ParameterSource.COMMANDLINE:
+    if ranks.hostfile:
         raise click.UsageError(
             f"--hostfile cannot be used with --{system}, because the batch system chooses the hosts. "
             "Remove --hostfile."
         )
-    command, text = _job(system, exported, **options)
-    if dry_run:
+    command, text = _job(system, ranks)
+    if batch.dry_run:
         click.echo(f"# {shlex.join(command)} <<'END'\n{text}END")
         return
     if shutil.which(command[0]) is None:
         raise click.ClickException(
             f"{command[0]} is not on PATH. Run this command on a login node."
         )
-    ctx.exit(subprocess.run(command, input=text, text=True, check=False).returncode)
+    end(subprocess.run(command, input=text, text=True, check=False).returncode)
 
 
-def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Launcher]:
+def _command(ranks: Ranks) -> tuple[list[str], Launcher]:
     """Return the argument list that starts the ranks from here, and its launcher."""
     from fastload.distributed import launch
     from fastload.distributed.execute import are_here, find_launcher, signal_options, start_line
 
-    hostfile, ppn, ranks = options["hostfile"], options["ppn"], options["parallelism"]
+    path, count = ranks.hostfile or os.environ.get("PBS_NODEFILE"), ranks.parallelism
     hosts: tuple[launch.Host, ...] = ()
-    if hostfile is not None:
-        listed = launch.parse_hosts(hostfile.read_text(errors="replace"), path=str(hostfile))
-        hosts = launch.place(listed, ranks, path=str(hostfile), ppn=ppn)
-    elif ppn is not None:
+    if path:
+        listed = launch.parse_hosts(Path(path).read_text(errors="replace"), path=str(path))
+        hosts = launch.place(listed, count, path=str(path), ppn=ranks.ppn)
+    elif ranks.ppn is not None:
         raise click.UsageError(
             "--ppn needs --hostfile, --pbs or --slurm. Add one, or remove --ppn."
         )
-    launcher = options["launcher"]
-    if launcher == "auto":
-        launcher = find_launcher(ranks, hosts)
+    launcher = find_launcher(count, hosts) if ranks.launcher == "auto" else ranks.launcher
     if launcher in ("torchrun", "none") and are_here(hosts):
         hosts = ()
-    what = ["-m", options["module"]] if options["script"] is None else [options["script"]]
+    what = ("-m", ranks.module) if ranks.module else (str(ranks.script),)
     job = launch.Job(
-        program=(options["executor"], *what, *options["arguments"]),
-        ranks=ranks,
+        program=(ranks.program, *what, *ranks.arguments),
+        ranks=count,
         hosts=hosts,
-        depth=options["depth"],
-        export=exported,
-        options=(*(signal_options() if launcher == "torchrun" else ()), *options["options"]),
+        depth=ranks.depth,
+        export=ranks.exported,
+        options=(*(signal_options() if launcher == "torchrun" else ()), *ranks.launcher_option),
     )
     return start_line(job, launcher), launcher
 
 
-def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tuple[list[str], str]:
+def _job(system: BatchSystem, ranks: Ranks) -> tuple[list[str], str]:
     """Return the command that reads a batch job from standard input, and the job. The job runs this command again."""
     from fastload.distributed import launch
 
-    ranks, depth = options["parallelism"], options["depth"]
-    ppn = min(options["ppn"] or ranks, ranks)
-    launcher = (
-        "srun" if system == "slurm" and options["launcher"] == "auto" else options["launcher"]
-    )
-    command = [sys.executable, "-m", "fastload", "submit", "--parallelism", str(ranks)]
-    command += ["--launcher", launcher, "--executor", options["executor"]]
+    count, ppn = ranks.parallelism, min(ranks.ppn or ranks.parallelism, ranks.parallelism)
+    launcher = "srun" if (system, ranks.launcher) == ("slurm", "auto") else ranks.launcher
+    command = [sys.executable, "-m", "fastload", "submit", "--parallelism", str(count)]
+    command += ["--launcher", launcher, "--executor", ranks.program]
     command += ["--ppn", str(ppn)] if system == "pbs" else []
-    command += ["--depth", str(depth)] if depth else []
-    for flag, values in (("--launcher-option", options["options"]), ("--env", options["names"])):
-        command += [f"{flag}={value}" for value in values]
-    script, module = options["script"], options["module"]
-    command += [f"--script={script}" if script is not None else f"--module={module}"]
+    command += ["--depth", str(ranks.depth)] if ranks.depth else []
+    command += [f"--launcher-option={value}" for value in ranks.launcher_option]
+    command += [f"--env={name}" for name in ranks.env]
+    command += [f"--module={ranks.module}" if ranks.module else f"--script={ranks.script}"]
     text = launch.job_script(
         system,
-        [*command, "--", *options["arguments"]],
-        name=Path(script or module).stem,
-        ranks=ranks,
+        [*command, "--", *ranks.arguments],
+        name=Path(ranks.module or str(ranks.script)).stem,
+        ranks=count,
         ppn=ppn,
-        depth=depth,
-        walltime=options["walltime"],
-        directives=options["directives"],
-        environ={name: os.environ[name] for name in exported},
+        depth=ranks.depth,
+        walltime=ranks.walltime,
+        directives=ranks.directive,
+        environ={name: os.environ[name] for name in ranks.exported},
     )
     return [launch.SUBMITTERS[system]], text

@@ -9,26 +9,29 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import click
 
-from fastload.cli import options as opt
+from fastload._kit.options import ExistingFolder, Option, Port, options
+from fastload.cli._command import Command
 from fastload.cli._common import Terminated, require, sigterm_raises, wait_for_a_signal
 
 
-@click.command()
-@click.argument(
-    "logdir", type=click.Path(exists=True, file_okay=False, path_type=Path), default="logdir"
-)
-@opt.count(
-    "--port",
-    within=(0, 65535),
-    help="Port to listen on. If it is taken, any free port is used.  [default: 6006, or the next free port]",
-)
-@opt.flag("--bind-all", help="Let other machines connect too.")
-def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
+@options
+class Server:
+    """What to show, and to whom."""
+
+    logdir: Annotated[ExistingFolder, Option("[LOGDIR]")] = Path("logdir")
+    port: Port | None = None
+    """Port to listen on. If it is taken, any free port is used. [default: 6006, or the next free port]"""
+    bind_all: bool = False
+    """Let other machines connect too."""
+
+
+@Command
+def tensorboard(options: Server) -> None:
     """Show the runs under LOGDIR in TensorBoard, until Ctrl-C.
 
     Prints the address, and the ssh command that forwards it from a login node to your own machine. Profiles of
@@ -44,8 +47,8 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     require("tensorboard", tensorboard="TensorBoard")
     try:
         with sigterm_raises():
-            url = _serve(logdir, port, bind_all)
-            click.echo(_directions(logdir, url, port, bind_all))
+            url = _serve(options)
+            click.echo(_directions(options, url))
             wait_for_a_signal()
     except KeyboardInterrupt as ended_by:
         # Another signal would interrupt the plugins while they end their processes, and the processes would stay.
@@ -56,35 +59,35 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     click.echo("TensorBoard has ended.")
 
 
-def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:
+def _serve(options: Server) -> str:
     """Start TensorBoard in threads of this process, and return its address."""
     from tensorboard import default, program
 
     # They warn of a missing TensorFlow, which is not needed, and log each file that the plugin reads.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "WARNING")
-    where = ["--bind_all"] if bind_all else ["--host", "localhost"]
+    where = ["--bind_all"] if options.bind_all else ["--host", "localhost"]
 
     def launch(*ports: str) -> Any:
         server = program.TensorBoard(default.get_plugins())
-        server.configure(["tensorboard", "--logdir", str(logdir), *where, *ports])
+        server.configure(["tensorboard", "--logdir", str(options.logdir), *where, *ports])
         return server.launch()
 
     try:
-        return str(launch(*([] if port is None else ["--port", str(port)])))
+        return str(launch(*([] if options.port is None else ["--port", str(options.port)])))
     except program.TensorBoardPortInUseError:
         return str(launch("--port", "0"))
     except program.TensorBoardServerException as error:
         raise click.ClickException(f"TensorBoard cannot start: {error}") from error
 
 
-def _directions(logdir: Path, url: str, asked: int | None, bind_all: bool) -> str:
-    port = urlsplit(url).port
+def _directions(options: Server, url: str) -> str:
+    port, asked, logdir = urlsplit(url).port, options.port, options.logdir
     host = socket.gethostname()
     lines = [f"TensorBoard shows {logdir} ({_content(logdir)}) at {url}"]
     if asked and asked != port:
         lines.append(f"Port {asked} is taken, so port {port} is used.")
-    if bind_all:
+    if options.bind_all:
         lines.append("Every machine that can reach this machine can open TensorBoard.")
     lines += [
         "If this is a login node, run on your own machine",

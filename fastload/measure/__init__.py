@@ -1,5 +1,6 @@
 """Measuring code of `train` and `bench`. It imports neither.
 
+options.py     options that both commands have
 samples.py     the file list, and samples with their indices, so that delivered samples can be counted
 loop_timer.py  times of a training loop on one rank: steps, waits, and averaging of gradients
 run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up

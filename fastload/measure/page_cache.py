@@ -6,12 +6,11 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
-CacheState = Literal["warm", "cold"]
-"""State of the page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
+from fastload.measure.options import CacheState
+
 _READ_BYTES = 1 << 20
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset
 
 from fastload.errors import UsageError
+from fastload.measure.options import ImageList
 from fastload.reading.rows import filler
 from fastload.rows import Run
 
@@ -63,13 +64,14 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return self.dataset.locate(index)
 
 
-def find_list(file_list: Path | None, base_dir: Path | None) -> Path:
+def find_list(images: ImageList) -> Path:
     """Return the path of the list: as given, or else relative to `base_dir`. Raise `UsageError` if it is in neither."""
-    if file_list is None:
+    if images.file_list is None:
         raise UsageError(
             "--file-list-path is missing. Give a text file with one image path per line"
         )
-    places = [file_list] if base_dir is None else [file_list, base_dir / file_list]
+    file_list = Path(images.file_list)
+    places = [file_list, Path(images.base_dir or "") / file_list]
     for path in places:
         if path.exists():
             return path

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name at its first use. Importing torch takes seconds, and `fastload store ls` does not need it."""
+    """Load a public name at its first use. Importing torch takes seconds, and `fastload set ls` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fastload.store import backbones, model_outputs, preparing, read, write

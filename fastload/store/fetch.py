@@ -44,7 +44,7 @@ def _opened(place: str) -> Source:
         return FolderSource(os.path.abspath(place))
     if not place.startswith(_SCHEMES):
         raise ValueError(
-            f"a source must be a path, or the URL of `fastload store serve`, grpc://HOST:PORT or "
+            f"a source must be a path, or the URL of `fastload set serve`, grpc://HOST:PORT or "
             f"grpc+tls://HOST:PORT, got {place!r}"
         )
     from fastload.distributed.flight_access import client_authority, client_token

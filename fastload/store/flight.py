@@ -1,4 +1,4 @@
-"""Sets of a root over Arrow Flight, read only: server of `fastload store serve`, and client of `get(source=...)`.
+"""Sets of a root over Arrow Flight, read only: server of `fastload set serve`, and client of `get(source=...)`.
 
 A set is a flight, and its descriptor is the path [NAME]. Each of its endpoints is a part on this node, with a JSON
 ticket: {"set": NAME, "part": FILE}. A ticket gives the columns of the part to any client of Flight. Clients should read

@@ -1,4 +1,4 @@
-"""Descriptions of sets of columns, for `fastload inspect`, `fastload store info` and `fastload store ls`."""
+"""Descriptions of sets of columns, for `fastload set inspect`, `fastload set inspect` and `fastload set ls`."""
 
 from __future__ import annotations
 

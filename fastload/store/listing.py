@@ -1,4 +1,4 @@
-"""The sets of a root, as a table or as JSON: what `fastload store ls` prints."""
+"""The sets of a root, as a table or as JSON: what `fastload set ls` prints."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, ro
     try:
         return batch.column(name)[row].as_py()
     except (ValueError, OverflowError) as error:
-        reason = f"column {name!r} has no valid value ({error}). Check the set with fastload verify"
+        reason = (
+            f"column {name!r} has no valid value ({error}). Check the set with fastload set verify"
+        )
         raise PackedDataError(folder, reason, shard=shard.name, record=row) from error
 
 

@@ -154,7 +154,7 @@ def _notes(work: Work, given: list[tuple[str, Any]]) -> Iterator[tuple[str, Note
         if note is None:
             raise PrepareError(
                 f"the part of {shown(source)} was made, but is not in {work.folder} on {this_node()}. All workers "
-                "must see that folder. Name one that all nodes share, and copy the set to each with fastload stage"
+                "must see that folder. Name one that all nodes share, and copy the set to each with fastload set stage"
             )
         yield f"the source {shown(source)}", note
 

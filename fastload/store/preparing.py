@@ -75,7 +75,7 @@ def prepare(
     Raise PrepareError with the source that failed, and FileExistsError if another set has this name. Raise
     StoreFullError if there is no room, and ValueError if there are no sources or no rows. Raise RankError if MPI, which
     runs the executor, does not know the ranks of the launcher. Complete parts are kept for the next call, unless
-    `fastload store gc` deletes them.
+    `fastload set gc` deletes them.
     """
     _check(sources, executor, workers, on_error)
     with preparation(

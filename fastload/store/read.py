@@ -44,7 +44,7 @@ def get(
             the most has, and repeats some of its own. "fetch": rows are copied from nodes with many to nodes with few.
             None: each node reads its own rows.
         root: the folder of the sets, if `name` is not a path. None: $FASTLOAD_STORE, or a folder in shared memory.
-        source: source of needed parts that are not here: the path of a set or of a root, the URL of a `fastload store
+        source: source of needed parts that are not here: the path of a set or of a root, the URL of a `fastload set
             serve`, or a list of these. Parts are copied once for all processes of this node, and stay here. The token
             of a server is read from the file $FASTLOAD_TOKEN_FILE. The certificate of the authority that signed the
             server's own is read from $FASTLOAD_TLS_CA. None: missing parts are an error.

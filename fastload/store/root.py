@@ -141,7 +141,7 @@ def expect_free(root: str, name: str) -> None:
     if os.path.lexists(path):
         raise FileExistsError(
             17,
-            "a set of this name exists. Remove it (fastload store rm), or choose another name",
+            "a set of this name exists. Remove it (fastload set rm), or choose another name",
             path,
         )
 
@@ -300,7 +300,7 @@ def _began(pid: int) -> str:
 def collect(root: str, *, delete: bool = True, say: Say = _silent) -> list[tuple[str, int]]:
     """Delete leftovers, and return their names and sizes in bytes. Without `delete`, only return these.
 
-    Leftovers are files of writers that ended, interrupted copies by `fastload stage`, and sets whose owner ended.
+    Leftovers are files of writers that ended, interrupted copies by `fastload set stage`, and sets whose owner ended.
     What cannot be read is passed over, and `say` is called with a sentence about it.
     """
     removed = []
@@ -337,7 +337,7 @@ def collect(root: str, *, delete: bool = True, say: Say = _silent) -> list[tuple
 
 
 def _is_incomplete(path: str) -> bool:
-    """Return True if the folder has an incomplete copy by `fastload stage`."""
+    """Return True if the folder has an incomplete copy by `fastload set stage`."""
     note, index = os.path.join(path, STAGING, INDEX), os.path.join(path, INDEX)
     return os.path.exists(note) and not os.path.exists(index)
 

@@ -1,4 +1,4 @@
-"""Copying a set of columns to the node's own disk or memory, for `fastload stage`."""
+"""Copying a set of columns to the node's own disk or memory, for `fastload set stage`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checking a set of columns against its checksums, for `fastload verify`."""
+"""Checking a set of columns against its checksums, for `fastload set verify`."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ def put(
         data: one of these, see below: columns, an iterable of columns, a path or a list of paths, or a Dask collection.
         name: 1 to 128 letters, digits and `_.+=-`, or a path whose last part is such a name.
         root: the folder of the sets, if `name` is not a path. None: $FASTLOAD_STORE, or a folder in shared memory.
-        checksums: store a CRC-32 of each part, for `fastload verify` and copying. None: if `root` is on a disk.
+        checksums: store a CRC-32 of each part, for `fastload set verify` and copying. None: if `root` is on a disk.
         classes: class names in the order of their numbers.
         made: how the set was made, as JSON values.
-        temporary: `fastload store gc` removes the set after this process has ended.
+        temporary: `fastload set gc` removes the set after this process has ended.
         progress: show a bar on standard error, if that is a terminal. Not for Dask, which has its own.
         client: client of Dask. Each partition is written by the worker that holds it, into the root of the worker's own
             node ($FASTLOAD_STORE there). None: the current client. Without one, the partitions are computed here.

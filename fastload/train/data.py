@@ -34,7 +34,7 @@ def open_dataset(recipe: Recipe) -> Source:
         from fastload.datasets import PackedDataset  # needs pyarrow
 
         return PackedDataset(recipe.packed, transform=plan)
-    file_list = find_list(recipe.file_list, recipe.base_dir)
+    file_list = find_list(recipe)
     return ImageFileList(file_list, base_dir=recipe.base_dir, transform=plan)
 
 

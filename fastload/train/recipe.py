@@ -1,18 +1,17 @@
-"""The settings of a training run, as pure values."""
+"""The settings of a training run, as pure values, which are the options of `fastload train`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from fastload._kit import options as opt
 from fastload.errors import UsageError
+from fastload.measure.options import ImageList, Loop
 
 LoaderName = Literal["thread", "process", "cached"]
-"""thread: fastload's threads (none with 0 workers). process: torch's worker processes. cached: a few batches, loaded
-once and repeated, to measure training without loading."""
 TransformName = Literal["resize", "rrc"]
-"""resize: Resize((size, size)). rrc: RandomResizedCrop(size) + flip. Both give uint8, normalised on the device."""
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
@@ -20,53 +19,76 @@ class TrainError(UsageError):
     """Raised if a training run cannot follow its arguments. The message names the argument and says what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """Where a model runs."""
+
+    device: str = "auto"
+    """Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else cpu."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(OnDevice, Loop, ImageList):
     """The settings of a training run, the same on all ranks. Raises `TrainError` if arguments exclude each other."""
 
-    file_list: Path | None = None
-    base_dir: Path | None = None
-    packed: Path | None = None
-    """Folder of a packed set, instead of a file list."""
+    packed: opt.ExistingFolder | None = None
+    """Folder of a packed set (`fastload set pack`), instead of a list. Needs pip install '.[arrow]' in the clone."""
     transform: TransformName = "resize"
-    image_size: int | None = None
-    """Pixels of both sides. None: 256 for "resize", 224 for "rrc"."""
+    """Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and the
+    device normalises them."""
+    image_size: Annotated[int | None, opt.Option(min=1, max=4096)] = None
+    """Side of the square, in pixels. [default: 256, or 224 with --transform rrc]"""
 
     loader: LoaderName = "thread"
-    workers: int = 1
-    batch_size: int = 64
-    """Batch size per rank. The global batch is this times `world_size`."""
-    prefetch_batches: int = 2
-    seed: int = 0
+    """Loader of the samples. thread: fastload's threads. process: its worker processes. cached: repeat a few batches,
+    to measure training without loading."""
+    workers: Annotated[opt.Threads, opt.Option("-w --nworkers")] = 1
+    """Threads per rank that load. 0: the training loop loads by itself."""
+    prefetch_batches: Annotated[opt.Count, opt.Option("--cache-size")] = 2
+    """Maximum number of batches that are read, or being read, ahead of the loop."""
 
-    steps: int | None = None
-    """Total number of steps, with those before a resume. None: all of `epochs`, or 20."""
-    epochs: int | None = None
-    status_print_interval: int = 5
-    step_ms: float = 0.0
-    """Minimum time of a step in milliseconds, to simulate an accelerator. 0: no simulation."""
+    steps: Annotated[opt.Count | None, opt.Option("-s --nsteps")] = None
+    """Total number of steps, including steps before a resume. [default: 20, or all of --epochs]"""
+    epochs: opt.Count | None = None
+    """Number of passes over the dataset. With -s, training ends at the smaller limit. [default: as many as --nsteps
+    needs]"""
 
     model: str | None = None
-    """None: "resnet50" on an accelerator, "tiny" without one."""
-    weights: Path | None = None
-    classes: int | None = None
-    """Number of outputs of the model. None: the number of classes in the dataset."""
-    lr: float = 0.001
-    momentum: float = 0.9
-    device: str = "auto"
+    """Model: tiny, or a classification model of torchvision. [default: resnet50, or tiny without an accelerator]"""
+    weights: opt.ExistingFile | None = None
+    """File with the initial state_dict of the model. [default: random parameters]"""
+    classes: opt.Count | None = None
+    """Number of outputs of the model. [default: number of classes in the dataset]"""
+    lr: opt.Amount = 0.001
+    """Learning rate of SGD."""
+    momentum: Annotated[opt.Amount, opt.Option(max=1)] = 0.9
+    """Momentum of SGD."""
+    seed: opt.Seed = 0
+    """Seed of the order, the augmentation and the initial parameters."""
     precision: Precision = "fp32"
+    """Precision for training. fp32: float32. tf32: float32 with faster, less exact matrix multiplication. bf16:
+    autocast to bfloat16."""
     compile: bool = False
+    """Compile the model with torch.compile."""
     channels_last: bool = False
+    """Use the channels-last memory format, which makes many convolutions faster."""
 
-    checkpoint: Path | None = None
-    """Folder of the checkpoint. None: no checkpoint is written."""
-    every: int | None = None
-    """Steps between two checkpoints. None: one at the end, or when the run is stopped."""
+    checkpoint: opt.Folder | None = None
+    """Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see this
+    folder. [default: no checkpoint]"""
+    every: opt.Count | None = None
+    """Steps between checkpoints. [default: one at the end, or when the run is stopped]"""
     resume: bool = False
+    """Resume from the checkpoint if it exists. The number of ranks may differ, but not the global batch."""
 
-    logdir: Path = Path("logdir")
+    logdir: opt.Folder = Path("logdir")
+    """Folder for the results: stats.csv with one row per run, and a folder DATE-TIME-workersN-ranksN for each run with
+    --profile or --scalars."""
     profile: bool = False
+    """Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1
+    warm-up step."""
     scalars: bool = False
+    """Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the clone."""
 
     def __post_init__(self) -> None:
         if (self.file_list is None) == (self.packed is None):

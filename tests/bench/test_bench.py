@@ -33,7 +33,15 @@ pytest.importorskip("torchvision")
 
 from fastload.bench import loop, report
 from fastload.bench.figures import BenchError
-from fastload.bench.plan import LoaderKind, Run, TransformName, Workload, plan_runs, sample_order
+from fastload.bench.plan import (
+    LoaderKind,
+    Plan,
+    Run,
+    TransformName,
+    Workload,
+    plan_runs,
+    sample_order,
+)
 from fastload.bench.run import clocks, execute, files_of, others_share
 from fastload.cli import main
 from fastload.measure import fresh
@@ -70,7 +78,7 @@ def test_every_configuration_runs_once_a_repeat_the_serial_one_too_and_every_oth
     None
 ):
     runs = plan_runs(
-        Workload(file_list="list"), loaders=["serial", "thread", "torch"], workers=[1, 4], repeats=3
+        Workload(file_list="list"), Plan(loaders=("serial", "thread", "torch"), workers=(1, 4))
     )
     once = [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 1), ("torch", 4)]
     planned = [[(r.loader, r.workers) for r in runs if r.repeat == repeat] for repeat in range(3)]

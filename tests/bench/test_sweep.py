@@ -22,7 +22,7 @@ pytest.importorskip("torchvision")
 
 from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome, Part, together
-from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
+from fastload.bench.plan import LoaderKind, Plan, Run, Workload, plan_runs, rank_order, sample_order
 from fastload.bench.run import execute, files_of
 from fastload.measure.fresh import _let_start
 from fastload.measure.processes import descendants
@@ -55,10 +55,7 @@ def run_over(file_list: Path | str, **options: Any) -> Run:
 def test_every_configuration_runs_in_every_number_of_ranks_and_is_named_by_it() -> None:
     runs = plan_runs(
         Workload(file_list="list"),
-        loaders=["serial", "thread"],
-        workers=[2],
-        repeats=1,
-        ranks=[1, 4],
+        Plan(loaders=("serial", "thread"), workers=(2,), repeats=1, ranks=(1, 4)),
     )
     names = ["serial", "2 threads", "4 ranks x serial", "4 ranks x 2 threads"]
     assert [run.name for run in runs] == names

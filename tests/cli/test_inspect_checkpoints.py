@@ -1,5 +1,5 @@
-"""Promise: `fastload inspect` reads the position of each loader out of a checkpoint of `torch.save`, DCP, torchtitan,
-Accelerate, Lightning or JSON, at any depth. It runs no code of the checkpoint, and reads no tensor.
+"""Promise: `fastload set inspect` reads the position of each loader out of a checkpoint of `torch.save`, DCP,
+torchtitan, Accelerate, Lightning or JSON, at any depth. It runs no code of the checkpoint, and reads no tensor.
 """
 
 from __future__ import annotations
@@ -239,5 +239,5 @@ def test_what_holds_no_position_is_named_with_what_was_looked_for(tmp_path: Path
 
 def test_the_help_teaches_sets_and_checkpoints() -> None:
     said = CliRunner().invoke(main, ["inspect", "--help"]).output
-    assert "fastload inspect packed\n" in said
-    assert "fastload inspect checkpoint.pt\n" in said
+    assert "fastload set inspect packed\n" in said
+    assert "fastload set inspect checkpoint.pt\n" in said

@@ -1,11 +1,11 @@
 """What every set promises: packed, of columns, of features, of predictions. A set joins by a class that says how it is
 written and opened. Features and predictions are columns, and join as what is written.
 
-- It is opened with all its rows, in order. `fastload inspect` and `fastload verify` read it.
-- `fastload verify` names each part that is flipped, cut off or missing. A part that is cut off or missing is an error
-  as it is read, and is never copied.
-- `fastload stage` copies it byte for byte, and again only the parts that are wrong. A copy that is killed, or meets a
-  full disk, is no set, and resumes after its last complete part. Nothing else in the folder is touched.
+- It is opened with all its rows, in order. `fastload set inspect` and `fastload set verify` read it.
+- `fastload set verify` names each part that is flipped, cut off or missing. A part that is cut off or missing is an
+  error as it is read, and is never copied.
+- `fastload set stage` copies it byte for byte, and again only the parts that are wrong. A copy that is killed, or meets
+  a full disk, is no set, and resumes after its last complete part. Nothing else in the folder is touched.
 - A writer that is killed before any call that changes the disk leaves no set. Writing again gives the same bytes.
 - A state resumes with the set that it was made on, and with no other of those that have an id.
 """
@@ -183,11 +183,11 @@ class SetContract(WrittenSet):
         return count
 
     def test_the_commands_read_it(self, whole: Path) -> None:
-        inspected = call("inspect", whole)
+        inspected = call("set", "inspect", whole)
         assert inspected.exit_code == 0, inspected.output
         assert inspected.output.startswith(f"{whole}: {self.rows} r")
         for workers in (0, 2):
-            verified = call("verify", whole, "--workers", workers)
+            verified = call("set", "verify", whole, "--workers", workers)
             assert verified.exit_code == 0, verified.output
             assert "are valid." in verified.output
 
@@ -202,11 +202,11 @@ class SetContract(WrittenSet):
             os.truncate(part, size - 50)
         else:
             flip(part, {"first bit": 0, "middle bit": size // 2, "last bit": size - 1}[harm])
-        verified = call("verify", path)
+        verified = call("set", "verify", path)
         assert verified.exit_code == 1
         assert PART in verified.output
         assert "shard-00000" not in verified.output
-        staged = call("stage", path, tmp_path / "copy")
+        staged = call("set", "stage", path, tmp_path / "copy")
         assert staged.exit_code == 1
         assert PART in staged.output
         assert self.is_no_set(tmp_path / "copy")
@@ -220,7 +220,7 @@ class SetContract(WrittenSet):
         self, workers: int, whole: Path, tmp_path: Path, written: Counter[str]
     ) -> None:
         copy = tmp_path / "deep" / "copy"
-        staged = call("stage", whole, copy, "--workers", workers)
+        staged = call("set", "stage", whole, copy, "--workers", workers)
         assert staged.exit_code == 0, staged.output
         assert files(copy) == files(whole)
         assert os.listdir(copy / ".staging") == ["lock"]
@@ -228,7 +228,7 @@ class SetContract(WrittenSet):
         check_same(dataset[self.rows - 1], self.sample(self.rows - 1))
         assert getattr(dataset, "set_id", "") == getattr(self.opened(whole), "set_id", "")
         written.clear()
-        assert "were copied before" in call("stage", whole, copy).output
+        assert "were copied before" in call("set", "stage", whole, copy).output
         assert not written
 
     def test_only_parts_that_are_wrong_are_copied_again(
@@ -343,7 +343,7 @@ class SetContract(WrittenSet):
             self.stage(whole, mine)
         assert files(mine) == {"mine.arrow": b"mine"}
         for target in (whole, whole / "copy"):
-            result = call("stage", whole, target)
+            result = call("set", "stage", whole, target)
             assert result.exit_code == 2
             assert "this is the folder of the set itself, or is inside it" in result.output
         assert not (whole / "copy").exists()

@@ -536,11 +536,6 @@ def test_the_command_writes_a_set_and_says_that_it_is_not_mnist(tmp_path: Path) 
     assert len(MNIST(tmp_path / "out", train=False)) == 12
 
 
-def test_the_command_makes_60_000_and_10_000_by_default() -> None:
-    given = main.commands["mnist"].make_context("mnist", ["--synthetic", "out"]).params
-    assert given == {"out": Path("out"), "train": 60_000, "test": 10_000, "seed": 0}
-
-
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     (tmp_path / NAMES[0]).write_bytes(b"real")
     result = call("--synthetic", tmp_path)

@@ -91,7 +91,7 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
     """The lock is held until all ranks have said that they wait for it: then one of them copies."""
     copy = tmp_path / "copy"
     (copy / ".staging").mkdir(parents=True)
-    command = ["-m", "fastload", "stage", source, copy, "--workers", "1"]
+    command = ["-m", "fastload", "set", "stage", source, copy, "--workers", "1"]
     with (copy / ".staging" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ranks = [

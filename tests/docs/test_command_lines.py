@@ -6,25 +6,14 @@ Lines of scripts/, benchmarks/ and examples/ name files that exist, and options 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 
 import click
 
-from fastload.cli import main
+from tests.commands import COMMANDS
 from tests.docs.command_checks import program, wrong
 from tests.docs.pages import PAGES, ROOT, command_lines, commands, spans
 
 CHECKED = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it tells of what was
-
-
-def every_command(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    yield name, command
-    if isinstance(command, click.Group):
-        for key, inner in command.commands.items():
-            yield from every_command(inner, f"{name} {key}")
-
-
-COMMANDS = dict(every_command(main, "fastload"))
 
 
 def lines_of_help(command: click.Command) -> list[str]:
@@ -51,7 +40,7 @@ def test_the_commands_of_the_pages_exist_with_their_options_and_values() -> None
 
 
 def test_the_examples_of_help_hold() -> None:
-    lines = [line for command in COMMANDS.values() for line in lines_of_help(command)]
+    lines = [line for one in COMMANDS.values() for line in lines_of_help(one.command)]
     assert not [f"{line}: {error}" for line in lines for error in wrong(line)]
 
 
@@ -73,19 +62,19 @@ def test_lines_are_found() -> None:
     checked = [program(words)[0] for line in lines if "'" not in line for words in commands(line)]
     assert checked.count("fastload") > 30
     assert {"scripts/test", "scripts/bench", "examples/alcf.py"} <= set(checked)
-    of_help = [line for command in COMMANDS.values() for line in lines_of_help(command)]
+    of_help = [line for one in COMMANDS.values() for line in lines_of_help(one.command)]
     assert len([line for line in of_help if "fastload " in line]) > 10
 
 
 WRONG = [
     ("fastload bnch", "bnch"),
     ("fastload bench --file-list-path x --no-such", "--no-such"),
-    ("fastload store pt x", "pt"),
-    ("fastload store --no-such", "--no-such"),
+    ("fastload set pt x", "pt"),
+    ("fastload set --no-such", "--no-such"),
     ("fastload train --file-list-path x -w two", "two"),
     ("fastload train --file-list-path x --loader nothing", "nothing"),
-    ("fastload verify", "SET"),
-    ("fastload verify a b", "unexpected"),
+    ("fastload set verify", "SET"),
+    ("fastload set verify a b", "unexpected"),
     ("A=1 B='2 3' fastload env --met   # comment", "--met"),
     ("mpiexec -n 2 fastload env --met", "--met"),
     ("mpiexec -n 2 python -m fastload env --met", "--met"),
@@ -116,10 +105,10 @@ def test_a_wrong_line_is_caught() -> None:
 
 
 def test_a_sentence_may_name_a_part_of_a_command_but_no_other_one() -> None:
-    parts = ["fastload store", "fastload verify", "fastload parameters serve --store"]
+    parts = ["fastload set", "fastload set verify", "fastload parameters serve --store"]
     for part in [*parts, "scripts/bench [NAME...]", "scripts/demo OPTION..."]:
         assert not list(wrong(part, part=True))
-    for part in ("fastload stor", "fastload store pt", "fastload env --met"):
+    for part in ("fastload stor", "fastload set pt", "fastload env --met"):
         assert list(wrong(part, part=True))
 
 

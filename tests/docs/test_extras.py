@@ -12,18 +12,17 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from packaging.requirements import Requirement
 
+from tests.commands import COMMANDS
 from tests.docs.pages import ROOT, command_lines, spans
-from tests.docs.test_command_lines import CHECKED, COMMANDS, lines_of_help
+from tests.docs.test_command_lines import CHECKED, lines_of_help
 
 EXTRAS = {
-    r"fastload (pack|verify|stage|store|featurize|parameters)\b": "arrow",
-    r"fastload train .*--packed|fastload predict .*--name|fastload inspect (?!check)": "arrow",
+    r"fastload (featurize|parameters|set (?!inspect check))": "arrow",
+    r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
     r"fastload tensorboard|fastload train .*--scalars": "tensorboard",
     r"fastload predict .*--source (inbox|'kafka)": "stream",
@@ -57,17 +56,11 @@ def test_a_page_names_the_extras_of_its_commands(page: Path) -> None:
     assert not unnamed(iter(lines), text)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_help_names_the_extras_of_its_examples(name: str) -> None:
-    words = name.split()
-    shown = [COMMANDS[" ".join(words[:k])] for k in range(min(2, len(words)), len(words) + 1)]
-    as_in_main: Any = {
-        "info_name": "fastload",
-        "help_option_names": ["-h", "--help"],
-    }  # click keeps the first
-    texts = [command.get_help(click.Context(command, **as_in_main)) for command in shown]
-    beside = " ".join(" ".join(texts).split())
-    assert not unnamed(iter(lines_of_help(COMMANDS[name])), beside)
+def test_a_help_names_the_extras_of_its_examples() -> None:
+    for name, context in COMMANDS.items():
+        shown = [context, context.parent] if name.count(" ") == 2 else [context]
+        beside = " ".join(" ".join(one.get_help() for one in shown).split())
+        assert not unnamed(iter(lines_of_help(context.command)), beside), name
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import get_args, get_type_hints
 import click
 
 import fastload
+from tests.commands import COMMANDS
 from tests.docs.pages import PAGES, ROOT, spans
-from tests.docs.test_command_lines import COMMANDS
 
 PLACES = [ROOT, ROOT / "fastload"]
 MADE = {"build", "logdir", "results", "samples", "site"}  # by commands, and ignored by git
@@ -49,7 +49,8 @@ def wrong(code: str) -> str | None:
     if found := re.fullmatch(r"(\w+)=", code):
         return None if re.search(rf"\b{found[1]}\b *[:=,]", source()) else "no such argument"
     if found := re.match(r"(--[a-z-]+)(?: ([a-z]+))?$", code):
-        options = [p for command in COMMANDS.values() for p in command.params if found[1] in p.opts]
+        params = [p for context in COMMANDS.values() for p in context.command.get_params(context)]
+        options = [p for p in params if found[1] in p.opts]
         choices = [p.type.choices for p in options if isinstance(p.type, click.Choice)]
         if found[2] and choices and not any(found[2] in one for one in choices):
             return f"{found[1]} takes {choices}"

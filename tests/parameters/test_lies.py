@@ -116,7 +116,7 @@ def test_lies_to_a_server_of_sets(count: int, tmp_path: Path) -> None:
     store.put(rows, tmp_path / "there" / "s")
     before = arrow_files(tmp_path / "there" / "s")
     options = ("--no-token", "--root", str(tmp_path / "there"))
-    with serving("store", "serve", *options) as (_, address), liar("store", address) as send:
+    with serving("set", "serve", *options) as (_, address), liar("store", address) as send:
         for round_ in range(1, ROUNDS + 1):
             for what in ("malformed", "lies"):
                 assert is_answered(send(what, round_, count // ROUNDS), count // ROUNDS)

@@ -136,7 +136,7 @@ main()
     assert "Error: server 0 of 1 has not saved: it was interrupted" in said
 
 
-@pytest.mark.parametrize("serve", [["parameters", "serve"], ["store", "serve", "--no-token"]])
+@pytest.mark.parametrize("serve", [["parameters", "serve"], ["set", "serve", "--no-token"]])
 def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -366,14 +366,16 @@ def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
 
 def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> None:
     path = tmp_path / "set"
-    result = call("pack", listed, path, "--mode", "jpeg", "--max-size", "8", "--on-error", "skip")
+    result = call(
+        "set", "pack", listed, path, "--mode", "jpeg", "--max-size", "8", "--on-error", "skip"
+    )
     assert result.exit_code == 0, result.output
     assert f"{path}: 17 records of" in result.output
     assert f"3 inputs left out: see {path}/rejected.txt" in result.output
-    result = call("verify", path)
+    result = call("set", "verify", path)
     assert result.exit_code == 0, result.output
     assert result.output.endswith("All records are valid.\n")
-    result = call("inspect", path, "--records", "2")
+    result = call("set", "inspect", path, "--records", "2")
     assert result.exit_code == 0
     assert result.output.strip() == inspect(path, records=2)
     for told in (
@@ -386,7 +388,7 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     ((start, _),) = json.loads((path / "index.json").read_text())["shards"][0]["payload"]
     with open(path / "shard-00000.arrow", "r+b") as file:
         os.pwrite(file.fileno(), b"\0", start)
-    result = call("verify", path, "--workers", "0")
+    result = call("set", "verify", path, "--workers", "0")
     assert result.exit_code == 1
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
     assert "1 shards or records are damaged" in result.output

@@ -2,7 +2,7 @@
 - A set of columns with damaged offsets, lengths or metadata is a `PackedDataError` when its part is opened, for a
   sample, a loader and the commands. Opening reads no text.
 - A part from a lying server or a damaged folder is refused, even if its checksum fits, and leaves nothing.
-- `fastload verify` does not call a set without checksums valid.
+- `fastload set verify` does not call a set without checksums valid.
 - A damaged Arrow file or table that is put is an error that names it.
 
 See also `tests/promises/test_damaged_files.py`.
@@ -114,7 +114,7 @@ def test_damaged_offsets_are_an_error_and_end_no_process(
         assert line.startswith(f"{PART} is damaged: ")
         assert "ffset" in line
     assert len(run.stdout.splitlines()) == 2
-    info = run_python("-m", "fastload", "store", "info", path)
+    info = run_python("-m", "fastload", "set", "inspect", path)
     assert (info.returncode, info.stdout) == (1, "")
     assert info.stderr.startswith("Error: ")
     assert PART in info.stderr
@@ -133,7 +133,7 @@ def test_metadata_that_does_not_fit_is_an_error(
         dataset[0]
     with pytest.raises(PackedDataError, match=f"{PART}: is (damaged|not)"):
         list(DataLoader(dataset, 4))
-    result = CliRunner().invoke(main, ["store", "ls", "--root", str(tmp_path)])
+    result = CliRunner().invoke(main, ["set", "ls", "--root", str(tmp_path)])
     assert result.exit_code == 0
     assert "set " in result.output
 

@@ -1,13 +1,13 @@
 """Promises:
-- `get(source=...)` fetches missing parts byte by byte from a shared folder or from `fastload store serve`, whole and
+- `get(source=...)` fetches missing parts byte by byte from a shared folder or from `fastload set serve`, whole and
   checked. Several roots stand for nodes.
 - A part is fetched once for all processes of a node. A node fetches the parts that it lacks, and no more.
 - A fetch that meets damage, another set, too little room or a server that ends leaves nothing.
-- `fastload store serve` answers callers with a token, or with `--no-token` all callers. It supports TLS.
+- `fastload set serve` answers callers with a token, or with `--no-token` all callers. It supports TLS.
 - An error that a caller gets has no traceback and no path.
-- A ticket of `fastload store serve` cannot lead out of the root.
-- Any client of Arrow Flight lists and reads the sets of `fastload store serve`.
-- Signals end `fastload store serve`.
+- A ticket of `fastload set serve` cannot lead out of the root.
+- Any client of Arrow Flight lists and reads the sets of `fastload set serve`.
+- Signals end `fastload set serve`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def served(root: Path, **options: Any) -> Iterator[str]:
 
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `fastload store serve`; yield its process and its URL."""
-    command = ["-m", "fastload", "store", "serve", "--no-token", "--root", root, *options]
+    """Run `fastload set serve`; yield its process and its URL."""
+    command = ["-m", "fastload", "set", "serve", "--no-token", "--root", root, *options]
     process = Python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -324,7 +324,7 @@ def test_a_server_that_would_be_open_is_refused(
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "empty").chmod(0o600)
     given = [option.format(tmp_path) for option in options]
-    ended = run_python("-m", "fastload", "store", "serve", "--root", tmp_path, *given)
+    ended = run_python("-m", "fastload", "set", "serve", "--root", tmp_path, *given)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

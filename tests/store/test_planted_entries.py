@@ -129,7 +129,7 @@ def test_a_folder_of_unsealed_sets_that_is_a_link_is_left_alone(tmp_path: Path) 
     make(root / "kept")
     (root / ".unsealed").rmdir()
     link(root / ".unsealed", home)
-    result = call("store", "gc", "--root", root)
+    result = call("set", "gc", "--root", root)
     assert result.exit_code == 0
     assert f"passed over: {root / '.unsealed'}: is a link" in result.output
     with pytest.raises(OSError, match="is a link"):
@@ -196,14 +196,14 @@ def test_a_bad_index_is_named_and_passed_over(
     make(tmp_path / "c", made={"owner": {"node": os.uname().nodename, "space": "none"}})
     (tmp_path / "b").mkdir()
     plant(tmp_path / "b" / INDEX)
-    listed = call("store", "ls", "--root", tmp_path)
+    listed = call("set", "ls", "--root", tmp_path)
     assert listed.exit_code == 0, listed.output
     assert [line.split()[0] for line in listed.output.splitlines()[1:3]] == ["a", "c"]
     assert listed.output.splitlines()[-1].startswith(f"passed over: {tmp_path / 'b'}")
-    found = json.loads(call("store", "ls", "--root", tmp_path, "--json").output)
+    found = json.loads(call("set", "ls", "--root", tmp_path, "--json").output)
     assert [one["name"] for one in found["sets"]] == ["a", "c"]
     assert len(found["passed_over"]) == 1
-    collected = call("store", "gc", "--root", tmp_path)
+    collected = call("set", "gc", "--root", tmp_path)
     assert collected.exit_code == 0
     assert f"passed over: {tmp_path / 'b'}" in collected.output
     with pytest.raises((OSError, PackedDataError)):
@@ -229,7 +229,7 @@ def test_other_bad_entries_are_named_and_passed_over(tmp_path: Path) -> None:
     assert collect(str(tmp_path), say=said.append) == []
     assert len(said) == 2
     assert said[0].endswith(f"{tmp_path / 'stopped' / STAGING / 'lock'}: is not a regular file")
-    assert call("store", "ls", "--root", tmp_path).exit_code == 0
+    assert call("set", "ls", "--root", tmp_path).exit_code == 0
 
 
 def test_a_part_that_is_no_file_is_an_error_at_once(tmp_path: Path) -> None:
@@ -238,5 +238,5 @@ def test_a_part_that_is_no_file_is_an_error_at_once(tmp_path: Path) -> None:
     os.mkfifo(path / PART)
     with pytest.raises(OSError, match="is not a regular file"):
         store.get(path, data="x")[0]
-    assert call("store", "ls", "--root", tmp_path).exit_code == 0
-    assert call("verify", path).exit_code == 1
+    assert call("set", "ls", "--root", tmp_path).exit_code == 0
+    assert call("set", "verify", path).exit_code == 1

@@ -203,7 +203,7 @@ def test_a_generic_slurm_takes_the_ranks_of_the_job_and_names_the_mpi_of_srun(si
     assert status == 0, output
     stage, train = launches(notes)
     launch = "srun --mpi pmi2 --nodes 2 --cpus-per-task 4 --cpu-bind cores --ntasks 2 "
-    assert stage == f"{launch}--ntasks-per-node 1 python -m fastload stage /set /local/set"
+    assert stage == f"{launch}--ntasks-per-node 1 python -m fastload set stage /set /local/set"
     assert train.startswith(f"{launch}--ntasks-per-node 1 python -m fastload train ")
 
 
@@ -234,7 +234,7 @@ def test_a_packed_set_is_staged_once_on_each_node_of_the_node_file_and_trained_o
     assert status == 0, output
     first, *others = launches(notes)
     assert first.startswith("mpiexec -n 3 --ppn 1 ")
-    assert first.endswith("python -m fastload stage /project/a set /local/set")
+    assert first.endswith("python -m fastload set stage /project/a set /local/set")
     assert len(others) == 2
     assert all(launch.startswith("mpiexec -n 6 --ppn 2 ") for launch in others)
     assert all(" --packed /local/set" in line and "file-list" not in line for line in others)
@@ -280,5 +280,5 @@ def test_local_makes_images_and_trains_here_or_stages_a_packed_set_as_a_job_does
     stage = {"PACKED": "/project/a set", "STAGE": "/local/set"}
     status, output, notes = site.run("submit/local.sh", **environ, **stage)
     assert status == 0, output
-    assert notes[-2].endswith("-m fastload stage /project/a set /local/set")
+    assert notes[-2].endswith("-m fastload set stage /project/a set /local/set")
     assert notes[-1].endswith(" --packed /local/set")

@@ -21,7 +21,7 @@ __all__ = ["PackedDataset", "PackedWriter"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name at its first use: `fastload inspect` needs no torch."""
+    """Load a public name at its first use: `fastload set inspect` needs no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fastload.datasets.packed import reader, writer

@@ -1,4 +1,4 @@
-"""Descriptions of packed sets, for the command `fastload inspect`. Needs no torch."""
+"""Descriptions of packed sets, for the command `fastload set inspect`. Needs no torch."""
 
 from __future__ import annotations
 

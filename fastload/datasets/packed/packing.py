@@ -1,4 +1,4 @@
-"""Packing sets, for the command `fastload pack`."""
+"""Packing sets, for the command `fastload set pack`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PackedDataset(Dataset[tuple[Any, ...]]):
-    """A packed set, written by `fastload pack`, as a map-style dataset of `(transform(image), label)`.
+    """A packed set, written by `fastload set pack`, as a map-style dataset of `(transform(image), label)`.
 
     It reads records by position, with the GIL released, without Arrow and without a lock. It can be shared between
     threads, pickled, copied, and used after a fork.

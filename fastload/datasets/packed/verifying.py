@@ -1,4 +1,4 @@
-"""The check of a whole packed set against its checksums, for the command `fastload verify`."""
+"""The check of a whole packed set against its checksums, for the command `fastload set verify`."""
 
 from __future__ import annotations
 

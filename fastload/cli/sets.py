@@ -1,0 +1,384 @@
+"""`fastload set`: make, list, check, copy and serve sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+
+from fastload._kit.options import ExistingFolder, Folder, Index, Option, options
+from fastload.cli._command import Command
+from fastload.cli._common import (
+    Parallel,
+    Root,
+    Serving,
+    bad_values_are_usage_errors,
+    require,
+    sigterm_raises,
+    wait_for_a_signal,
+)
+from fastload.cli.pack import pack
+
+
+@options
+class Verified(Parallel):
+    """The set to read."""
+
+    path: Annotated[str, Option("SET", exists=True, file_okay=False)]
+
+
+@Command
+def verify(options: Verified) -> None:
+    """Read all of SET, and name the damaged records or parts.
+
+    SET is the folder of a packed set (`fastload set pack`) or of a set of columns (`fastload set`). Every record of a
+    packed set, and every part of a set of columns, is checked against its checksum. Of parts without checksums, only
+    the form is checked, and the output says so. Parts on other nodes are listed, but do not count as damaged. The exit
+    code is 1 if anything is damaged. Needs pip install '.[arrow]' in the clone.
+
+    \b
+    Examples:
+        fastload set verify packed
+        fastload set verify /project/sets/mnist
+    """
+    require("arrow", pyarrow="pyarrow")
+    run: Any
+    if columns := _has_columns(options.path):
+        from fastload.store.verifying import verify as run
+    else:
+        from fastload.datasets.packed.verifying import verify as run
+    found = run(**asdict(options), progress=True, say=click.echo)
+    if columns:
+        click.echo(str(found))
+        parts, right = f"of {found.parts} parts", "All checked parts are valid."
+        right = "No damage was found." if found.unread else right
+    else:
+        rate = found.bytes / 1e6 / max(found.seconds, 1e-9)
+        click.echo(f"{found.records:,} records read in {found.seconds:.1f} s, {rate:,.0f} MB/s")
+        parts, right = "shards or records", "All records are valid."
+    if found.bad:
+        raise click.ClickException(f"{len(found.bad)} {parts} are damaged")
+    click.echo(right)
+
+
+@options
+class Staging(Parallel):
+    """What to copy where."""
+
+    source: Annotated[str, Option("SRC", exists=True, file_okay=False)]
+    target: Annotated[Folder, Option("DST")]
+    verify: bool = False
+    """Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are
+    compared."""
+
+
+@Command
+def stage(options: Staging) -> None:
+    """Copy the set SRC to DST, on this node's own disk or in its memory, and print DST.
+
+    SRC is the folder of a packed set or of a set of columns. DST becomes such a folder. Every byte is checked
+    against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set.
+    Run the command again to complete it. All ranks may run this at the same time: one rank per node copies, and the
+    others wait. Needs pip install '.[arrow]' in the clone.
+
+    If DST is in /dev/shm/fastload-UID, `fastload set ls` lists a set of columns, and `fastload.store.get("mnist")`
+    opens it by its name. Open any other copy by its path: `fastload.store.get(DST)`.
+
+    \b
+    Examples:
+        fastload train --packed "$(fastload set stage /project/imagenet /local/scratch/imagenet)"
+        fastload set stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
+    """
+    require("arrow", pyarrow="pyarrow")
+    run: Any
+    if _has_columns(options.source):
+        from fastload.store.staging import stage as run
+    else:
+        from fastload.datasets.packed.staging import stage as run
+
+    with sigterm_raises(), bad_values_are_usage_errors():
+        staged = run(**asdict(options), progress=True, say=_to_stderr)
+    _to_stderr(str(staged))
+    click.echo(staged.path)
+
+
+@options
+class Shown(Root):
+    """What to describe."""
+
+    path: Annotated[str, Option("PATH|NAME")]
+    records: Index = 5
+    """Number of records, or rows, to show."""
+
+
+@Command
+def inspect(options: Shown) -> None:
+    """Describe a set, or read the position of each loader out of a checkpoint.
+
+    PATH is the folder of a set, or a checkpoint. If there is no such path, NAME is the name of a set in --root. Of a
+    set, you see its columns, counts and sizes, how it was made, and its first records. Needs pip install '.[arrow]' in
+    the clone.
+
+    A checkpoint is a file of torch.save, Lightning or JSON, or a folder of torch.distributed.checkpoint or Accelerate.
+    You see the epoch, batches and samples of each `loader.state_dict()` in it, at any depth, and the seed, sampler and
+    ranks that it needs.
+
+    \b
+    Examples:
+        fastload set inspect packed
+        fastload set inspect mnist --records 2
+        fastload set inspect checkpoint.pt
+        fastload set inspect checkpoints/step-1000
+    """
+    path = options.path
+    if options.root or (os.sep not in path and not os.path.exists(path)):
+        require("arrow", pyarrow="pyarrow")
+        from fastload.store.root import find
+
+        with bad_values_are_usage_errors():
+            path = find(*_place(path, options.root))
+    if os.path.exists(os.path.join(path, "index.json")):
+        require("arrow", pyarrow="pyarrow")
+        click.echo(_described(path, options.records))
+    else:
+        from fastload.cli._checkpoints import positions
+
+        click.echo(positions(Path(path)))
+
+
+@options
+class Listing(Root):
+    """How to list sets."""
+
+    as_json: Annotated[bool, Option("--json")] = False
+    """Print a JSON object, with sizes in bytes."""
+
+
+@Command
+def ls(options: Listing) -> None:
+    """List the sets, and the free space.
+
+    Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
+    counted separately. What cannot be read is named and passed over.
+
+    \b
+    Examples:
+        fastload set ls
+        fastload set ls --root /project/sets
+        fastload set ls --json | jq '.sets[].name'
+    """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.store.listing import listed
+    from fastload.store.root import existing_root
+
+    found = listed(existing_root(options.root))
+    click.echo(found.as_json() if options.as_json else str(found))
+
+
+@options
+class New(Root):
+    """The set to make."""
+
+    files: Annotated[Sequence[str], Option("FILES...", exists=True, dir_okay=False)]
+    name: str
+    """Name of the set, or its path."""
+    checksums: bool | None = None
+    """Store a CRC-32 of each part, for `fastload set verify` and `stage`. [default: if the set is on a disk]"""
+    columns: Annotated[tuple[str, ...], Option("--columns NAME,NAME,...")] = ()
+    """Columns to keep. [default: all]"""
+
+
+@Command
+def put(new: New) -> None:
+    """Make a set of FILES.
+
+    The set becomes visible only when it is complete. All files must have the same columns, and no value may be missing.
+
+    \b
+    Parquet      one part per row group
+    Arrow IPC    one part per record batch
+    .npz         one part, with its arrays as the columns
+    .npy         all .npy files together make one part, with one column per file, named like the file
+
+    \b
+    Examples:
+        fastload set put images.npy labels.npy --name mnist
+        fastload set put part-*.parquet --name train --columns image,label
+        fastload set put train.arrow --name train --root /project/sets
+    """
+    require("arrow", pyarrow="pyarrow")
+    import fastload
+    from fastload.store.files import parts_of_files
+    from fastload.store.write import put as run_put
+
+    files = [os.path.abspath(file) for file in new.files]
+    made = {"fastload": fastload.__version__, "files": files}
+    how: Any = {"root": new.root, "checksums": new.checksums, "made": made, "progress": True}
+    with sigterm_raises(), bad_values_are_usage_errors((TypeError, ValueError)):
+        run_put(parts_of_files(new.files, new.columns), new.name, **how)
+    click.echo(_described(os.path.join(*_place(new.name, new.root)), records=0))
+
+
+@options
+class Removed(Root):
+    """The sets to remove."""
+
+    names: Annotated[Sequence[str], Option("NAME...")]
+
+
+@Command
+def rm(options: Removed) -> None:
+    """Remove sets without asking, and print the freed size.
+
+    Programs that have opened a set can still read the parts that they have mapped. The memory of these parts is freed
+    when the programs end. If a set of one of the names does not exist, none is removed.
+
+    \b
+    Examples:
+        fastload set rm mnist
+        fastload set rm train val --root /project/sets
+    """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.datasets.packed.inspecting import size_text
+    from fastload.store.root import find, remove, size_of
+
+    places = dict.fromkeys(_place(name, options.root) for name in options.names)
+    with bad_values_are_usage_errors():
+        paths = [find(*place) for place in places]
+    for place, path in zip(places, paths, strict=True):
+        freed = size_of(path)
+        remove(*place)
+        click.echo(f"removed {path}: {size_text(freed)}")
+
+
+@options
+class Collection(Root):
+    """What to remove."""
+
+    dry_run: bool = False
+    """Print what would be removed. Remove nothing."""
+
+
+@Command
+def gc(options: Collection) -> None:
+    """Remove leftovers of processes that have ended, and print the freed size.
+
+    Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `stage`.
+    An interrupted preparation or copy can resume until its leftovers are removed. After that, it starts from the
+    beginning. Files that a running process writes are kept. What cannot be read is named and passed over.
+
+    \b
+    Examples:
+        fastload set gc --dry-run
+        fastload set gc
+    """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.datasets.packed.inspecting import size_text
+    from fastload.store.root import collect, existing_root
+
+    path, would = existing_root(options.root), options.dry_run
+    removed = collect(path, delete=not would, say=_to_stderr)
+    for name, size in removed:
+        click.echo(f"{'would remove' if would else 'removed'} {name}: {size_text(size)}")
+    total = size_text(sum(size for _, size in removed))
+    click.echo(f"{path}: {total} {'would be freed' if would else 'freed'}")
+
+
+@options
+class Served(Serving):
+    """What to serve, and to whom."""
+
+    root: ExistingFolder | None = None
+    """Folder of the sets. [default: $FASTLOAD_STORE, or a folder of this user in shared memory]"""
+    no_token: bool = False
+    """Serve all users of this host, and of others with --host."""
+
+
+@Command
+def serve(options: Served) -> None:
+    """Serve the sets of this node to other nodes, read only, over Arrow Flight.
+
+    Prints the URL, and runs until Ctrl-C or SIGTERM. A program on another node passes the URL as the source of the
+    parts that it lacks: store.get("mnist", parts="all", source="grpc://node7:8815"). It reads the token from the file
+    named in $FASTLOAD_TOKEN_FILE. With grpc+tls://, it reads the certificate of the authority from the file named in
+    $FASTLOAD_TLS_CA. Any client of Arrow Flight can read the sets too.
+
+    Callers need the token in --token-file, or else every user of this host could read all sets. By default, only this
+    host is served. Without TLS, the token can be read on the network.
+
+    \b
+    Examples:
+        fastload set serve --no-token
+        head -c 24 /dev/urandom | base64 > token; chmod 600 token
+        fastload set serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
+    """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.store.flight import StoreServer
+    from fastload.store.root import existing_root
+
+    if not options.token_file and not options.no_token:
+        raise click.UsageError(
+            "without a token, all users of this host could read all sets, even those in a folder that only you can "
+            "open. Give --token-file, or --no-token to allow that."
+        )
+    path = existing_root(options.root)
+    server = options.server(StoreServer, path)
+    with sigterm_raises(), server:
+        click.echo(f"{path}: served at {server.address(options.host)}")
+        wait_for_a_signal()
+
+
+@click.group("set", commands=[pack, verify, stage, inspect, ls, put, rm, gc, serve])
+def sets() -> None:
+    """Make, list, check, copy and serve sets.
+
+    A packed set has many images in few files (see `pack`). A set of columns has tensors, numbers or strings, with one
+    row per sample. Its rows are divided into parts, of one file each. By default, sets of columns are in shared memory.
+    All processes of this node map them, without a server. A program opens one by its name:
+    fastload.store.get("mnist"). Needs pip install '.[arrow]' in the clone.
+
+    \b
+    Examples:
+        fastload set put train.parquet --name train
+        fastload set ls
+        fastload set inspect train
+        fastload set rm train
+    """
+
+
+def _to_stderr(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _has_columns(path: str) -> bool:
+    """Return True if the set at `path` is a set of columns, and not a packed set."""
+    from fastload.datasets.manifest import read_index
+
+    return read_index(path).mode == "columns"
+
+
+def _described(path: str, records: int) -> str:
+    """Return the description of a set of either kind, with its first records."""
+    if _has_columns(path):
+        from fastload.store.inspecting import inspect
+    else:
+        from fastload.datasets.packed.inspecting import inspect
+    return inspect(path, records=records)
+
+
+def _place(name: str, root: Path | None) -> tuple[str, str]:
+    """Return the root and the name of a set, given by its name or its path. Make no folder."""
+    from fastload.store.root import existing_root
+
+    if os.sep not in name:
+        return existing_root(root), name
+    if root is not None:
+        raise click.UsageError(
+            f"{name} is a path, and --root {root} is given as well. Give either a path or --root."
+        )
+    folder, short = os.path.split(os.path.abspath(name))
+    return folder, short
