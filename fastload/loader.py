@@ -33,7 +33,7 @@ from fastload.order.sampler_state import (
     single_sampler,
 )
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
-from fastload.safety.worker_copies import CopyDataset
+from fastload.safety import CopyDataset
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 

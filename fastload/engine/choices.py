@@ -19,7 +19,7 @@ from typing import Any
 
 from fastload._kit.cores import cores_of_rank
 from fastload.engine.epoch_counts import EpochCounts
-from fastload.safety.rules import own_dict
+from fastload.safety.objects import own_dict
 from fastload.settings import Settings
 from fastload.telemetry.prediction import Kind, best_kind
 

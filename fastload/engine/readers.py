@@ -66,11 +66,11 @@ class Readers:
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         draws = not fetcher.source.copies and settings.keyed
         self._streams = streams_of(settings, draws=draws)
-        self._isolation = settings.isolation() if self._owns_copies(draws) else None
-        if self._isolation is not None and settings.num_workers:
-            self._isolation.check()
+        self._survey = settings.survey if self._owns_copies(draws) else None
+        if self._survey is not None and settings.num_workers:
+            self._survey.check()
             if settings.persistent_workers:
-                self._isolation.plan.keep_lists()
+                self._survey.graph.keep_lists()
 
     def _owns_copies(self, draws: bool) -> bool:
         """Return whether readers need copies of the dataset, or a list of its generators, in this process."""
@@ -79,7 +79,7 @@ class Readers:
     @cached_property
     def hear_of_the_loop(self) -> bool:
         """Whether the loop can change what samples are while workers run, as through a `multiprocessing.Value`."""
-        return self._isolation is not None and self._isolation.hears_messages()
+        return self._survey is not None and self._survey.hears_messages()
 
     def window(self) -> Window[Batch]:
         """Return a window for these readers."""
@@ -103,12 +103,12 @@ class Readers:
         These are the loader's own objects, or copies of them if the loop reads in the place of workers.
         """
         settings = self._settings
-        if self._isolation is None:
+        if self._survey is None:
             own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         elif settings.worker_method == "none":
-            own = self._isolation.own()  # as worker 0 would have
+            own = self._survey.own()  # as worker 0 would have
         else:
-            own = self._isolation.originals()
+            own = self._survey.originals()
         stream = self._streams.make(own.generators, initialised=False)
         wait, modes = window.changes.wait, modes_of_thread()
         if settings.persistent_workers:
@@ -142,11 +142,11 @@ class Threads(Readers):
 
     def start(self, window: Window[Batch], base_seed: int) -> Team:
         """See `workers.start`."""
-        assert self._isolation is not None
+        assert self._survey is not None
         return workers.start(
             window,
             self.fetcher,
-            self._isolation,
+            self._survey,
             self._streams,
             num_workers=self.workers,
             base_seed=base_seed,
