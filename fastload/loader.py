@@ -37,7 +37,7 @@ from fastload.order.sampler_state import (
 from fastload.order.state import VERSION, SampledState, check, edited, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
-from fastload.safety.worker_copies import CopyDataset
+from fastload.safety import CopyDataset
 from fastload.settings import OnError, Settings
 from fastload.telemetry import Stats
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
@@ -13,8 +14,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload.random.streams import chosen_modules, routable
-from fastload.safety import Isolation
-from fastload.safety.worker_copies import CopyDataset
+from fastload.safety import CopyDataset, Survey
 from fastload.telemetry import Stats
 
 PROCESSES = "process", "multiprocessing"
@@ -231,15 +231,12 @@ class Settings:
             return 2 + num_workers
         return 2 + math.ceil(num_workers / (self.samples_per_batch or 1))
 
-    def isolation(self) -> Isolation:
-        """Return the `Isolation` that gives each worker its own dataset."""
-        return Isolation(
-            self.dataset,
-            self.collate_fn,
-            self.worker_init_fn,
-            # Threads cannot share an iterable dataset: each of them iterates over it.
-            copy_dataset=self.copy_dataset or ("state" if self.iterable else False),
-        )
+    @cached_property
+    def survey(self) -> Survey:
+        """What is known of the user's objects, and what gives each worker its own."""
+        # Threads cannot share an iterable dataset: each of them iterates over it.
+        copies = self.copy_dataset or ("state" if self.iterable else False)
+        return Survey(self.dataset, self.collate_fn, self.worker_init_fn, copy_dataset=copies)
 
     def seed_of_workers(self, seed: int, epoch: int) -> int:
         """Return `get_worker_info().seed` of worker 0, if workers start in an epoch. `seed` is that of its streams."""

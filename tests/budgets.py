@@ -19,17 +19,17 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_948,
-    "loaded beside the way": 2_751,
-    "the core's other files": 490,
+    "the way of an index": 3_944,
+    "loaded beside the way": 2_750,
+    "the core's other files": 512,
     # folders, without the files and folders that have a row of their own
-    "fastload/safety": 1_860,
+    "fastload/safety": 1_782,
     "fastload/telemetry": 278,
-    "fastload/accelerated": 465,
+    "fastload/accelerated": 463,
     "fastload/integrations": 192,
-    "fastload/bench": 639,
+    "fastload/bench": 636,
     "fastload/check": 648,
-    "fastload/cli": 2_057,
+    "fastload/cli": 1_578,
     "fastload/compat": 440,
     "fastload/datasets": 1_626,
     "fastload/datasets/packed": 1_672,
@@ -39,16 +39,16 @@ BUDGETS = {
     "fastload/image": 911,
     "fastload/image/kernels": 145,
     "kernels in C": 1_498,
-    "fastload/measure": 656,
+    "fastload/measure": 672,
     "fastload/parameters": 2_289,
-    "fastload/sequences": 1_406,
-    "fastload/store": 3_026,
+    "fastload/sequences": 1_405,
+    "fastload/store": 3_003,
     "fastload/stream": 1_058,
-    "fastload/train": 1_156,
+    "fastload/train": 1_155,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_352,
-    "verdicts and allow list": 200,
+    "process workers": 2_293,
+    "verdicts and allow list": 194,
 }
 
 LISTED = {

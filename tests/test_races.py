@@ -30,12 +30,10 @@ from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
-from fastload.safety import Isolation
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
 from tests.children import run_python
-from tests.fakes import Numbers, Sequencer
-from tests.safety.forks import in_child
+from tests.fakes import Numbers
 
 JOIN_S = 30.0
 
@@ -171,69 +169,6 @@ def test_a_name_is_found_although_another_thread_called_the_function_meanwhile()
     finally:
         python_random.remove()
         del module.of_random
-
-
-# ---- one limit ----
-
-
-class Gate(Exception):
-    """A copy of it is made when the test lets it: it has data in C, which its own protocol copies."""
-
-    def __init__(self, pass_gate: Callable[[], None]) -> None:
-        self.pass_gate = pass_gate
-
-    def __deepcopy__(self, memo: Any) -> Gate:
-        self.pass_gate()
-        return self
-
-
-def limit_after_copies_in_two_threads() -> tuple[bool, int]:
-    """Return whether the deep list was copied, and the recursion limit after it."""
-    sequencer, copies = Sequencer(), list[Any]()
-    sys.setrecursionlimit(1000)
-    deep: list[Any] = []
-    for _ in range(2000):
-        deep = [deep]
-
-    def gate(*steps: int) -> Gate:
-        def pass_gate() -> None:
-            for step in steps:
-                with sequencer(step):
-                    pass
-
-        return Gate(pass_gate)
-
-    def first() -> None:
-        Isolation([gate(0, 2)], None, None, copy_dataset="state").own()
-        with sequencer(3):
-            pass
-
-    def second() -> None:
-        dataset = [gate(1, 4), deep]
-        copies.append(Isolation(dataset, None, None, copy_dataset="state").own().dataset)
-
-    threading.stack_size(64 * 2**20)
-    threads = [started(first), started(second)]
-    for thread in threads:
-        thread.join(JOIN_S)
-    return copies[0][1] is not deep, sys.getrecursionlimit()
-
-
-def test_copies_in_one_thread_keep_the_recursion_limit_of_copies_in_another() -> None:
-    """The first one used to restore the limit while the second was deep in its copies."""
-    # In a child, which has no threads of other tests. They may be copying, too.
-    assert in_child(limit_after_copies_in_two_threads) == (True, 1000)
-
-
-def test_a_child_that_was_forked_during_copies_has_the_limit_from_before() -> None:
-    def limits() -> tuple[int, int]:
-        sys.setrecursionlimit(1000)
-        found = list[int]()
-        gate = Gate(lambda: found.append(in_child(sys.getrecursionlimit)))
-        Isolation([gate], None, None, copy_dataset="state").own()
-        return found[0], sys.getrecursionlimit()
-
-    assert in_child(limits) == (1000, 1000)
 
 
 # ---- threads that share an iterator ----

@@ -224,7 +224,7 @@ def records(tmp_path: Path) -> Path:
 def test_a_file_position_that_threads_share_is_warned_of_once(
     records: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
+    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
     dataset = InOneFile(records, lazy=lazy)
     dataset.both = threading.Barrier(2)
     shared = {

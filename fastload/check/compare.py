@@ -30,7 +30,7 @@ from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.random.global_draws import global_states, restore_global_states
 from fastload.safety import Finding as Unknown
-from fastload.safety import Isolation, verdict
+from fastload.safety import Survey
 
 MOST_UNKNOWN = 5
 """The most findings of code for which threads are not known to be right. All may have one cause."""
@@ -92,9 +92,9 @@ def check(
     with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
         warnings.simplefilter("always")
         try:
-            isolation = Isolation(dataset, None, None, copy_dataset="state")
-            serially = isolation.own().dataset
-            found = verdict(dataset, whole=True)
+            survey = Survey(dataset)
+            serially = survey.own().dataset
+            found = survey.code(whole=True)
             kind = "threads" if found.plain else "processes"
             say(SERIALLY)
             if isinstance(dataset, IterableDataset):
@@ -131,7 +131,7 @@ def check(
         failed=failed,
         findings=seen.findings,
         kind=kind,
-        isolation=summary(isolation.plan),
+        copies=summary(survey.graph),
         compared=seen.compared,
     )
 

@@ -26,7 +26,7 @@ from fastload.loader import DataLoader
 from fastload.random import python_random
 from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
-from fastload.safety import verdict
+from fastload.safety import Survey
 from fastload.telemetry import delayed_s
 from fastload.telemetry.snapshot import seconds_in
 
@@ -99,7 +99,7 @@ def _open(
 ) -> DataLoader[Any]:
     if indices is not None:
         how["sampler"] = [*indices]
-    how.setdefault("worker_method", "thread" if verdict(dataset).plain else "process")
+    how.setdefault("worker_method", "thread" if Survey(dataset).code().plain else "process")
     return DataLoader(
         dataset, batch_size=None, collate_fn=_identity, num_workers=workers, seed=seed, **how
     )

@@ -56,7 +56,7 @@ class Report:
     failed: int = 0
     """Number of samples that raised in the serial reading."""
     findings: list[Finding] = field(default_factory=list)
-    isolation: Summary = field(default_factory=Summary)
+    copies: Summary = field(default_factory=Summary)
     """What each worker copies, and what all workers share."""
     compared: bool = True
     """True if samples of workers were compared with serial ones. They cannot be if they depend on global draws, if two
@@ -86,4 +86,4 @@ class Report:
             if self.failed and sum(finding.level == "fault" for finding in self.findings) == 1
             else f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
         )
-        return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])
+        return "\n".join([head, str(self.copies), *map(str, self.findings), verdict])

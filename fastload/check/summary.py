@@ -1,4 +1,4 @@
-"""A summary, for users, of what a plan copies for each worker and what all workers share."""
+"""A summary, for users, of what is copied for each worker and what all workers share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastload.safety import rules
+from fastload.safety.graph import Graph
 from fastload.safety.memory import MEMORY, nbytes_of
-from fastload.safety.plan import Plan
+from fastload.safety.objects import own_dict
 
 
 @dataclass(slots=True)
@@ -52,23 +52,23 @@ class Summary:
         )
 
 
-def summary(plan: Plan) -> Summary:
-    """Return what `plan` copies, by the attributes of its roots, and what it shares."""
+def summary(graph: Graph) -> Summary:
+    """Return what `graph` copies, by the attributes of its roots, and what it shares."""
     top: dict[int, int] = {}
     copied: dict[int, Piece] = {}
     shared: list[Piece] = []
-    for i, node in plan.nodes.items():
+    for i, node in graph.nodes.items():
         above = node.parent
         # An attribute of a root represents all below it.
-        alone = above is None or plan.nodes[above].parent is None
+        alone = above is None or graph.nodes[above].parent is None
         top[i] = i if alone or above is None else top[above]
-        if i in plan.shared:
+        if i in graph.shared:
             shared.append(
-                Piece(plan.path(node.x), type(node.x).__name__, 1, _size(node.x), plan.shared[i])
+                Piece(graph.path(node.x), type(node.x).__name__, 1, _size(node.x), graph.shared[i])
             )
             continue
-        head = plan.nodes[top[i]].x
-        piece = copied.setdefault(top[i], Piece(plan.path(head), type(head).__name__))
+        head = graph.nodes[top[i]].x
+        piece = copied.setdefault(top[i], Piece(graph.path(head), type(head).__name__))
         piece.objects += 1
         piece.nbytes += _size(node.x)
     return Summary(list(copied.values()), shared)
@@ -77,7 +77,7 @@ def summary(plan: Plan) -> Summary:
 def _size(x: Any) -> int:
     if isinstance(x, MEMORY):
         return nbytes_of(x)
-    own = rules.own_dict(x)
+    own = own_dict(x)
     return object.__sizeof__(x) + (sys.getsizeof(own) if own else 0)
 
 

@@ -12,7 +12,7 @@ from fastload.engine.pinning import pins
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
 from fastload.reading.fetch import Fetcher
-from fastload.safety import Verdict, verdict
+from fastload.safety import CodeSafety
 from fastload.settings import PROCESSES, Settings
 from fastload.telemetry.prediction import Kind
 
@@ -88,7 +88,7 @@ def _unmeasured(what: Fetcher) -> Kind:
     return Kind("process", processes, "nothing is measured yet")
 
 
-def _read_code(settings: Settings, *, whole: bool) -> Verdict:
+def _read_code(settings: Settings, *, whole: bool) -> CodeSafety:
     """Return whether threads may run the code, by reading all of it (`whole`) or up to the first reason against it.
 
     The garbage collector is off meanwhile. It would count syntax trees, and look at all of torch: 180 ms.
@@ -96,19 +96,13 @@ def _read_code(settings: Settings, *, whole: bool) -> Verdict:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return verdict(
-            settings.dataset,
-            settings.collate_fn,
-            settings.worker_init_fn,
-            random_modules=settings.random_modules,
-            whole=whole,
-        )
+        return settings.survey.code(settings.random_modules, whole=whole)
     finally:
         if collects:
             gc.enable()
 
 
-def _warn_of_shared(settings: Settings, found: Verdict, stacklevel: int) -> None:
+def _warn_of_shared(settings: Settings, found: CodeSafety, stacklevel: int) -> None:
     all_shared = settings.copy_dataset is False
     faults = (x for x in found.findings if x.shared or (all_shared and x.changes))
     if (fault := next(faults, None)) is not None:

@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from fastload._kit.cores import cores_of_rank
-from fastload.safety.rules import own_dict
+from fastload.safety.objects import own_dict
 from fastload.settings import Settings
 from fastload.telemetry import Stats
 from fastload.telemetry.prediction import Kind, best_kind

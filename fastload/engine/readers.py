@@ -52,11 +52,11 @@ class Readers:
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         self._draws = not what.source.copies and what.settings.keyed
         self._streams = streams_of(what.settings, draws=self._draws)
-        self._isolation = what.settings.isolation() if self._owns_copies() else None
-        if self._isolation is not None and what.settings.num_workers:
-            self._isolation.check()
+        self._survey = what.settings.survey if self._owns_copies() else None
+        if self._survey is not None and what.settings.num_workers:
+            self._survey.check()
             if what.settings.persistent_workers:
-                self._isolation.plan.keep_lists()
+                self._survey.graph.keep_lists()
 
     def _owns_copies(self) -> bool:
         """Return whether readers need copies of the dataset, or a list of its generators, in this process."""
@@ -65,7 +65,7 @@ class Readers:
     @cached_property
     def hear_of_the_loop(self) -> bool:
         """Whether the loop can change what samples are while workers run, as through a `multiprocessing.Value`."""
-        return self._isolation is not None and self._isolation.hears_messages()
+        return self._survey is not None and self._survey.hears_messages()
 
     def window(self) -> Window[Batch]:
         """Return a window for these readers."""
@@ -104,10 +104,10 @@ class Loop(Readers):
         # The loop reads in the place of workers as one of them would: torch's sums over several threads have other
         # last bits.
         self._alone = settings.num_workers > 0 and not self.what.source.copies
-        if self._isolation is None:
+        if self._survey is None:
             own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         else:
-            own = self._isolation.own() if self._alone else self._isolation.originals()
+            own = self._survey.own() if self._alone else self._survey.originals()
         if settings.num_workers:
             show_worker_info_in_threads()
             n = settings.num_workers
@@ -137,10 +137,10 @@ class Threads(Readers):
 
     def start(self, window: Window[Batch], seed: int) -> Team:
         """See `workers.start`."""
-        isolation, n = self._isolation, self.who.number
-        assert isolation is not None
+        survey, n = self._survey, self.who.number
+        assert survey is not None
         return workers.start(
-            window, self.what, isolation, self._streams, num_workers=n, base_seed=seed
+            window, self.what, survey, self._streams, num_workers=n, base_seed=seed
         )
 
 

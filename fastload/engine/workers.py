@@ -22,13 +22,13 @@ from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run
-from fastload.safety import Isolation, WorkerCopies
+from fastload.safety import Survey, WorkerCopies
 
 
 def start(
     window: Window[Batch],
     fetcher: Fetcher,
-    isolation: Isolation,
+    survey: Survey,
     streams: Streams,
     *,
     num_workers: int,
@@ -39,7 +39,7 @@ def start(
     Args:
         window: hands out the work and takes the batches.
         fetcher: reads the samples and finishes the batches.
-        isolation: makes the copies of each worker, which starts as soon as it has them. Each worker calls its
+        survey: makes the copies of each worker, which starts as soon as it has them. Each worker calls its
             `init_fn` with its id, in its thread, one worker after another. The global random states of Python,
             NumPy and torch are restored afterwards.
         streams: makes the random stream of each worker, in its thread.
@@ -52,17 +52,17 @@ def start(
     device, modes = current_device(), modes_of_thread().shared()
     team = Team(window)
     try:
-        with torch_threads_kept() as torch_threads, random_states_kept(isolation.initialises):
+        with torch_threads_kept() as torch_threads, random_states_kept(survey.initialises):
             for i in range(num_workers):
                 with Modes().entered():  # inference mode would make inference tensors of copies
-                    own = isolation.own()
+                    own = survey.own()
                 if i == 0:
-                    isolation.warn_of_shared(stacklevel=7)
-                    fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
+                    survey.warn_of_shared(stacklevel=7)
+                    fetcher.notices.shared = survey.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset, rng=WorkerRng())
                 worker = window, fetcher, own, info, streams, modes, device, torch_threads
                 team.launch(f"fastload-worker-{i}", _work, *worker)
-                if isolation.initialises:
+                if survey.initialises:
                     team.wait_until_set_up()
             if window.collected:
                 team.launch("fastload-collector", collect, window, device, torch_threads)

@@ -167,23 +167,23 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     if len(job.workers) == 1:
         own = WorkerCopies(settings.dataset, settings.collate_fn, settings.worker_init_fn)
         return Reader(job.workers[0], job, settings, own, work, sealed.generators)
-    isolation = sealed.isolation or settings.isolation()
-    states = global_states() if isolation.initialises else None
+    survey = sealed.survey or settings.survey
+    states = global_states() if survey.initialises else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
     threading.stack_size(max(limit, 8 << 20))  # as the main thread has
     try:
-        own = isolation.own()
-        notices.shared = isolation.shared_state()
+        own = survey.own()
+        notices.shared = survey.shared_state()
         first = Reader(job.workers[0], job, settings, own, work)
         for worker in job.workers[1:]:
             if states is not None:
                 _seed(worker, job.seed, forked=forked)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, isolation.own(), work
+            new = worker, job, settings, survey.own(), work
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
-        if said := isolation.said_of_shared():
+        if said := survey.said_of_shared():
             notices.warn("shared", said, SharedStateWarning)
         return first
     finally:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fastload.random.keys import StreamKeys
 from fastload.reading.modes import Modes
-from fastload.safety import Isolation
+from fastload.safety import Survey
 from fastload.settings import Settings
 
 STARTED, READY, FAILED_SAMPLE, BATCH, BROKEN = range(5)
@@ -53,7 +53,7 @@ class Sealed:
         self._settings: Settings | None = settings
         self.generators: list[tuple[str, Any]] | None = None
         """Those of the dataset and of modules, if a fork is to inherit them: looking for them would copy memory."""
-        self.isolation: Isolation | None = None
+        self.survey: Survey | None = None
         """What makes the copies of several workers of a process, if a fork is to inherit it."""
         self._pickle = b""
         self._pickler: ForkingPickler | None = None
@@ -67,7 +67,7 @@ class Sealed:
         return file.getvalue()
 
     def __setstate__(self, state: bytes) -> None:
-        self._settings, self.generators, self.isolation, self._pickle = None, None, None, state
+        self._settings, self.generators, self.survey, self._pickle = None, None, None, state
 
     def open(self) -> Settings:
         """Return the settings."""

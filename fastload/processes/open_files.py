@@ -9,9 +9,9 @@ import stat
 from contextlib import suppress
 from typing import Any
 
-from fastload.safety.plan import Plan
-from fastload.safety.rules import is_one_of
-from fastload.safety.worker_copies import refusal
+from fastload.safety.graph import Graph
+from fastload.safety.objects import is_one_of
+from fastload.safety.survey import refusal
 
 SURVIVING = {
     *("netCDF4._netCDF4.Dataset", "rasterio.io.DatasetReader", "soundfile.SoundFile"),
@@ -23,16 +23,16 @@ HANGING = {"decord.video_loader.VideoLoader", "decord.video_reader.VideoReader"}
 """Classes whose open instances wait in a fork for threads that it does not have."""
 
 
-def inherited(plan: Plan) -> str:
+def inherited(graph: Graph) -> str:
     """Return a sentence that names what forks share, although each has its own position in files, or "".
 
     Raises `DatasetCopyError` if an open handle would hang in a fork.
     """
-    if hanging := [named for named in plan.refused if is_one_of(type(named.x), HANGING)]:
+    if hanging := [named for named in graph.refused if is_one_of(type(named.x), HANGING)]:
         raise refusal(hanging, "it hangs in a fork, which does not have its threads")
-    paths = [named.path for named in plan.refused if not is_one_of(type(named.x), SURVIVING)]
-    held = [node.x for i, node in plan.nodes.items() if i not in plan.shared]
-    paths += map(plan.path, filter(is_stream, held))
+    paths = [named.path for named in graph.refused if not is_one_of(type(named.x), SURVIVING)]
+    held = [node.x for i, node in graph.nodes.items() if i not in graph.shared]
+    paths += map(graph.path, filter(is_stream, held))
     if not paths:
         return ""
     return (

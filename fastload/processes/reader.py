@@ -24,7 +24,7 @@ from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run, streams_of
 from fastload.safety import WorkerCopies
-from fastload.safety.in_modules import generators_of_modules
+from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
 
 _reading = threading.local()

@@ -36,8 +36,8 @@ from fastload.random import torch_random
 from fastload.random.streams import MODULES
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
-from fastload.safety.in_modules import generators_of_modules
 from fastload.safety.libraries import LIBRARIES
+from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
 
 _THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
@@ -86,11 +86,11 @@ def start_children(
         with _context_of(settings) as (context, reason):
             method = context.get_start_method()
             if method == "fork":
-                plan = replace(theirs, copy_dataset="state").isolation().plan
-                sealed.generators = [*plan.generators(), *generators_of_modules()]
+                graph = settings.survey.graph
+                sealed.generators = [*graph.generators(), *generators_of_modules()]
                 if processes < settings.num_workers:
-                    sealed.isolation = theirs.isolation()
-                for kind, said in {"inherited": inherited(plan), "fork": reason}.items():
+                    sealed.survey = settings.survey
+                for kind, said in {"inherited": inherited(graph), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
                 notices.tell(stacklevel=8)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastload.order.state import load_into
-from fastload.safety.kinds import SCALARS
-from fastload.safety.rules import own_dict, some
+from fastload.safety.objects import LEAVES, own_dict, some
 
 CHAIN = "_ex_iterable"
 """The attribute of a stream with the steps that read it."""
@@ -39,7 +38,7 @@ def streams(source: Any) -> list[dict[str, Any]]:
         parts = [*held.values()]
         if issubclass(kind, list | tuple | dict):
             parts += some(x, 1_000)  # not all of a list of names
-        todo += [part for part in parts if type(part) not in SCALARS]
+        todo += [part for part in parts if type(part) not in LEAVES]
     return found
 
 

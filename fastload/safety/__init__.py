@@ -1,16 +1,16 @@
-"""Thread safety of the user's objects: what each worker thread gets a copy of, and whether its code is thread-safe.
+"""Thread safety of the user's objects: what each worker thread gets a copy of, and whether the code is thread-safe.
 
-- `worker_copies` has the copies of all workers. `plan` walks over the objects, and `copies` copies them by that plan.
-- `rules` tells state from data, and `users` tells the user's code from libraries.
+- `survey` answers for a loader. `graph` walks over its objects once, and `copies` makes each worker's copies.
+- `objects` tells what an object consists of, and state from data. `objects.toml` lists classes of libraries.
+  `modules` tells the user's code from libraries, and finds random generators that the user's modules hold.
 - `kinds` and `callables` copy each kind of object. `memory` copies arrays and tensors, and `files` reopens files.
-  `finalizers` silences copies. `in_modules` finds random generators that modules and classes of the user hold.
-- `judge` says whether code is plainly safe. `walk` goes to all that samples can reach, and `plain` has the rule.
-- `source` finds a function's syntax tree, and `names` what its names stand for.
+  `finalizers` silences copies.
+- `walk` goes to all code that samples can run, and `plain` has the rule for it. `source` finds a function's syntax
+  tree, and what its names stand for. `plain.toml` lists functions and methods.
 - `libraries` is a table of libraries: which survive a fork, and which names are process-wide state.
 """
 
-from fastload.safety.findings import Finding
-from fastload.safety.judge import Verdict, verdict
-from fastload.safety.worker_copies import Isolation, WorkerCopies
+from fastload.safety.plain import Finding
+from fastload.safety.survey import CodeSafety, CopyDataset, Survey, WorkerCopies
 
-__all__ = ["Finding", "Isolation", "Verdict", "WorkerCopies", "verdict"]
+__all__ = ["CodeSafety", "CopyDataset", "Finding", "Survey", "WorkerCopies"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import types
-import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from fastload.safety.kinds import SCALARS, Copier, Kind, Part
-from fastload.safety.users import is_importable
+from fastload.safety.kinds import Copier, Kind, Part
+from fastload.safety.modules import is_importable
+from fastload.safety.objects import LEAVES
 
 
 class Function(Kind):
@@ -28,7 +28,7 @@ class Function(Kind):
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        if all(type(part) in SCALARS for _, part in self.parts(x)):
+        if all(type(part) in LEAVES for _, part in self.parts(x)):
             return x
         cells = tuple(copier.copy(cell) for cell in x.__closure__ or ()) or None
         if id(x) in copier.memo:  # a function may refer to itself through its closure
@@ -65,7 +65,7 @@ class Cell(Kind):
 
 
 class Bound(Kind):
-    """A bound method, a `functools.partial`, a function under `functools.lru_cache`, or a weak reference."""
+    """A bound method, a `functools.partial`, or a function under `functools.lru_cache`."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -76,35 +76,27 @@ class Bound(Kind):
             yield from ((f".{name}", value) for name, value in vars(x).items())
         elif type(x) is CACHED:
             yield ".__wrapped__", x.__wrapped__
-        elif type(x) is not weakref.ref and not isinstance(
-            x.__self__, types.ModuleType | type | None
-        ):
+        elif not isinstance(x.__self__, types.ModuleType | type | None):
             yield ".__self__", x.__self__
             if type(x) is types.MethodType:
                 yield ".__func__", x.__func__
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`. Each worker begins with an empty cache: cached values may be state."""
-        kind: Any = type(x)
-        if kind is weakref.ref:
-            if x.__callback__ is not None or id(x()) not in copier.memo:
-                raise TypeError("it refers to what is not copied yet")
-            return kind(copier.memo[id(x())])
-        before = [part for _, part in self.parts(x)]
-        mine = [copier.copy(part) for part in before]
-        if kind is CACHED:
-            return functools.lru_cache(**x.cache_parameters())(*mine)
-        if all(a is b for a, b in zip(before, mine, strict=True)):
+        own = copier.copy
+        if type(x) is CACHED:
+            return functools.lru_cache(**x.cache_parameters())(own(x.__wrapped__))
+        if all(own(part) is part for _, part in self.parts(x)):
             return x
-        if kind is types.MethodType:
-            return types.MethodType(mine[1], mine[0])
-        if kind is not functools.partial:  # of an object in C: `generator.uniform`, `list.append`
-            return getattr(mine[0], x.__name__)
-        func, *args = mine[: 1 + len(x.args)]
-        y = functools.partial(
-            func, *args, **dict(zip(x.keywords, mine[1 + len(args) :], strict=False))
-        )
-        vars(y).update(zip(vars(x), mine[1 + len(args) + len(x.keywords) :], strict=True))
+        if type(x) is types.MethodType:
+            return types.MethodType(own(x.__func__), own(x.__self__))
+        if (
+            type(x) is not functools.partial
+        ):  # of an object in C: `generator.uniform`, `list.append`
+            return getattr(own(x.__self__), x.__name__)
+        words = {name: own(value) for name, value in x.keywords.items()}
+        y = functools.partial(own(x.func), *map(own, x.args), **words)
+        vars(y).update((name, own(value)) for name, value in vars(x).items())
         return y
 
 
@@ -113,5 +105,5 @@ METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
 EXACT: dict[type, Kind] = {
     types.FunctionType: Function(),
     types.CellType: Cell(),
-    **dict.fromkeys((*METHODS, functools.partial, CACHED, weakref.ref), Bound()),
+    **dict.fromkeys((*METHODS, functools.partial, CACHED), Bound()),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastload.safety.rules import HEAP, IMMUTABLE
+from fastload.safety.objects import HEAP, IMMUTABLE
 
 _silent: set[int] = set()
 """Ids of living copies. It needs no lock: adding and discarding are atomic, and an id is free only after `__del__`."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import copyreg
 import ctypes
+import itertools
 import random
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,12 +22,18 @@ import torch
 
 from fastload.safety import finalizers
 from fastload.safety.files import reopened
-from fastload.safety.rules import GENERATORS, HEAP, is_in_c, own_dict
+from fastload.safety.objects import (
+    GENERATORS,
+    LEAVES,
+    attributes,
+    filled,
+    is_in_c,
+    own_dict,
+    slots_of,
+)
 
 Part = tuple[str, Any]
 """The expression that reaches a part of an object (`.name`, `[3]`), and the part."""
-
-SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
 
 
 class Copier(Protocol):
@@ -67,27 +73,6 @@ class Refused(Kind):
 
 # ---- attributes ----
 
-Slots = list[tuple[str, types.MemberDescriptorType]]
-
-
-def slots_of(cls: type) -> Slots:
-    """Return the slots of a class's instances, by name: those of Python's classes, not of C code."""
-    return [
-        (name, member)
-        for k in cls.__mro__
-        for name, member in vars(k).items()
-        if type(member) is types.MemberDescriptorType
-        and member.__objclass__ is k
-        and k.__flags__ & HEAP
-    ]
-
-
-def filled(slots: Slots, x: Any) -> Iterator[tuple[str, types.MemberDescriptorType, Any]]:
-    """Yield the slots that have a value in an instance: name, member and value."""
-    for name, member in slots:
-        with suppress(AttributeError):
-            yield name, member, member.__get__(x)
-
 
 def _class_generators(cls: type) -> dict[str, Any]:
     """Return the class attributes that are random generators: each copy of an instance gets its own."""
@@ -112,9 +97,8 @@ class Instance(Kind):
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        own = own_dict(x)
-        held = ((name, value) for name, _, value in filled(self._slots, x))
-        for name, value in (*{**own, **self._of_class, **own}.items(), *held):
+        held = dict(attributes(x, self._slots))
+        for name, value in {**held, **self._of_class, **held}.items():
             if self._names is None or name in self._names:
                 yield f".{name}", value
 
@@ -137,7 +121,7 @@ class Instance(Kind):
         finalizers.silence(y)
         before, own = own_dict(x), own_dict(y)
         # Plain values first: `__hash__` may need them if the next attribute is a set that holds `x`.
-        own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
+        own.update((name, value) for name, value in before.items() if type(value) in LEAVES)
         for name, value in (*before.items(), *self._of_class.items()):
             if name not in own:
                 own[name] = mine(name, value)
@@ -160,13 +144,13 @@ class Container(Instance):
         yield from super().parts(x) if self.any else ()
         if self._base is defaultdict:
             yield ".default_factory", x.default_factory
-        if _is_flat(x, self._base):
+        if is_flat(x, self._base):
             return
         if issubclass(self._base, dict):
             for key, value in self._base.items(x):
-                if type(value) not in SCALARS:
-                    yield f"[{key!r:.40}]" if type(key) in SCALARS else "[...]", value
-                if type(key) not in SCALARS:
+                if type(value) not in LEAVES:
+                    yield f"[{key!r:.40}]" if type(key) in LEAVES else "[...]", value
+                if type(key) not in LEAVES:
                     yield ".keys()", key
         else:
             yield from ((f"[{k}]", value) for k, value in enumerate(self._base.__iter__(x)))
@@ -175,7 +159,7 @@ class Container(Instance):
         """See `Kind`."""
         base = self._base
         frozen = base in (tuple, frozenset)
-        if self._cls is base and base is not defaultdict and _is_flat(x, base):
+        if self._cls is base and base is not defaultdict and is_flat(x, base):
             return x if frozen else x.copy()
         own = copier.copy
         if frozen:
@@ -201,11 +185,18 @@ class Container(Instance):
         return self._filled(y, x, copier)
 
 
-def _is_flat(x: Any, base: Any) -> bool:
+def elements(x: Any, base: Any) -> Iterable[Any]:
+    """Return the elements of a container, or keys and values. No code of a subclass of `base` runs."""
+    return (
+        itertools.chain(base.keys(x), base.values(x))
+        if issubclass(base, dict)
+        else base.__iter__(x)
+    )
+
+
+def is_flat(x: Any, base: Any) -> bool:
     """Return whether a container holds only plain values. This runs at C speed, because most do."""
-    if not SCALARS.issuperset(map(type, base.__iter__(x))):
-        return False
-    return not issubclass(base, dict) or SCALARS.issuperset(map(type, base.values(x)))
+    return LEAVES.issuperset(map(type, elements(x, base)))
 
 
 BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
@@ -292,29 +283,26 @@ class InC(Kind):
     def __init__(self, cls: type) -> None:
         super().__init__()
         self._deep = hasattr(cls, "__deepcopy__")
-        self._reduced: dict[int, Any] = {}  # by the ids of objects, which the plan keeps alive
+        self._reduced: dict[int, Any] = {}  # by the ids of objects, which the graph keeps alive
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
         if self._deep:
             return
         cls: Any = type(x)  # a weak proxy would answer for what it refers to
+        reduce: Any = copyreg.dispatch_table.get(cls)
         try:
-            reduce: Any = copyreg.dispatch_table.get(cls)
             reduced = reduce(x) if reduce else cls.__reduce_ex__(x, 4)
             if isinstance(reduced, tuple):
                 make, args, state, items, pairs = (*reduced, None, None, None)[:5]
                 reduced = make, args, state, [*(items or ())], [*(pairs or ())]
-                held = [*args, *reduced[3], *(each for pair in reduced[4] for each in pair)]
-                named = state if type(state) is dict else {}
-                yield from (("", part) for part in (*held, None if named else state))
-                yield from ((f".{name}", value) for name, value in named.items())
+            yield from _parts_of(reduced)
         except Exception as error:
             reduced = error
         self._reduced[id(x)] = reduced
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
+        """See `Kind`. `copy.deepcopy` finds the copies of all parts in the memo, so it runs no code of theirs."""
         if self._deep:
             return copy.deepcopy(x, copier.memo)
         reduced = self._reduced[id(x)]
@@ -322,11 +310,17 @@ class InC(Kind):
             raise reduced
         if isinstance(reduced, str):
             return x
-        make, args, state, items, pairs = reduced
-        if type(state) is dict:
-            state = {name: copier.copy(value) for name, value in state.items()}
-        mine = tuple(map(copier.copy, args)), copier.copy(state), map(copier.copy, items)
-        result = make, *mine, (map(copier.copy, pair) for pair in pairs)
-        y = copy.copy(types.SimpleNamespace(__reduce_ex__=lambda _: result))
+        copier.memo.update((id(part), copier.copy(part)) for _, part in _parts_of(reduced))
+        y = copy.deepcopy(types.SimpleNamespace(__reduce_ex__=lambda _: reduced), copier.memo)
         finalizers.silence(y)
         return y
+
+
+def _parts_of(reduced: Any) -> Iterator[Part]:
+    """Yield the parts of what `__reduce_ex__` returned."""
+    if isinstance(reduced, tuple):
+        _, args, state, items, pairs = reduced
+        named = state if type(state) is dict else {}
+        held = [*args, *items, *itertools.chain(*pairs), None if named else state]
+        yield from (("", part) for part in held)
+        yield from ((f".{name}", value) for name, value in named.items())

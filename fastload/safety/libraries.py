@@ -29,9 +29,9 @@ LIBRARIES = {name: Library(**entry) for name, entry in tomllib.loads(_TABLE).ite
 
 
 def threads_ok(*names: str | type) -> None:
-    """Vouch for packages and classes: several threads may run their code, so `worker_method="auto"` does not read it.
+    """Declare packages and classes thread-safe, so that `worker_method="auto"` does not read their code.
 
-    It affects this process, and loaders that have not begun yet. `threads_ok("__main__")` vouches for a script.
+    It affects this process, and loaders that have not begun yet. `threads_ok("__main__")` declares a script.
 
     Args:
         names: names of top-level packages, as in `import name`, and classes.
@@ -40,15 +40,15 @@ def threads_ok(*names: str | type) -> None:
         if not isinstance(name, type) and not (isinstance(name, str) and name.isidentifier()):
             takes = "threads_ok takes classes and names of top-level packages"
             raise ValueError(f"{takes}, got {name!r}")
-    _vouched.update(names)
+    _allowed.update(names)
 
 
-_vouched: set[str | type] = set()
+_allowed: set[str | type] = set()
 
 
-def is_vouched(module: str | None, x: Any) -> bool:
+def is_allowed(module: str | None, x: Any) -> bool:
     """Return whether `threads_ok` was called with a class, or with the package of a module."""
-    return (module or "").partition(".")[0] in _vouched or (isinstance(x, type) and x in _vouched)
+    return (module or "").partition(".")[0] in _allowed or (isinstance(x, type) and x in _allowed)
 
 
 def unsafe_names() -> dict[int, str]:

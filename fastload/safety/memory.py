@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fastload._kit.torch_private import no_torch_function
-from fastload.safety.rules import ELEMENTS, MEMORY_BYTES, own_dict
+from fastload.safety.objects import ELEMENTS, MEMORY_BYTES, own_dict
 
 Buffer = bytearray | array.array  # type: ignore[type-arg]
 CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)

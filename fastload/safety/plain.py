@@ -19,6 +19,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path as File
 from types import FunctionType, ModuleType
@@ -27,9 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.safety.findings import Finding
-from fastload.safety.names import Path, named
-from fastload.safety.source import source_of
+from fastload.safety.source import Path, named, source_of
 
 _LISTS: dict[str, dict[str, str]] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
 METHODS = frozenset(" ".join(_LISTS["methods"].values()).split())
@@ -57,6 +56,23 @@ _AS_THEIR_PARTS = (
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NEW = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
 _OUTSIDE = ("global", "free")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why code is not plainly safe in threads.
+
+    Args:
+        what: a clause that names it, and the code that decides.
+        remedy: what would make it plainly safe, or "".
+        shared: threads are known to share it, and samples change it.
+        changes: samples change something, which may be the worker's own.
+    """
+
+    what: str
+    remedy: str = ""
+    shared: bool = False
+    changes: bool = False
 
 
 def listed(table: str, x: Any) -> bool:

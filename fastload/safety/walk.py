@@ -7,11 +7,8 @@ import enum
 import functools
 import io
 import random
-import re
 import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
-from pathlib import PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, Protocol
 
@@ -20,23 +17,26 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload.random import numpy_random, python_random
-from fastload.safety import rules
-from fastload.safety.findings import Finding
-from fastload.safety.kinds import filled, slots_of
-from fastload.safety.libraries import is_vouched, unsafe_names
-from fastload.safety.names import MISSING, Path, attribute, held_by, named
-from fastload.safety.plain import METHODS, OBJECTS, WRITING, Reading, is_numpys, is_safe_function
-from fastload.safety.rules import is_in_c, own_dict
-from fastload.safety.users import is_importable, is_users_module
+from fastload.safety import objects
+from fastload.safety.callables import EXACT
+from fastload.safety.kinds import elements, is_flat
+from fastload.safety.libraries import is_allowed, unsafe_names
+from fastload.safety.modules import is_importable, is_users_module
+from fastload.safety.objects import LEAVES, attributes, is_in_c, own_dict
+from fastload.safety.plain import (
+    METHODS,
+    OBJECTS,
+    WRITING,
+    Finding,
+    Reading,
+    is_numpys,
+    is_safe_function,
+)
+from fastload.safety.source import MISSING, Path, attribute, held_by, named
 
 OBJECTS_AT_MOST, CODE_AT_MOST = 2_000, 10_000
 """The walk looks at no more objects, and reads no more bytes of bytecode: some 300 lines, which take 15 to 40 ms."""
 
-_LEAVES = {
-    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType),
-    *(np.dtype, torch.dtype, torch.device, torch.Size, torch.memory_format, object),
-}
-_CONSTANTS: Any = (enum.Enum, PurePath, re.Pattern, np.generic, np.dtype)
 _CONTAINERS: Any = {list, tuple, dict, set, frozenset, deque, OrderedDict, Counter}
 _ARRAYS = {np.ndarray, np.memmap, torch.Tensor, torch.nn.Parameter}
 _BASES = {object, Dataset, torch.utils.data.IterableDataset, Generic, Protocol, abc.ABC}
@@ -106,11 +106,11 @@ class Walk:
             held: a module, a class or a function's default holds it, so that no worker has its own.
         """
         kind = type(x)
-        if kind in _LEAVES or issubclass(kind, _CONSTANTS) or (id(x), held) in self._seen:
+        if kind in LEAVES or issubclass(kind, objects.CONSTANTS) or (id(x), held) in self._seen:
             return
         self._seen[id(x), held] = x
         if name := self._unsafe.get(id(x)):
-            what = f"{path} is `{name}`, which a process has one of"
+            what = f"{path} is `{name}`, which is process-wide state"
             self._find(what, "leave it out of samples", shared=True)
         elif kind is FunctionType:
             self._function(x, None, None, path, held)
@@ -120,12 +120,12 @@ class Walk:
         elif kind is functools.partial:
             if wrong := x.keywords.keys() & WRITING:
                 self._find(f"{path} passes `{wrong.pop()}=`")
-            self._todo += [(part, path, held) for part in (x.func, *x.args, *x.keywords.values())]
+            self._todo += [(part, path, held) for _, part in EXACT[kind].parts(x)]
         elif kind is types.BuiltinFunctionType and _is_global(x.__self__):
             self._past_routing(path)
         elif issubclass(kind, type):
             self._class(x, path, made=True)
-        elif issubclass(kind, rules.GENERATORS):
+        elif issubclass(kind, objects.GENERATORS):
             self._generator(x, path, held)
         elif kind in _CONTAINERS:
             if held and kind not in (tuple, frozenset):
@@ -133,10 +133,10 @@ class Walk:
             self._parts(x, path, held)
         elif kind in _ARRAYS:
             self._array(x, path, held)
-        elif rules.is_one_of(kind, rules.REFUSED_CLASSES):
+        elif objects.is_one_of(kind, objects.REFUSED):
             self._find(f"{path} is an open {kind.__qualname__}", changes=True)
-        elif (vouched := is_vouched(kind.__module__, kind)) or _is_listed(kind):
-            if not vouched and own_dict(x).get("inplace", False) is not False:
+        elif (allowed := is_allowed(kind.__module__, kind)) or _is_listed(kind):
+            if not allowed and own_dict(x).get("inplace", False) is not False:
                 self._find(f"{path} works in place")
             self._todo += [(part, way, held) for way, part in _attributes(x, path)]
         elif is_users_module(kind.__module__) and not is_in_c(kind):
@@ -160,7 +160,7 @@ class Walk:
         self._find(f"{path} draws from a global generator that threads would share", shared=True)
 
     def _generator(self, x: Any, path: str, held: bool) -> None:
-        if rules.is_global_generator(x):
+        if objects.is_global_generator(x):
             if type(x) is np.random.Generator:  # the others are routed
                 self._past_routing(path)
         elif held:
@@ -179,15 +179,15 @@ class Walk:
             self._find(f"samples use `{path}`, an array that a module or class holds")
 
     def _parts(self, x: Any, path: str, held: bool) -> None:
-        items = [*x.keys(), *x.values()] if isinstance(x, dict) else list(x)
-        if not _LEAVES.issuperset(map(type, items)):
-            some: dict[int, Any] = {}
-            for each in items:
-                if type(each) not in _LEAVES:
-                    some[id(each)] = each
-                    if len(some) > OBJECTS_AT_MOST:  # the walk ends there
-                        break
-            self._todo += [(each, f"{path}[...]", held) for each in some.values()]
+        if is_flat(x, type(x)):
+            return
+        some: dict[int, Any] = {}
+        for each in elements(x, type(x)):
+            if type(each) not in LEAVES:
+                some[id(each)] = each
+                if len(some) > OBJECTS_AT_MOST:  # the walk ends there
+                    break
+        self._todo += [(each, f"{path}[...]", held) for each in some.values()]
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
@@ -201,13 +201,13 @@ class Walk:
 
     def _class(self, cls: type, path: str, *, made: bool) -> None:
         """Look at a class whose instances samples use, or make."""
-        if is_vouched(cls.__module__, cls) or (not made and _is_listed(cls)):
+        if is_allowed(cls.__module__, cls) or (not made and _is_listed(cls)):
             return
         if not is_users_module(cls.__module__):
             if not is_safe_function(cls):
                 self._find(f"samples use the class `{path}`, which is not on the list")
             return
-        if (id(cls), made) in self._read or rules.PER_WORKER in vars(cls):
+        if (id(cls), made) in self._read or objects.PER_WORKER in vars(cls):
             return
         self._read.add((id(cls), made))
         theirs = [k for k in cls.__mro__ if not is_users_module(k.__module__)]
@@ -253,7 +253,7 @@ class Walk:
         self, function: FunctionType, owner: type | None, first: str | None, path: str, held: bool
     ) -> None:
         module = function.__globals__.get("__name__")
-        if is_vouched(module, function) or (id(function), False) in self._read or self._decided:
+        if is_allowed(module, function) or (id(function), False) in self._read or self._decided:
             return
         if not is_users_module(module):
             if not is_safe_function(function) and str(module).partition(".")[0] != "fastload":
@@ -313,7 +313,7 @@ class Walk:
 
 
 def _is_method_or_part(x: Any, name: str) -> bool:
-    if x is MISSING or type(x) in _LEAVES or type(x) in _CONTAINERS or type(x) in _ARRAYS:
+    if x is MISSING or type(x) in LEAVES or type(x) in _CONTAINERS or type(x) in _ARRAYS:
         return False
     value = attribute(x, name)
     if type(value) in (classmethod, staticmethod):
@@ -324,15 +324,11 @@ def _is_method_or_part(x: Any, name: str) -> bool:
     return value is not MISSING and held
 
 
-def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an instance; of a class that declares itself thread-safe, those of each worker."""
-    declared = vars(type(x)).get(rules.PER_WORKER)
-    for name, value in list(own_dict(x).items()):
-        if declared is None or name in declared:
-            yield f"{path}.{name}", value
-    if declared is None:
-        for name, _, value in filled(slots_of(type(x)), x):
-            yield f"{path}.{name}", value
+def _attributes(x: Any, path: str) -> list[tuple[str, Any]]:
+    """Return the attributes of an instance; of a class that declares itself thread-safe, those of each worker."""
+    own = vars(type(x)).get(objects.PER_WORKER)
+    found = list(attributes(x, objects.slots_of(type(x))))
+    return [(f"{path}.{name}", value) for name, value in found if own is None or name in own]
 
 
 def _is_listed(kind: type) -> bool:

@@ -42,7 +42,7 @@ from fastload.engine import threads, waiting
 from fastload.errors import SharedStateWarning, WorkerCrashError
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.reading.modes import Modes
-from fastload.safety import Isolation, WorkerCopies, verdict
+from fastload.safety import Survey, WorkerCopies
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
 from fastload.telemetry import Recorder, recording, span, waiting_span
@@ -139,13 +139,13 @@ class Batches(Iterator[Batch]):
         if not self._num_workers:
             return
         roots = _Decoding(self._decode), self.collate_fn
-        isolation = Isolation(*roots, None, copy_dataset="state")
+        survey = Survey(*roots)
         for i in range(self._num_workers):
             with Modes().entered():  # inference mode would make inference tensors of copies
-                own = isolation.own()
+                own = survey.own()
             if i == 0:
-                isolation.warn_of_shared(stacklevel=5)
-                for fault in verdict(*roots, whole=True).findings:
+                survey.warn_of_shared(stacklevel=5)
+                for fault in survey.code(whole=True).findings:
                     if fault.shared:
                         said = f"fastload: in threads, samples can be wrong: {fault.what}"
                         warnings.warn(said, SharedStateWarning, stacklevel=5)

@@ -271,7 +271,7 @@ class VideoReader:
 def test_a_handle_that_hangs_in_every_fork_is_an_error(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
+    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
     loader = fastload.DataLoader(
         Holds({"video": VideoReader()}), num_workers=1, worker_method=method
     )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastload.safety import Verdict, verdict
-from fastload.safety.rules import own_dict
+from fastload.safety import CodeSafety, Survey
+from fastload.safety.objects import own_dict
 
 DATASET = """
 from torch.utils.data import Dataset
@@ -86,7 +86,7 @@ def made(case: Case, folder: Path) -> Iterator[tuple[Any, ...]]:
                 value.close()
 
 
-def verdict_of(case: Case, folder: Path) -> Verdict:
-    """Return the verdict of the case's dataset."""
+def code_of(case: Case, folder: Path) -> CodeSafety:
+    """Return what reading the code of the case's dataset finds."""
     with made(case, folder) as arguments:
-        return verdict(*arguments)
+        return Survey(*arguments).code()

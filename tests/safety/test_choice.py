@@ -31,8 +31,8 @@ from torchvision.transforms import Compose
 import fastload
 from fastload.engine import choice, choices
 from fastload.errors import SharedStateWarning
-from fastload.safety import libraries
-from fastload.safety.in_modules import generators_of_modules
+from fastload.safety import Survey, libraries
+from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
 from fastload.telemetry import prediction
 from fastload.telemetry.prediction import Kind
@@ -90,7 +90,7 @@ class Stream(IterableDataset[int]):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_vouched", set())
+    monkeypatch.setattr(libraries, "_allowed", set())
     monkeypatch.setattr(choice, "_told", set())
     choices.forget()
 
@@ -220,7 +220,7 @@ def test_vouching(monkeypatch: pytest.MonkeyPatch) -> None:
     assert auto(Shares()).chosen().kind == "process"
     fastload.threads_ok(Shares)
     assert auto(Shares()).chosen().kind == "none"
-    monkeypatch.setattr(libraries, "_vouched", set())
+    monkeypatch.setattr(libraries, "_allowed", set())
     fastload.threads_ok("tests")
     assert auto(Shares()).chosen().kind == "none"
     for wrong in ("a.b", 3):
@@ -290,7 +290,7 @@ def test_no_collection_falls_into_the_reading(enabled: bool) -> None:
 
     (gc.enable if enabled else gc.disable)()
     try:
-        with mock.patch.object(choice, "verdict", reading), pytest.raises(KeyError):
+        with mock.patch.object(Survey, "code", reading), pytest.raises(KeyError):
             auto(Shares()).chosen()
         assert gc.isenabled() is enabled
     finally:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.check import check
-from fastload.safety import Isolation
+from fastload.safety import Survey
 
 N = 8
 MIB = 1 << 20
@@ -57,7 +57,7 @@ class Holder(Dataset[Any]):
 
 def own(copy_dataset: Any = "state", **attributes: Any) -> Any:
     """Return a worker's copy of a dataset with these attributes."""
-    return Isolation(Holder(**attributes), None, None, copy_dataset=copy_dataset).own().dataset
+    return Survey(Holder(**attributes), copy_dataset=copy_dataset).own().dataset
 
 
 # ---- memory that processes share ----

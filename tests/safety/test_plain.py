@@ -1,7 +1,7 @@
 """Promises:
 - Code is plainly safe only if it loads, indexes, calls what is listed or read, and stores to local names.
 - What cannot be read is not plainly safe. The reason names the code and its line.
-- A verdict reads no sample and runs no code of the user's. A second one takes at most 30 ms.
+- Reading reads no sample and runs no code of the user's. A second one takes at most 30 ms.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fastload.safety import verdict
-from tests.safety.programs import Case, made, verdict_of
+from fastload.safety import Survey
+from tests.safety.programs import Case, code_of, made
 
 TOP = """
 import functools, math, os, random
@@ -176,7 +176,7 @@ def test_plainly_safe(subtests: pytest.Subtests, tmp_path: Path) -> None:
     for text in PLAIN.strip().splitlines():
         with subtests.test(text):
             case = Case(text, body=text.replace("\\n", "\n"), top=TOP, init=INIT)
-            found = verdict_of(case, tmp_path)
+            found = code_of(case, tmp_path)
             assert found.plain, found.reason
 
 
@@ -185,7 +185,7 @@ def test_not_plainly_safe(table: str, subtests: pytest.Subtests, tmp_path: Path)
     texts = {"functions": NOT_PLAIN, "objects": OBJECTS}[table]
     for reason, case in cases(texts, init=table == "objects"):
         with subtests.test(case.name):
-            found = verdict_of(case, tmp_path)
+            found = code_of(case, tmp_path)
             assert not found.plain
             assert re.search(reason, found.reason), found.reason
 
@@ -196,11 +196,11 @@ def test_what_threads_are_known_to_share(subtests: pytest.Subtests, tmp_path: Pa
             subtests.test(text),
             made(Case(text, body=f"{text}; return i", top=TOP), tmp_path) as (dataset,),
         ):
-            assert any(each.shared for each in verdict(dataset, whole=True).findings)
+            assert any(each.shared for each in Survey(dataset).code(whole=True).findings)
     with made(Case("local", body="self.rows[i] = 0; return i", top=TOP, init=INIT), tmp_path) as (
         dataset,
     ):
-        assert not any(each.shared for each in verdict(dataset, whole=True).findings)
+        assert not any(each.shared for each in Survey(dataset).code(whole=True).findings)
 
 
 NAMES = """getattr eq ne hash len getitem iter next contains call bool repr str format copy deepcopy reduce reduce_ex
@@ -237,7 +237,7 @@ def test_no_code_of_the_user_runs(more: list[str], tmp_path: Path) -> None:
     with made(Case("hostile", program=HOSTILE.format(methods=methods)), tmp_path) as arguments:
         calls = object.__getattribute__(arguments[0], "__dict__")["calls"]
         calls.clear()
-        found = verdict(*arguments, whole=True)
+        found = Survey(*arguments).code(whole=True)
         assert calls == []
     assert not found.plain
 
@@ -249,7 +249,7 @@ def test_a_changed_file_counts_as_no_source(tmp_path: Path) -> None:
         linecache.clearcache()
         path = Path(type(dataset).__getitem__.__code__.co_filename)
         path.write_text(path.read_text().replace("return self.rows[i]", "return self.words[i]"))
-        assert "has no source to read" in verdict(dataset).reason
+        assert "has no source to read" in Survey(dataset).code().reason
 
 
 STEPS = "".join(
@@ -261,11 +261,11 @@ def test_a_second_verdict_takes_at_most_30_ms(tmp_path: Path) -> None:
     body = "return " + " + ".join(f"of_{k}(i)" for k in range(40))
     init = "self.paths = [f'{k}.png' for k in range(100_000)]"
     with made(Case("many steps", body=body, top=STEPS, init=init), tmp_path) as (dataset,):
-        assert verdict(dataset).plain
+        assert Survey(dataset).code().plain
         times = []
         for _ in range(5):
             begin = time.process_time()
-            verdict(dataset)
+            Survey(dataset).code()
             times.append(time.process_time() - begin)
     assert statistics.median(times) <= 0.030, times
 
@@ -275,4 +275,4 @@ def test_the_reading_ends_at_a_limit_of_code(tmp_path: Path) -> None:
         f"def of_{k}(i): return of_{k + 1}(i) + [{k} for _ in range(9)][0]\n" for k in range(400)
     )
     case = Case("large", body="return of_0(i)", top=steps + "def of_400(i): return i\n")
-    assert "reaches more code" in verdict_of(case, tmp_path).reason
+    assert "reaches more code" in code_of(case, tmp_path).reason

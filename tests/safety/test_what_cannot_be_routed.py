@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import numpy_random, python_random, torch_random
-from fastload.safety import libraries, verdict
+from fastload.safety import Survey, libraries
 from tests.children import ROOT
 
 DRAWS: dict[str, Callable[[], float]] = {
@@ -182,8 +182,8 @@ class Calls(Draws):
 @pytest.mark.filterwarnings("ignore:fastload. Calls seems to draw")  # a worker has one generator
 def test_what_draws_past_the_routing_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
-    monkeypatch.setattr(libraries, "_vouched", set())  # so that the code of this file is read
-    assert [kind for kind, held in HELD.items() if verdict(Calls(held())).plain] == []
+    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
+    assert [kind for kind, held in HELD.items() if Survey(Calls(held())).code().plain] == []
     before = random.getstate(), str(np.random.get_state())
     with fastload.DataLoader(
         Calls(HELD["partial"]()), None, num_workers=2, seed=5, worker_method="auto"

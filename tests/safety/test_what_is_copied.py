@@ -410,9 +410,13 @@ def chain_of(length: int) -> Any:
     return chain
 
 
-def test_nesting_beyond_python_s_limit_is_refused_with_a_reason() -> None:
-    assert_copied(*(dataset.chain.next for dataset in copies(chain=chain_of(100))))
+def test_nesting_beyond_python_s_limit() -> None:
+    assert_copied(*(dataset.chain.next for dataset in copies(chain=chain_of(5_000))))
     dataset = Holder(chain=chain_of(5_000))
+    dataset.chain.last = dataset.chain.next
+    x = dataset.chain
+    while x.next is not None:
+        x.next.previous, x = x, x.next
     with loader_of(dataset) as loader, pytest.raises(DatasetCopyError, match="nested too deeply"):
         iter(loader)
 
@@ -464,19 +468,6 @@ def test_a_copy_of_a_function_computes_no_annotations() -> None:
         assert dataset.lazy(0) is dataset.thing is not thing
         for name in functools.WRAPPER_ASSIGNMENTS:
             assert getattr(dataset.lazy, name) == getattr(lazy, name)
-
-
-def test_a_weak_reference_refers_to_the_copy_or_is_shared_and_named() -> None:
-    thing = Thing()
-    dataset = Holder(early=weakref.ref(Holder), thing=thing, late=weakref.ref(thing))
-    dataset.proxy = weakref.proxy(thing)
-    with pytest.warns(SharedStateWarning) as said:
-        found = copies_of(dataset)
-    for got in found:
-        assert got.late() is got.thing is not thing
-        assert (got.early, got.proxy.__repr__.__self__) == (dataset.early, thing)
-    for place, named in {"early": True, "late": False, "proxy": True}.items():
-        assert (f"dataset.{place}" in str(said[0].message)) == named
 
 
 # ---- instances ----
@@ -796,6 +787,7 @@ def test_what_has_no_copy_is_shared_and_named_once(tmp_path: Path) -> None:
     ):
         numbers = (x for x in [1, 2])
         dataset = Holder(transform=Thing(log=log, rows=[1]), steps=[pipe], numbers=numbers)
+        dataset.reference, dataset.proxy = weakref.ref(dataset), weakref.proxy(dataset)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             got = copies_of(dataset)
@@ -806,8 +798,8 @@ def test_what_has_no_copy_is_shared_and_named_once(tmp_path: Path) -> None:
         assert_copied(dataset.transform, *(one.transform for one in got))
         assert_copied(dataset.steps, *(one.steps for one in got))
     assert [warning.category for warning in said] == [SharedStateWarning]
-    for place in ("dataset.transform.log", "dataset.steps[0]", "dataset.numbers"):
-        assert place in str(said[0].message)
+    for place in ("transform.log", "steps[0]", "numbers", "reference", "proxy"):
+        assert f"dataset.{place} (" in str(said[0].message)
 
 
 def test_what_has_no_copy_in_collate_fn_and_worker_init_fn() -> None:

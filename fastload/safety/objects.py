@@ -1,4 +1,4 @@
-"""Rules that tell state, data, and objects that cannot be copied.
+"""What objects are, found without running their code: their attributes, and whether they are state, data or handles.
 
 The rule: every object that code can change is copied for each worker. Data is shared:
 
@@ -11,11 +11,17 @@ A container that holds datasets, transforms, functions or generators is never da
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import random
-from collections.abc import Collection, Iterable
+import re
+import tomllib
+import types
+from collections.abc import Iterable, Iterator, Set
+from contextlib import suppress
 from functools import partial
+from pathlib import Path, PurePath
 from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
@@ -35,7 +41,6 @@ ELEMENTS = 1_000
 FEW = 16
 """A container with fewer elements is not data, whatever is below it: a pair of 3 MiB buffers is not."""
 
-
 BELOW, BELOW_BYTES = 2_000, 4 * 2**20
 """A container is data if more objects, or more bytes of arrays and containers, are below it."""
 
@@ -46,54 +51,25 @@ All else in an instance is shared; with no names, the instance itself. It is rea
 a subclass, which may add state, does not inherit it.
 """
 
+LEAVES = frozenset({
+    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType),
+    *(np.dtype, torch.dtype, torch.device, torch.Size, torch.memory_format, object),
+})  # fmt: skip
+"""The classes of plain values: they have no parts, and cannot change. `object()` is a sentinel."""
+
+CONSTANTS = enum.Enum, PurePath, re.Pattern, np.generic, np.dtype
+"""Classes of values that cannot change either, with those derived from them."""
+
 GENERATORS = (
     *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
     *(random.Random, torch.Generator),
 )
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_SHARED_MODULES = _words(
-    "_contextvars _queue _thread asyncio concurrent contextvars logging multiprocessing queue subprocess threading"
-)
-"""Modules whose instances are all shared: they connect threads or processes, or have no state."""
-
-# lmdb's classes are in `builtins` if they are written in C.
-_SHARED_CLASSES = _words("""
-    _ctypes.CFuncPtr asyncio.events.AbstractEventLoop builtins.Environment builtins._Database ctypes.CDLL
-    datasets.table.Table fastload.reading.failures._Skip h5py._hl.base.HLObject h5py.h5a.AttrID h5py.h5d.DatasetID
-    h5py.h5f.FileID h5py.h5g.GroupID h5py.h5r.Reference lightning.pytorch.trainer.trainer.Trainer lmdb.cffi.Environment
-    mmap.mmap numpy._globals._NoValueType pandas.core.base.PandasObject pandas.core.generic.NDFrame
-    polars.dataframe.frame.DataFrame polars.lazyframe.frame.LazyFrame polars.series.series.Series
-    pyarrow.lib._Weakrefable pytorch_lightning.trainer.trainer.Trainer random.SystemRandom sqlite3.Row
-    torch._ops.OpOverloadPacket torch._ops.OperatorBase torch.cuda.streams.Stream typing._Final weakref.finalize
-    zarr.core.array.Array zarr.core.group.Group zarr.hierarchy.Group
-""")
-"""Classes of data, of objects without state, and of handles that threads may share."""
-
-_NO_DATA = _words("""
-    pyarrow._feather.FeatherReader pyarrow._orc.ORCReader pyarrow._parquet.ParquetReader
-    pyarrow.lib._RecordBatchFileReader
-""")
-"""Classes that have no position, but are not for several threads either, although they derive from one of data."""
-
-REFUSED_CLASSES = _words("""
-    _duckdb.DuckDBPyConnection av.container.core.Container av.stream.Stream builtins.Cursor builtins.Transaction
-    cv2.VideoCapture cv2.VideoWriter decord.video_loader.VideoLoader decord.video_reader.VideoReader lmdb.cffi.Cursor
-    lmdb.cffi.Transaction netCDF4._netCDF4.Dataset pyarrow.parquet.core.ParquetFile
-    pysam.libcalignmentfile.AlignmentFile rasterio.io.DatasetReader soundfile.SoundFile sqlite3.Connection
-    sqlite3.Cursor torchcodec.decoders._video_decoder.VideoDecoder
-""")
-"""Classes whose open instances can neither be copied nor be used by several threads."""
-
-REDUCED_CLASSES = _words("""
-    PIL.Image.Image SimpleITK.SimpleITK.Image fastload.datasets.row_groups.RowGroupCache fastload.loader.DataLoader
-    fsspec.spec.AbstractFileSystem sentencepiece.SentencePieceProcessor torch.jit._script.ScriptModule
-""")
-"""Classes in Python that only their own protocol copies: they hold data in C, or what one process has."""
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+_NAMES = {table: frozenset(entry["names"].split()) for table, entry in _TABLE.items()}
+REFUSED, REDUCED = _NAMES["refused"], _NAMES["reduced"]
+"""Names of classes. Open instances of REFUSED ones are neither copied nor shared; REDUCED ones copy themselves."""
 
 
 def names(kind: type) -> list[str]:
@@ -105,28 +81,23 @@ def shared_class(kind: type) -> str | None:
     """Return why all instances of a class are shared, or None. What has a position is no data."""
     found = names(kind)
     for module in (name.partition(".")[0] for name in found):
-        if module in _SHARED_MODULES:
+        if module in _NAMES["modules"]:
             return f"an object of {module}"
     if "fastload.engine.iterator.LoaderIterator" in found:
         return "a loop over a loader"
-    positioned = hasattr(kind, "__next__") or not _NO_DATA.isdisjoint(found)
-    return None if positioned or _SHARED_CLASSES.isdisjoint(found) else "data"
+    positioned = hasattr(kind, "__next__") or is_one_of(kind, _NAMES["positioned"])
+    return "data" if is_one_of(kind, _NAMES["shared"]) and not positioned else None
 
 
-def is_one_of(kind: type, classes: Collection[str]) -> bool:
+def is_one_of(kind: type, classes: Set[str]) -> bool:
     """Return whether a class or a base of it is named in `classes`."""
-    return not {*classes}.isdisjoint(names(kind))
+    return not classes.isdisjoint(names(kind))
 
 
 def is_open(handle: Any) -> bool:
     """Return whether a handle of a refused class is open. One that does not say counts as open."""
     if hasattr(handle, "isOpened"):
         return bool(handle.isOpened())
-    if type(handle).__module__ == "sqlite3":
-        try:
-            return bool(getattr(handle, "connection", handle).total_changes + 1)
-        except Exception as error:
-            return "closed" not in str(error)
     return getattr(handle, "closed", False) is not True
 
 
@@ -200,6 +171,34 @@ def own_dict(x: Any) -> dict[str, Any]:
     except AttributeError:  # it has none, or its class is written in C
         return {}
     return own if type(own) is dict else {}
+
+
+Slots = list[tuple[str, types.MemberDescriptorType]]
+
+
+def slots_of(cls: type) -> Slots:
+    """Return the slots of a class's instances, by name: those of Python's classes, not of C code."""
+    return [
+        (name, member)
+        for k in cls.__mro__
+        for name, member in vars(k).items()
+        if type(member) is types.MemberDescriptorType
+        and member.__objclass__ is k
+        and k.__flags__ & HEAP
+    ]
+
+
+def filled(slots: Slots, x: Any) -> Iterator[tuple[str, types.MemberDescriptorType, Any]]:
+    """Yield the slots that have a value in an instance: name, member and value."""
+    for name, member in slots:
+        with suppress(AttributeError):
+            yield name, member, member.__get__(x)
+
+
+def attributes(x: Any, slots: Slots) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an instance: name and value. No code of its class runs."""
+    yield from own_dict(x).copy().items()
+    yield from ((name, value) for name, _, value in filled(slots, x))
 
 
 def some(container: Any, count: int) -> Iterable[Any]:

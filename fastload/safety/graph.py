@@ -1,10 +1,8 @@
-"""The plan of a graph: which objects each worker gets copies of, found in one walk."""
+"""The graph of a loader's objects: which each worker thread gets a copy of, found in one walk."""
 
 from __future__ import annotations
 
-import enum
 import io
-import re
 import struct
 import sys
 import tarfile
@@ -14,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastload.safety import kinds, memory, rules
+from fastload.safety import kinds, memory, objects
 from fastload.safety.callables import EXACT
 from fastload.safety.files import CannotReopen
 
@@ -49,7 +46,7 @@ class _Tally:
 
     def is_full(self, parts: int = 1) -> bool:
         """Return whether what lies below exceeds the container's limits divided by `parts`."""
-        return self.objects * parts > rules.BELOW or self.nbytes * parts > rules.BELOW_BYTES
+        return self.objects * parts > objects.BELOW or self.nbytes * parts > objects.BELOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class Named:
         return f"{self.path} ({type(self.x).__module__}.{type(self.x).__qualname__}: {self.why})"
 
 
-class Plan:
+class Graph:
     """Which objects of a graph each worker gets its own copy of, and which all workers share.
 
     Args:
@@ -78,7 +75,7 @@ class Plan:
     def __init__(self, roots: Mapping[str, Any], *, copy_data: bool = False) -> None:
         self.roots = roots
         self._copy_data = copy_data
-        self.kinds = _Kinds()
+        self.kinds = Kinds()
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
         # By id. They keep the objects alive, so that the ids stay valid.
@@ -94,7 +91,7 @@ class Plan:
         self._settle()
 
     def _walk(self, root: Any, label: str) -> None:
-        """Add an object and all below it to the plan."""
+        """Add an object and all below it to the graph."""
         # On the stack: an object, its parent, the expression from there, and the innermost container around it.
         stack: list[tuple[Any, int | None, str, int | None]] = [(root, None, label, None)]
         while stack:
@@ -109,11 +106,11 @@ class Plan:
             if why is not None:
                 self.shared[id(x)] = why
                 continue
-            if isinstance(kind, kinds.Container) and len(x) >= rules.FEW and not self._copy_data:
+            if isinstance(kind, kinds.Container) and len(x) >= objects.FEW and not self._copy_data:
                 self._tallies[id(x)] = _Tally(holder)
                 holder = id(x)
             parts = _attributes(x, kind) if self._is_long(x, kind) else kind.parts(x)
-            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in kinds.SCALARS]
+            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in objects.LEAVES]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
 
     @cached_property
@@ -122,7 +119,7 @@ class Plan:
         found = [node.x for node in self.nodes.values()]
         if self._copy_data or any(issubclass(type(x), torch.optim.Optimizer) for x in found):
             return set()
-        models = [rules.own_dict(x) for x in found if issubclass(type(x), torch.nn.Module)]
+        models = [objects.own_dict(x) for x in found if issubclass(type(x), torch.nn.Module)]
         found = [p for own in models for p in own.get("_parameters", {}).values()]
         return {id(p) for p in found} & self.nodes.keys()
 
@@ -133,11 +130,11 @@ class Plan:
 
     def _why_shared(self, x: Any, kind: kinds.Kind) -> str | None:
         """Return why an object is shared, whatever its parts are, or None."""
-        if isinstance(kind, kinds.Refused) and rules.is_open(x):
+        if isinstance(kind, kinds.Refused) and objects.is_open(x):
             self.refused.append(Named(self.path(x), x, "open"))
         if kind.shared is not None:
             return kind.shared
-        if isinstance(kind, kinds.Generator) and rules.is_global_generator(x):
+        if isinstance(kind, kinds.Generator) and objects.is_global_generator(x):
             return "global functions draw from it"
         if type(kind) is kinds.Instance and kind.is_constant and not _attributes(x, kind):
             return "a constant"
@@ -153,8 +150,8 @@ class Plan:
 
     def _is_long(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether the elements of a container are data: there are many, and they are no code."""
-        few = not isinstance(kind, kinds.Container) or len(x) <= rules.ELEMENTS
-        return not (few or self._copy_data or rules.holds_code(x))
+        few = not isinstance(kind, kinds.Container) or len(x) <= objects.ELEMENTS
+        return not (few or self._copy_data or objects.holds_code(x))
 
     def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
@@ -189,7 +186,7 @@ class Plan:
         """Share the innermost container with most of what was counted. Return False if it holds code."""
         k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
         node, tally = self.nodes[at], self._tallies[at]
-        if _attributes(node.x, node.kind) or rules.holds_code(node.x):
+        if _attributes(node.x, node.kind) or objects.holds_code(node.x):
             for outer in around[k:]:  # the outer containers hold its elements too
                 self._tallies[outer].add(-inf, -inf)
             return False
@@ -227,7 +224,7 @@ class Plan:
     def share(self, x: Any, error: Exception) -> None:
         """Share an object that cannot be copied, and note why."""
         why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
-        self.uncopyable.append(Named(self.path(x), x, why))
+        self.uncopyable.insert(0, Named(self.path(x), x, why))
         self.shared[id(x)] = why
 
 
@@ -240,18 +237,17 @@ def _attributes(x: Any, kind: Any) -> list[kinds.Part]:
 
 
 _ATOMS = (
-    *(int, float, complex, str, bytes, range, slice, type, enum.Enum, PurePath, re.Pattern),
-    *(property, staticmethod, classmethod, struct.Struct, np.generic, np.dtype, np.ufunc),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-    *(torch.finfo, torch.iinfo, torch.jit.ScriptFunction, types.CodeType, types.EllipsisType),
-    *(types.GenericAlias, types.GetSetDescriptorType, types.MemberDescriptorType),
-    *(types.MethodDescriptorType, types.ModuleType, types.NoneType, types.NotImplementedType),
-    *(types.UnionType, types.WrapperDescriptorType),
+    *(objects.LEAVES - {object}),
+    *objects.CONSTANTS,
+    *(type, property, staticmethod, classmethod, struct.Struct, np.ufunc, torch.layout),
+    *(torch.finfo, torch.iinfo, torch.jit.ScriptFunction, types.CodeType, types.GenericAlias),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
+    *(types.ModuleType, types.NotImplementedType, types.UnionType, types.WrapperDescriptorType),
 )
 
 
-class _Kinds(dict[type, kinds.Kind]):
-    """The kind of each class. It says how instances are copied."""
+class Kinds(dict[type, kinds.Kind]):
+    """The kind of each class. It says which parts instances have, and how they are copied."""
 
     def __missing__(self, cls: type) -> kinds.Kind:
         kind = self[cls] = kind_of(cls)
@@ -262,17 +258,17 @@ def kind_of(cls: type) -> kinds.Kind:
     """Return the kind of a class."""
     if cls in EXACT:
         return EXACT[cls]
-    if (names := rules.per_worker(cls)) is not None:
+    if (names := objects.per_worker(cls)) is not None:
         return kinds.Instance(cls, names)
-    if cls is object or issubclass(cls, _ATOMS):  # `object()` is a sentinel
+    if cls is object or issubclass(cls, _ATOMS):
         return kinds.ATOM
-    if rules.is_one_of(cls, rules.REFUSED_CLASSES):
+    if objects.is_one_of(cls, objects.REFUSED):
         return kinds.Refused()
     if issubclass(cls, memory.MEMORY):  # multiprocessing makes some of these classes
         return kinds.Memory()
-    if (why := rules.shared_class(cls)) is not None:
+    if (why := objects.shared_class(cls)) is not None:
         return kinds.Kind(why)
-    if issubclass(cls, rules.GENERATORS):
+    if issubclass(cls, objects.GENERATORS):
         return kinds.Generator(cls)
     in_memory = issubclass(cls, io.BytesIO | io.StringIO)
     if issubclass(cls, io.IOBase | tarfile.TarFile) and not in_memory:
@@ -280,5 +276,5 @@ def kind_of(cls: type) -> kinds.Kind:
     base = kinds.solid_base(cls)
     if base in kinds.BASES:
         return kinds.Container(cls, base)
-    in_c = rules.is_one_of(cls, rules.REDUCED_CLASSES) or not kinds.is_plain(cls)
+    in_c = objects.is_one_of(cls, objects.REDUCED) or not kinds.is_plain(cls)
     return kinds.InC(cls) if in_c else kinds.Instance(cls)
