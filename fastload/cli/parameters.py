@@ -96,8 +96,8 @@ def serve(
     complete checkpoint, even if another number of servers saved it. After Ctrl-C or SIGTERM, it saves a checkpoint and
     ends.
 
-    Give --number and --of to start each server by itself. If one is killed, run its command again: it resumes from the
-    checkpoint, and the workers send their later pushes again. MPICH's mpiexec ends all servers if one is killed.
+    Give --number and --of to start each server by itself. If a server is killed, the calls of its workers raise. End
+    all servers and workers, as launchers do, and start them again: they resume from the newest complete checkpoint.
 
     A server that other hosts reach needs a token. Without TLS, the token can be read on the network.
 
@@ -114,7 +114,7 @@ def serve(
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
-    from fastload.parameters.transport import is_published, publish
+    from fastload.parameters.transport import publish
 
     guards = guards_out_of(options)
     if (number is None) != (of is None):
@@ -133,7 +133,6 @@ def serve(
             of,
             optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
             folder=folder or "",
-            rejoin=store is not None and is_published(store, number),
             **options,
         )
     except ValueError as error:

@@ -27,7 +27,6 @@ from fastload.errors import ParametersError
 from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
 from fastload.parameters.transport import Answer
 from tests.parameters.running import OPTIMIZERS, servers
-from tests.parameters.test_restarts import Job
 
 ROWS = 2_000
 
@@ -155,7 +154,7 @@ def test_a_forward_pass_without_a_push_keeps_nothing() -> None:
     assert not table._gradients
     assert not table._pulls._pulls
     table.push(1.0)
-    assert table._client._session._sequence == 0, "there was nothing to push"
+    assert table._client._servers._sequence == 0, "there was nothing to push"
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
@@ -267,33 +266,6 @@ def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> 
     other.prefetching("id", default_collate)
     with pytest.raises(ValueError, match="are prefetched"):
         other.gradients()
-
-
-@pytest.mark.parametrize("deaths", [set(), {(m, m % 2 == 0) for m in range(9, 400, 7)}])
-def test_servers_that_die_and_restart_change_no_row(
-    tmp_path: Path, deaths: set[tuple[int, bool]]
-) -> None:
-    """One dies at every seventh message, before or after it deals with it; all its memory is gone."""
-    job = Job(str(tmp_path), 2, deaths, optimizer=Optimizer(name="adam"), checkpoint_every=3)
-    table, local = (
-        Embedding("t", 4, client=job.client()),
-        Embedding("t", 4, client=client(optimizer=Optimizer(name="adam"))),
-    )
-    collate = table.prefetching(0, default_collate)
-    batches = [(torch.arange(k, 2 * k, 3),) for k in range(1, 31)]
-    for batch in batches[:4]:
-        collate([batch])
-    for k, (ids,) in enumerate(batches):
-        if k + 4 < len(batches):
-            collate([batches[k + 4]])
-        for each in (table, local):
-            each(ids[None]).square().sum().backward()
-            each.push(0.1)
-    assert job.died >= 10 * bool(deaths)
-    job.deaths = set()
-    assert torch.equal(table.eval()(torch.arange(60)), local.eval()(torch.arange(60)))
-    assert table.counts()["prefetched"] == 30
-    job.close()
 
 
 # ---- staleness 1 ----

@@ -99,7 +99,7 @@ class LyingServer(flight.FlightServerBase):  # type: ignore[misc]
                 reader.read_chunk()
             except StopIteration:
                 return
-            text = json.dumps({"incarnation": "x", "values": {wire._TENSOR: ["uint8", [ROWS], 0]}})
+            text = json.dumps({"run": "x", "values": {wire._TENSOR: ["uint8", [ROWS], 0]}})
             head = np.int64(ROWS).tobytes() + text.encode()
             writer.write_with_metadata(self._batch, pa.py_buffer(head))
 

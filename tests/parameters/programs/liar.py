@@ -200,30 +200,26 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
         "rows": rows,
     }
     about = {"worker": worker, "sequence": numbers(draw)}
-    entries = draw.choice(
-        ([["ghost", 1]], [["ghost", 1], ["", 0]], [["liar", 10**12]], draw.choice(ANYTHING))
-    )
     ids, values = draw.choice(((IDS.int(), ROWS), (IDS, torch.ones(2, 3))))
     table = {"name": draw.choice(("t", "", "u")), "dim": draw.choice((3, 0, 2**40, "2", None))}
     calls: dict[Any, Any] = {
-        "hello": {"worker": worker},
+        "hello": {},
+        "meet": {"runs": draw.choice(([], ["x"], [worker], draw.choice(ANYTHING)))},
         "initialise": {"values": draw.choice(({"w": torch.ones(3)}, {"w": 5}, 5)), "version": numbers(draw)},
         "add_tables": {"infos": draw.choice(([table], [table, 5], 5))},
         "pull": {"version": numbers(draw)},
         "rows": {"table": draw.choice(("t", "u")), "ids": draw.choice((torch.arange(9) - 4, ids, values, 5))},
         "set_rows": {"table": draw.choice(("t", "u")), "ids": ids, "values": values},
-        "push": {**about, "gradients": gradients, "fresh": draw.choice((True, False, 5))},
-        "stage": {**about, "gradients": draw.choice((gradients, gradients, 5))},
-        "decide": {**about, "version": numbers(draw), "since": numbers(draw)},
-        "decisions": {"since": numbers(draw)},
-        "commit": {"worker": worker, "start": numbers(draw), "entries": entries, "discarded": numbers(draw)},
+        "push": {**about, "gradients": gradients, "fresh": draw.choice((True, False, 5)), "step": numbers(draw)},
         "save": {"version": numbers(draw)},
         "close": {},
     }  # fmt: skip
     method: Any = draw.choice([*calls])
     if draw.random() < 0.02:
-        calls |= {"mark": {"since": numbers(draw)}, "checkpoint": {"version": numbers(draw)}}
-        method = draw.choice(("mark", "checkpoint"))  # which write files
+        method, calls = (
+            "checkpoint",
+            {"checkpoint": {"version": numbers(draw), "step": numbers(draw)}},
+        )  # writes files
     arguments = calls[method]
     twist = draw.random()
     if twist < 0.1:
@@ -231,13 +227,13 @@ def lie(draw: random.Random, number: int) -> tuple[Any, Any]:
     elif twist < 0.2:
         arguments = {
             **arguments,
-            draw.choice(("more", "self", "incarnation")): draw.choice(ANYTHING),
+            draw.choice(("more", "self", "run")): draw.choice(ANYTHING),
         }
-    elif twist < 0.3 and method in ("push", "stage"):
+    elif twist < 0.3 and method == "push":
         other = {draw.choice([*gradients]): draw.choice(ANYTHING)}
         arguments = {**arguments, "gradients": gradients | other | {"dense": {"w": torch.ones(4)}}}
     elif twist < 0.35:
-        method = draw.choice(("__init__", "answer", "lock", "_make_step", *ANYTHING))
+        method = draw.choice(("__init__", "answer", "lock", "_stage", *ANYTHING))
     elif twist < 0.4:
         arguments = draw.choice(ANYTHING)
     return method, arguments
