@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -66,13 +66,6 @@ def connect(
     return [stub(place) for place in where]
 
 
-class Flushed(Protocol):
-    """A table whose pushes run on a thread of its own."""
-
-    def flush(self) -> None:
-        """Wait for the push in progress."""
-
-
 class PSClient:
     """The parameters of a model, on servers.
 
@@ -106,7 +99,7 @@ class PSClient:
         self.parameter_to_ps: dict[str, int] = {}
         self.ps_to_parameter: dict[int, list[str]] = {}
         self._servers = Servers(self.ps_stubs, worker or "worker", patience_s=patience_s)
-        self._flushed: WeakSet[Flushed] = WeakSet()
+        self._flushes: WeakSet[Any] = WeakSet()  # tables whose pushes run on threads of their own
 
     @property
     def synchronous(self) -> bool:
@@ -293,13 +286,13 @@ class PSClient:
 
         Raises ParametersError if the servers have no folder.
         """
-        for table in list(self._flushed):
+        for table in list(self._flushes):
             table.flush()
         return self._servers.checkpoint()
 
-    def flush_before_checkpoint(self, table: Flushed) -> None:
-        """Let each `checkpoint` wait for the pushes of `table` first, as long as the table exists."""
-        self._flushed.add(table)
+    def flush_before_checkpoint(self, table: Any) -> None:
+        """Let each `checkpoint` call the `flush()` of `table` first, as long as the table exists."""
+        self._flushes.add(table)
 
     def close(self) -> None:
         """Close the connections."""
