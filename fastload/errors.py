@@ -194,7 +194,7 @@ class ParametersError(FastloadError, RuntimeError):
 
 
 class ParametersLostError(ParametersError):
-    """A server restarted and lost pushes that no worker can send again. The message names server and version."""
+    """A server restarted, or a step lacks a push of a worker that ended. The message says how to resume all."""
 
 
 def in_one_line(error: BaseException) -> str:

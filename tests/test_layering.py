@@ -44,7 +44,7 @@ PROCESSES = {
 }
 """May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
 PARAMETERS = {
-    PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")
+    PACKAGE / "parameters" / name for name in ("server.py", "servers.py", "prefetched.py")
 }
 """May have locks: a server, whose calls come from threads of gRPC, a client, whose pushes have an order, and the rows
 that a loader's threads pull ahead."""

@@ -84,8 +84,8 @@ def serve(place: Place, steps: Steps, saved: Saved) -> None:
     complete checkpoint, even if another number of servers saved it. After Ctrl-C or SIGTERM, it saves a checkpoint and
     ends.
 
-    Give --number and --of to start each server by itself. If one is killed, run its command again: it resumes from the
-    checkpoint, and the workers send their later pushes again. MPICH's mpiexec ends all servers if one is killed.
+    Give --number and --of to start each server by itself. If a server is killed, the calls of its workers raise. End
+    all servers and workers, as launchers do, and start them again: they resume from the newest complete checkpoint.
 
     A server that other hosts reach needs a token. Without TLS, the token can be read on the network.
 
@@ -100,7 +100,7 @@ def serve(place: Place, steps: Steps, saved: Saved) -> None:
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
     from fastload.parameters.serve import end, job_store, reached_as
-    from fastload.parameters.transport import is_published, publish
+    from fastload.parameters.transport import publish
 
     number, of = place.number, place.of
     if number is None or of is None:
@@ -116,7 +116,6 @@ def serve(place: Place, steps: Steps, saved: Saved) -> None:
             number,
             of,
             optimizer=Optimizer(name=steps.optimizer, lr=steps.lr, momentum=steps.momentum),
-            rejoin=store is not None and is_published(store, number),
             **asdict(saved),
         )
     except ValueError as error:

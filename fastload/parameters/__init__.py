@@ -7,18 +7,15 @@ client = PSClient(connect("file:///shared/run7")) # servers of `fastload paramet
 
 A worker:
     client.py       connect, PSClient: the calls           partition.py    which server has which parameter
-    session.py      one client and all its servers         link.py         one server, over broken connections
+    servers.py      one client and all its servers         link.py         one server, over broken connections
     embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
 Between them:
     transport.py    stubs: how clients reach servers       flight.py       calls over Arrow Flight
     wire.py         values with tensors as bytes           gradients.py    the gradients of a push for one server
 A server:
     server.py       Server: the effects of calls           serve.py        a server as a process
-    calls.py        the calls that a server takes, and the kinds of their arguments
     parameters.py   the parameters of a server             optimizer.py    torch's rules, for tensors and rows
-    tables.py       rows by their ids                      row_index.py    positions of ids: a hash table in NumPy
-    synchronous.py  pushes become steps                    journal.py      the order of pushes, decided by server 0
-    checkpoint.py   files of checkpoints
+    tables.py       rows by their ids                      checkpoint.py   files of checkpoints
 """
 
 from fastload.parameters.client import PSClient, connect

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple, Protocol, overload
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastload.parameters.gradients import Gradients, expect_finite
+from fastload.distributed.folder_store import FolderStore
+from fastload.parameters.gradients import NEWEST, Gradients, Rows, expect_finite
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged, owners, string_to_id
-from fastload.parameters.session import Session
+from fastload.parameters.server import Server
+from fastload.parameters.servers import Servers
 from fastload.parameters.tables import TableInfo
-from fastload.parameters.transport import Stub, Where, stubs
+from fastload.parameters.transport import Answer, InProcess, Stub, address_in, servers_in
 
+Where = None | Server | Store | str | Sequence[Server | str]
 Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Tensors by name: a dict, or pairs such as `model.named_parameters()`."""
 RowGradients = Mapping[str, tuple[Tensor, Tensor] | Tensor]
@@ -33,7 +38,7 @@ def connect(
         where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
             "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store into which
             `fastload parameters serve` writes addresses: "file:///PATH" for the folder of its --store, or any
-            `torch.distributed.Store`. With a store, clients find a server that restarts at another address.
+            `torch.distributed.Store`.
         token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set. A file that
             other users can read is a UsageError.
         authority: certificate, in PEM, of the authority that signed the servers' certificates. None: the content of
@@ -43,28 +48,22 @@ def connect(
     Connections are made when they are needed.
     """
 
-    def make_stub(find: Callable[[], str]) -> Stub:
+    def stub(place: Server | str | Callable[[], str]) -> Stub:
+        if isinstance(place, Server):
+            return InProcess(place)
         # Imported here, because servers of this process work without Arrow.
         from fastload.parameters.flight import FlightStub
 
-        return FlightStub(find, token=token, authority=authority)
+        return FlightStub(place, token=token, authority=authority)
 
-    return stubs(where, make_stub, wait_s=wait_s)
-
-
-class Flushed(Protocol):
-    """A table whose pushes run on a thread of its own."""
-
-    def flush(self) -> None:
-        """Wait for the push in progress."""
-
-
-class _Rows(NamedTuple):
-    """The gradients of a push for one table: distinct ids, the sum of each id's gradients, and each id's server."""
-
-    ids: Tensor
-    gradients: Tensor
-    owners: Tensor
+    if isinstance(where, str) and where.startswith("file://"):
+        where = FolderStore(where.removeprefix("file://"))
+    if isinstance(where, Store):
+        number = servers_in(where, wait_s)
+        return [stub(partial(address_in, where, i)) for i in range(number)]
+    if where is None or isinstance(where, Server | str):
+        where = [Server() if where is None else where]
+    return [stub(place) for place in where]
 
 
 class PSClient:
@@ -79,27 +78,19 @@ class PSClient:
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
         worker: a name for messages. Two clients with the same name are still two workers.
-        patience_s: seconds before a call raises, if a server does not answer, or lacks pushes that another worker must
-            send again.
-        retained_bytes: maximum size of the pushes that the client keeps for each server. It sends them again if the
-            server restarts from its checkpoint.
+        patience_s: seconds before a call raises, if a server does not answer.
 
     Several threads may make calls. Pulls run in parallel, and pushes one after another. A call is sent to all servers
     at once. It is repeated if a connection breaks. Even then, a push is applied only once.
 
     Raises `ParametersError` if a server refuses a call or gives no answer. Raises `ParametersLostError` if a server has
-    restarted without pushes that cannot be sent again.
+    restarted: resume all servers and workers from the checkpoint.
 
     Every returned tensor belongs to the caller, is on the CPU, and begins at a multiple of 64 bytes.
     """
 
     def __init__(
-        self,
-        ps_stubs: Sequence[Stub],
-        worker: str | None = None,
-        *,
-        patience_s: float = 60.0,
-        retained_bytes: int = 2**30,
+        self, ps_stubs: Sequence[Stub], worker: str | None = None, *, patience_s: float = 60.0
     ) -> None:
         if not ps_stubs:
             raise ValueError("ps_stubs is empty: a client needs one server or more")
@@ -107,16 +98,13 @@ class PSClient:
         self.ps_num = len(self.ps_stubs)
         self.parameter_to_ps: dict[str, int] = {}
         self.ps_to_parameter: dict[int, list[str]] = {}
-        self._session = Session(
-            self.ps_stubs, worker or "worker", patience_s=patience_s, retained_bytes=retained_bytes
-        )
-        self._flushed: WeakSet[Flushed] = WeakSet()
+        self._servers = Servers(self.ps_stubs, worker or "worker", patience_s=patience_s)
+        self._flushes: WeakSet[Any] = WeakSet()  # tables whose pushes run on threads of their own
 
     @property
     def synchronous(self) -> bool:
         """True if the servers wait for several pushes before each step."""
-        self._session.connect()
-        return self._session.grads_to_wait is not None
+        return self._servers.grads_to_wait is not None
 
     # ---- dense parameters ----
 
@@ -132,16 +120,11 @@ class PSClient:
 
         The server accepts the values of the first worker only.
         """
-        self._session.connect()
         values = dict(parameters)
         self.partition_dense_parameters(values)
         own = {name: t for name, t in values.items() if self.parameter_to_ps[name] == ps_id}
-        link = self._session.links[ps_id]
-        taken: bool = self._session.ask(link, "initialise", values=own, version=int(version))[
-            "taken"
-        ]
-        link.initialised = True
-        return taken
+        call = ps_id, "initialise", {"values": own, "version": int(version)}
+        return bool(self._servers.ask([call])[0]["taken"])
 
     def pull_dense_parameters(
         self, ps_ids: Iterable[int], model_versions: list[int]
@@ -152,12 +135,11 @@ class PSClient:
             model_versions: for each server, the version that the caller has, or -1 for none. This list is updated.
         """
         self._expect_one_for_each_server(model_versions)
-        self._session.connect()
         numbers = list(ps_ids)
         calls = [(i, "pull", {"version": int(model_versions[i])}) for i in numbers]
         values: dict[str, Tensor] = {}
         uninitialised = []
-        for i, answer in zip(numbers, self._session.ask_each(calls), strict=True):
+        for i, answer in zip(numbers, self._servers.ask(calls), strict=True):
             if not answer["initialised"]:
                 uninitialised.append(i)
             else:
@@ -175,42 +157,33 @@ class PSClient:
         self, infos: Iterable[TableInfo | tuple[str, int] | tuple[str, int, str]]
     ) -> None:
         """Create tables, each a `TableInfo` or (name, dim, initializer). Existing tables stay unchanged."""
-        self._session.connect()
         made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
-        self._session.add_tables([asdict(info) for info in made])
+        self._servers.ask_all("add_tables", infos=[asdict(info) for info in made])
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
         """Return the row of each id, [n, dim], in their order. Ids may repeat. A missing row has its first value."""
-        self._session.connect()
         ids = flat_ids(embedding_ids)
-        if self.ps_num == 1 or not len(ids):
-            arguments = {"table": layer_name, "ids": ids}
-            rows: Tensor = self._session.ask_each([(0, "rows", arguments)])[0]["rows"]
-            return rows
-        owner = owners(ids, self.ps_num)
-        places = [(owner == i).nonzero()[:, 0] for i in range(self.ps_num)]
-        calls = [
-            (i, "rows", {"table": layer_name, "ids": ids[where]})
-            for i, where in enumerate(places)
-            if len(where)
-        ]
-        answers = self._session.ask_each(calls)
-        found = torch.empty(len(ids), answers[0]["rows"].shape[1])
-        for (i, _, _), answer in zip(calls, answers, strict=True):
-            found.index_copy_(0, places[i], answer["rows"])
+        places = _places(ids, self.ps_num)
+        needed = [i for i, own in enumerate(places) if len(own)] or [0]
+        calls = [(i, "rows", {"table": layer_name, "ids": ids[places[i]]}) for i in needed]
+        answers: list[Tensor] = [answer["rows"] for answer in self._servers.ask(calls)]
+        if self.ps_num == 1:
+            return answers[0]
+        found = torch.empty(len(ids), answers[0].shape[1])
+        for i, rows in zip(needed, answers, strict=True):
+            found.index_copy_(0, places[i], rows)
         return found
 
     def set_embedding_vectors(self, layer_name: str, embedding_ids: Tensor, values: Tensor) -> None:
         """Set the row of each id, such as those of a trained `nn.Embedding`. The state of the optimizer stays.
 
-        Call this before the training loop, because prefetched rows do not change. Call `checkpoint` afterwards. If a
-        server restarts without a checkpoint, it loses these rows.
+        Call this before the training loop, because prefetched rows do not change. Call `checkpoint` afterwards, or a
+        restart loses these rows.
 
         Args:
             embedding_ids: distinct ids.
             values: their rows, [n, dim].
         """
-        self._session.connect()
         ids, rows = flat_ids(embedding_ids), values.detach().cpu().float()
         distinct = len(np.unique(ids.numpy()))
         if distinct != len(ids) or rows.ndim != 2 or len(rows) != len(ids):
@@ -218,54 +191,25 @@ class PSClient:
                 f"set_embedding_vectors takes n distinct ids and values [n, dim], got {len(ids)} ids, {distinct} "
                 f"distinct, and values {list(rows.shape)}"
             )
-        owner = owners(ids, self.ps_num)
-        self._session.ask_each(
-            [
-                (i, "set_rows", {"table": layer_name, "ids": ids[mine], "values": rows[mine]})
-                for i in range(self.ps_num)
-                for mine in [owner == i]
-            ]
+        self._servers.ask(
+            (i, "set_rows", {"table": layer_name, "ids": ids[own], "values": rows[own]})
+            for i, own in enumerate(_places(ids, self.ps_num))
         )
 
     # ---- gradients ----
 
-    @overload
     def push_gradients(
         self,
         grads: Named,
         edl_grads: RowGradients,
         learning_rate: float | None,
         model_versions: Sequence[int],
-        *,
-        fresh: Literal[False] = False,
-    ) -> tuple[bool, int]: ...
-
-    @overload
-    def push_gradients(
-        self,
-        grads: Named,
-        edl_grads: RowGradients,
-        learning_rate: float | None,
-        model_versions: Sequence[int],
-        *,
-        fresh: Literal[True],
-    ) -> tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]: ...
-
-    def push_gradients(
-        self,
-        grads: Named,
-        edl_grads: RowGradients,
-        learning_rate: float | None,
-        model_versions: Sequence[int],
-        *,
-        fresh: bool = False,
-    ) -> tuple[bool, int] | tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]:
+    ) -> tuple[bool, int]:
         """Push gradients to all servers. Return (accepted, newest version of any server).
 
-        Asynchronous servers accept all gradients. Synchronous ones reject gradients that are too old. They also reject
-        gradients if a server has restarted and its rows were pulled while it waited for other workers. After a
-        rejection, pull, compute and push again. Gradients of one id add up. This does not change its arguments, and the
-        caller may change them after the call.
+        Asynchronous servers accept all gradients. Synchronous ones reject gradients that are too old: then pull,
+        compute and push again. Gradients of one id add up. This does not change its arguments, and the caller may
+        change them after the call.
 
         Raises ParametersError if a gradient has NaN or infinite numbers. Then no server has changed anything.
 
@@ -274,53 +218,66 @@ class PSClient:
             edl_grads: gradients of rows, by table.
             learning_rate: learning rate of this push. None: that of the servers.
             model_versions: for each server, the version with which the gradients were computed.
-            fresh: also return the rows of the pushed ids, by table, as (distinct ids in ascending order, rows). From
-                asynchronous servers, these are the rows right after this push.
         """
         self._expect_one_for_each_server(model_versions)
-        self._session.connect()
-        dense = _dense(grads)
+        tables = {name: _summed(given) for name, given in edl_grads.items()}
+        return self._push(_dense(grads), tables, learning_rate, model_versions, fresh=False)[:2]
+
+    def push_rows(
+        self,
+        layer_name: str,
+        gradients: tuple[Tensor, Tensor] | Tensor,
+        learning_rate: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Push gradients of rows to asynchronous servers. Return the distinct ids, ascending, and their new rows.
+
+        Servers do not scale the learning rate by staleness, because the versions of the rows are unknown.
+        """
+        ids, sums = _summed(gradients)
+        never = [NEWEST] * self.ps_num
+        *_, answers = self._push({}, {layer_name: (ids, sums)}, learning_rate, never, fresh=True)
+        found = torch.empty(sums.shape)
+        for own, answer in zip(_places(ids, self.ps_num), answers, strict=True):
+            if len(own):
+                found[own] = answer["fresh"][layer_name]
+        return ids, found
+
+    def _push(
+        self,
+        dense: Mapping[str, Tensor],
+        tables: Mapping[str, Rows],
+        learning_rate: float | None,
+        versions: Sequence[int],
+        *,
+        fresh: bool,
+    ) -> tuple[bool, int, list[Answer]]:
         self.partition_dense_parameters(dense)
-        tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
         lr = checked_rate(learning_rate)
         if self.ps_num > 1:  # one server may apply its part before another refuses its own
-            for name, rows in tables.items():
-                expect_finite(name, rows.gradients)
+            for name, (_, gradients) in tables.items():
+                expect_finite(name, gradients)
             for name, gradient in dense.items():
                 expect_finite(name, gradient)
-        gradients = self._by_server(dense, tables, lr, model_versions)
-        accepted, version, answers = self._session.push(gradients, fresh=fresh)
-        if not fresh:
-            return accepted, version
-        return accepted, version, {name: _fresh(name, tables[name], answers) for name in tables}
+        places = {name: _places(ids, self.ps_num) for name, (ids, _) in tables.items()}
+        parts = []
+        for i in range(self.ps_num):
+            # Server 0 decides for all synchronous ones.
+            version = min(versions) if self.synchronous else versions[i]
+            own = {k: v.detach() for k, v in dense.items() if self.parameter_to_ps[k] == i}
+            rows = {
+                name: (ids[mine], gradients[mine])
+                for name, (ids, gradients) in tables.items()
+                if len(mine := places[name][i])
+            }
+            parts.append(Gradients(version=int(version), lr=lr, dense=own, rows=rows))
+        accepted, answers = self._servers.push(parts, fresh=fresh)
+        return accepted, max(answer["version"] for answer in answers), answers
 
     def _expect_one_for_each_server(self, model_versions: Sequence[int]) -> None:
         if len(model_versions) != self.ps_num:
             raise ValueError(
                 f"model_versions must have {self.ps_num} numbers, one for each server, got {model_versions}"
             )
-
-    def _by_server(
-        self,
-        dense: Mapping[str, Tensor],
-        tables: Mapping[str, _Rows],
-        lr: float | None,
-        versions: Sequence[int],
-    ) -> list[Gradients]:
-        # A server in this process, or a repeated push, reads the gradients later. The caller may change them before.
-        kept = self._session.grads_to_wait or any(link.kept for link in self._session.links)
-        found: list[Gradients] = []
-        for i in range(self.ps_num):
-            own = {k: v.detach() for k, v in dense.items() if self.parameter_to_ps[k] == i}
-            named = {}
-            for name, rows in tables.items():
-                where = rows.owners == i
-                if where.any():
-                    named[name] = rows.ids[where], rows.gradients[where]
-            if kept:
-                own = {k: v.clone() for k, v in own.items()}
-            found.append(Gradients(version=int(versions[i]), lr=lr, dense=own, rows=named))
-        return found
 
     # ---- the servers ----
 
@@ -329,14 +286,13 @@ class PSClient:
 
         Raises ParametersError if the servers have no folder.
         """
-        for table in list(self._flushed):
+        for table in list(self._flushes):
             table.flush()
-        self._session.connect()
-        return self._session.checkpoint()
+        return self._servers.checkpoint()
 
-    def flush_before_checkpoint(self, table: Flushed) -> None:
-        """Let each `checkpoint` wait for the pushes of `table` first, as long as the table exists."""
-        self._flushed.add(table)
+    def flush_before_checkpoint(self, table: Any) -> None:
+        """Let each `checkpoint` call the `flush()` of `table` first, as long as the table exists."""
+        self._flushes.add(table)
 
     def close(self) -> None:
         """Close the connections."""
@@ -363,7 +319,8 @@ def _dense(grads: Named) -> dict[str, Tensor]:
     return dense
 
 
-def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
+def _summed(given: tuple[Tensor, Tensor] | Tensor) -> Rows:
+    """Return the distinct ids in ascending order, and the sum of each id's gradients."""
     if isinstance(given, Tensor):
         if given.layout != torch.sparse_coo or given.sparse_dim() != 1:
             raise TypeError("a gradient of rows is (ids, gradients), or a sparse tensor of rows")
@@ -376,13 +333,10 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
         raise ValueError(
             f"got {len(ids)} ids, but {len(values)} gradients of rows. Give one gradient for each id"
         )
-    distinct, sums = merged(ids, values.float())  # a sum in float16 may overflow
-    return _Rows(distinct, sums, owners(distinct, number))
+    return merged(ids, values.float())  # a sum in float16 may overflow
 
 
-def _fresh(name: str, rows: _Rows, answers: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
-    found = torch.empty(rows.gradients.shape)
-    for i, answer in enumerate(answers):
-        if name in answer:
-            found[rows.owners == i] = answer[name]
-    return rows.ids, found
+def _places(ids: Tensor, number: int) -> list[Tensor]:
+    """Return for each server the places of its own ids."""
+    owner = owners(ids, number)
+    return [(owner == i).nonzero()[:, 0] for i in range(number)]

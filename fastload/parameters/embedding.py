@@ -94,6 +94,7 @@ class Embedding(nn.Module):
         if self._running is not None and self._running.done():
             self.flush()
         pull = self._pulls.take(ids)
+        assert pull.rows is not None
         rows = pull.rows.to(ids.device)
         if self.training and torch.is_grad_enabled():
             rows.requires_grad_()
@@ -112,7 +113,7 @@ class Embedding(nn.Module):
         ids, gradients = self._taken()
         if not len(ids):
             return
-        push = partial(self._push, ids, gradients, learning_rate)
+        push = partial(self._client.push_rows, self.name, (ids, gradients), learning_rate)
         if self.staleness == 0:
             return self._pulls.push(push)
         if self._pool is None:
@@ -195,13 +196,6 @@ class Embedding(nn.Module):
             return torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
         ids, gradients = zip(*taken, strict=True)
         return torch.cat(ids), torch.cat([each.cpu() for each in gradients])
-
-    def _push(self, ids: Tensor, gradients: Tensor, lr: float | None) -> tuple[Tensor, Tensor]:
-        # The versions of the rows are unknown, so give one that is newer than any.
-        never = [2**62] * self._client.ps_num
-        named = {self.name: (ids, gradients)}
-        _, _, fresh = self._client.push_gradients({}, named, lr, never, fresh=True)
-        return fresh[self.name]
 
     def _refuse_synchronous(self, call: str) -> None:
         if self._client.synchronous:

@@ -150,20 +150,29 @@ class _Stream:
 
 
 class FlightStub:
-    """A stub for the server at the address that `find` returns, which is called for each new connection.
+    """A stub for the server at an address, or at the one that a function returns for each new connection.
 
     Without a token or an authority, it uses those of the environment; see `connect`.
     """
 
     def __init__(
-        self, find: Callable[[], str], *, token: str = "", authority: bytes | None = None
+        self, place: str | Callable[[], str], *, token: str = "", authority: bytes | None = None
     ) -> None:
-        self._find = find
+        if isinstance(place, str) and not place.startswith(("grpc://", "grpc+tls://")):
+            raise ValueError(
+                f"{place!r} is not a server address. Use grpc://HOST:PORT or grpc+tls://HOST:PORT. For a folder given "
+                "to `fastload parameters serve --store`, use file:// and its absolute path"
+            )
+        self._place = place
         self._token = token or client_token()
         self._authority = authority or client_authority()
         self._idle: list[_Stream] = []
         self._address = ""
-        self.name = "the server"
+
+    @property
+    def name(self) -> str:
+        """The place of the server, for errors."""
+        return f"at {self._address}" if self._address else "that was not reached"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call. Return a function that waits for the answer."""
@@ -184,8 +193,7 @@ class FlightStub:
         try:
             return self._idle.pop()
         except IndexError:
-            self._address = self._find()
-            self.name = f"the server at {self._address}"
+            self._address = self._place if isinstance(self._place, str) else self._place()
             return _Stream(self._address, self._token, self._authority)
 
     def _answer(self, stream: _Stream) -> Answer:
@@ -196,12 +204,12 @@ class FlightStub:
         except Exception as error:
             stream.close()
             raise ParametersError(
-                f"{self.name} gave an answer that cannot be read: {_said(error)}. Use the same version of fastload on "
-                "workers and servers"
+                f"the server {self.name} gave an answer that cannot be read: {_said(error)}. Use the same version of "
+                "fastload on workers and servers"
             ) from error
         self._idle.append(stream)
         if "error" in answer:
-            raise ParametersError(f"{self.name}: {answer['error']}")
+            raise ParametersError(f"the server {self.name}: {answer['error']}")
         return answer
 
     def _broken(self, stream: _Stream | None, error: Exception) -> Exception:
@@ -211,12 +219,12 @@ class FlightStub:
         self.close()
         if isinstance(error, flight.FlightUnauthenticatedError):
             return ParametersError(
-                f"{self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
+                f"the server {self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
                 "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
         is_new = stream is None or not stream.has_answered
         if is_new and (fault := tls_fault(self._address, self._authority)):
-            return ParametersError(f"{self.name} cannot be called: {fault}")
+            return ParametersError(f"the server {self.name} cannot be called: {fault}")
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fastload.errors import ParametersError
-from fastload.parameters.calls import is_number
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged
 
+NEWEST = 2**62
+"""A version that is newer than any."""
 Rows = tuple[Tensor, Tensor]
 """Distinct ids, and a gradient for each."""
 
@@ -37,24 +38,23 @@ class Gradients:
         """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
         try:
             rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
-            dense, version, lr = dict(found["dense"]), found["version"], checked_rate(found["lr"])
+            dense, lr = dict(found["dense"]), checked_rate(found["lr"])
             tensors = [*dense.values(), *(tensor for pair in rows.values() for tensor in pair)]
-            if not is_number(version) or not all(isinstance(each, Tensor) for each in tensors):
-                raise TypeError(
-                    "its version is not a whole number, or its gradients are not tensors"
-                )
-            return cls(version=version, lr=lr, dense=dense, rows=rows)
+            if not all(isinstance(each, Tensor) for each in tensors):
+                raise TypeError("its gradients are not tensors")
+            return cls(version=checked_version(found["version"]), lr=lr, dense=dense, rows=rows)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ParametersError(
                 f"a push cannot be read: {type(error).__name__}: {error}. Use the same version of fastload on workers "
                 "and servers"
             ) from error
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        rows = [int(tensor.nbytes) for pair in self.rows.values() for tensor in pair]
-        return sum(rows, sum(int(tensor.nbytes) for tensor in self.dense.values()))
+
+def checked_version(version: Any) -> int:
+    """Return a version, or -1 for none. Raise TypeError if it is not a whole number in range."""
+    if type(version) is not int or not -1 <= version <= NEWEST:
+        raise TypeError(f"a version must be a whole number, got {version!r}")
+    return version
 
 
 def expect_finite(name: str, gradient: Tensor) -> None:
@@ -78,7 +78,6 @@ def mean(pushes: Sequence[Gradients]) -> Gradients:
             rows.setdefault(name, []).append(named)
     together = {}
     for name, all_rows in rows.items():
-        ids, values = zip(*all_rows, strict=True)
-        distinct, sums = merged(torch.cat(ids), torch.cat(values))
+        distinct, sums = merged(*map(torch.cat, zip(*all_rows, strict=True)))
         together[name] = distinct, sums.mul_(share)
     return Gradients(version=pushes[-1].version, lr=pushes[-1].lr, dense=dense, rows=together)

@@ -1,121 +1,83 @@
-"""`Link`: a client's link to one server. It survives broken connections, and keeps pushes to send them again."""
+"""`Link`: a client's calls to one server. It repeats a call if the connection breaks."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastload.errors import ParametersError
-from fastload.parameters.gradients import Gradients
+from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters.transport import Answer, ServerGoneError, Stub
 
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 1.0
-
-
-class NoAnswerError(ParametersError):
-    """A server gave no answer for too long."""
+RESUME = (
+    "End all servers and workers, and start them again with the same --checkpoint: they resume from the newest "
+    "complete checkpoint"
+)
 
 
 class Link:
-    """The link to one server.
+    """The link to server `number`.
 
     Attributes:
-        incarnation: incarnation of the server that this client knows, or "" before the first contact.
-        next: the position in the order of synchronous pushes that the server needs next.
-        kept: True if the server has a folder of checkpoints, so that it can be restarted.
-        initialised: True if the server had its dense parameters.
-        floor: number of the last push that this link no longer keeps, and so cannot send again.
+        run: the server's own name for its run, or "" before the first contact. A restarted server has another.
     """
 
-    def __init__(self, number: int, stub: Stub, *, patience_s: float, retained_bytes: int) -> None:
-        self.number = number
-        self._stub = stub
-        self._patience_s = patience_s
-        self._bound = retained_bytes
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all that this client knows of the server."""
-        self.incarnation = ""
-        self.next = 0
-        self.kept = self.initialised = False
-        self.floor = 0
-        self._retained: deque[tuple[int, Gradients]] = deque()
-        self._bytes = 0
+    def __init__(self, number: int, stub: Stub, *, patience_s: float) -> None:
+        self._number, self._stub, self._patience_s = number, stub, patience_s
+        self.run = ""
+        self._failed: ParametersError | None = None  # why no call gets an answer any more
 
     @property
     def name(self) -> str:
-        """The name of the server in errors."""
-        return self._stub.name
+        """The server's number and address, for errors."""
+        return f"server {self._number} {self._stub.name}"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Send a call. Return a function that waits for the answer. It repeats the call if the connection breaks."""
-        wait: Callable[[], Answer] | None = None
-        error: ParametersError | None = None
-        try:
-            wait = self._stub.start(method, arguments)
-        except ServerGoneError:
-            pass  # `finish` repeats it, in parallel with the calls to other servers
-        except ParametersError as refused:
-            error = refused
+        """Send a call. Return a function that waits for the answer, and repeats the call if the connection breaks.
+
+        It raises ParametersError if there is no answer for `patience_s`, or if the server refuses the call. It raises
+        ParametersLostError if the server has restarted.
+        """
+        sent = {**arguments, "run": self.run}
+        waiting = self._tried(method, sent)
+        deadline = time.monotonic() + self._patience_s
 
         def finish() -> Answer:
-            if error is not None:
-                raise error
-            if wait is not None:
+            nap, wait = _FIRST_NAP_S, waiting
+            while True:
                 try:
-                    return wait()
-                except ServerGoneError:
-                    pass
-            return self.call(method, arguments)
+                    return self._checked(wait())
+                except ServerGoneError as error:
+                    if time.monotonic() + nap > deadline:
+                        self._failed = ParametersError(
+                            f"{self.name} has not answered for {self._patience_s:g} s: {error}. {RESUME}"
+                        )
+                        raise self._failed from error
+                time.sleep(nap)
+                nap, wait = min(2 * nap, _LONGEST_NAP_S), self._tried(method, sent)
 
         return finish
 
-    def call(self, method: str, arguments: Mapping[str, Any]) -> Answer:
-        """Repeat a call until it has an answer. Raise NoAnswerError after `patience_s`."""
-        deadline = time.monotonic() + self._patience_s
-        nap = _FIRST_NAP_S
-        while True:
-            try:
-                return self._stub.start(method, arguments)()
-            except ServerGoneError as error:
-                if time.monotonic() + nap > deadline:
-                    raise NoAnswerError(
-                        f"{self.name} has not answered for {self._patience_s:g} s: {error}. If it has ended, start it "
-                        "again. It resumes from its checkpoint, and the workers send their later pushes again"
-                    ) from error
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP_S)
+    def _tried(self, method: str, sent: Mapping[str, Any]) -> Callable[[], Answer]:
+        """Send a call. Return a function that waits for the answer, or raises the error of sending."""
+        try:
+            if self._failed is not None:
+                raise ParametersError(str(self._failed))
+            return self._stub.start(method, sent)
+        except (ParametersError, ServerGoneError) as error:
+            failed = error
 
-    # ---- what was pushed ----
+        def wait() -> Answer:
+            raise failed
 
-    def retain(self, sequence: int, gradients: Gradients) -> None:
-        """Keep a push until it is in a checkpoint. Drop the oldest if all take more than `retained_bytes`."""
-        self._retained.append((sequence, gradients))
-        self._bytes += gradients.nbytes
-        while self._bytes > self._bound and len(self._retained) > 1:
-            self.floor = max(self.floor, self._drop_first())
+        return wait
 
-    def replace(self, sequence: int, gradients: Gradients | None) -> None:
-        """Replace the kept gradients of the newest push, or drop them if `gradients` is None."""
-        if self._retained and self._retained[-1][0] == sequence:
-            self._bytes -= self._retained.pop()[1].nbytes
-        if gradients is not None:
-            self.retain(sequence, gradients)
-
-    def saved(self, sequence: int) -> None:
-        """Drop the pushes up to this one, because a checkpoint has them."""
-        self.floor = max(self.floor, sequence)
-        while self._retained and self._retained[0][0] <= sequence:
-            self._drop_first()
-
-    def after(self, sequence: int) -> Sequence[tuple[int, Gradients]]:
-        """Return the kept pushes after this one."""
-        return [push for push in self._retained if push[0] > sequence]
-
-    def _drop_first(self) -> int:
-        sequence, gradients = self._retained.popleft()
-        self._bytes -= gradients.nbytes
-        return sequence
+    def _checked(self, answer: Answer) -> Answer:
+        if self.run not in ("", answer["run"]):
+            raise ParametersLostError(
+                f"{self.name} has restarted, and lacks the pushes since its checkpoint. {RESUME}"
+            )
+        if "refused" in answer:
+            raise ParametersError(f"{self.name}: {answer['refused']}")
+        return answer

@@ -13,7 +13,7 @@ from fastload.errors import ParametersError
 from fastload.parameters.gradients import Gradients, expect_finite
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.partition import owners, string_to_id
-from fastload.parameters.tables import Table, TableInfo, expect_ids
+from fastload.parameters.tables import Table, TableInfo
 
 _LEARNT = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
@@ -80,13 +80,7 @@ class Parameters:
                 )
             expect_finite(name, gradient.to(parameter.dtype))
         for name, (ids, values) in gradients.rows.items():
-            dim = self.table(name).info.dim
-            expect_ids(name, ids, distinct=True)
-            if values.shape != (len(ids), dim) or not values.is_floating_point():
-                raise ParametersError(
-                    f"the gradients of rows of {name!r} are {values.dtype}{list(values.shape)}, expected float32"
-                    f"[{len(ids)}, {dim}]. Give one row for each id"
-                )
+            self.table(name).check(ids, values)
             expect_finite(name, values.float())
 
     def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:

@@ -2,22 +2,16 @@
 
 Why no row is stale. Assume that push n of this table changed a row of a batch, and returned before `take` of the batch.
 
-- `_lock` guards the count of pushes, their fresh rows, and the pulls. It is never held during a request. A push holds
-  `_order` from before its request until its fresh rows are recorded. So pushes are recorded in the order in which the
-  servers applied them, and `_count` is n or more.
-- A pull records the count before it sends its request. If it recorded n or more, the servers had applied push n before
-  they got the request, so the pulled row includes it.
-- If it recorded less, the fresh rows of push n are still kept. If they had been dropped, the pull would have been
-  dropped too, under the same lock. The fresh rows replace the pulled row, then those of later pushes do. Each includes
-  all earlier pushes. `Pull.lock` is held meanwhile, so two threads cannot replace rows in a different order. `take`
-  repeats this with the remaining pushes. It pulls again if one of them is no longer kept.
+- A pull is kept from before its request. So if push n ended before that, the pulled rows include it.
+- Otherwise the pull was kept when push n ended, and got its fresh rows. They replace the pulled ones, before `take`
+  delivers them. `_order` is held from before a push's request until the pulls have its fresh rows. So they get them in
+  the order in which the servers applied the pushes, and each includes all earlier pushes.
 
 So a row includes every push that has returned, whatever the threads did meanwhile. A push that raised may or may not
 have been applied, so it drops all pulls. Changes by other workers are as old as the pull, or as the push that replaced
 the row.
 
-The thread that pushes or pulls ahead replaces rows at once. So little is left to do for `take` in the training loop,
-whose many short calls would each wait for a thread that pushes at the same time.
+The thread that pushes or pulls ahead replaces rows, pull by pull. So `take` waits for the rows of one pull at most.
 """
 
 from __future__ import annotations
@@ -34,9 +28,7 @@ from torch import Tensor
 
 from fastload.errors import ParametersError
 from fastload.parameters.client import flat_ids
-
-Rows = tuple[Tensor, Tensor]
-"""Distinct ids, ascending, and the row of each."""
+from fastload.parameters.gradients import Rows
 
 
 @dataclass(eq=False)
@@ -47,19 +39,33 @@ class Pull:
         key: the batch's ids, as bytes.
         ids: the distinct ids in ascending order.
         places: for each id of the batch, its position in `ids`.
-        rows: the rows of `ids`. `lock` guards them and `delivered`.
-        begun: number of pushes that the rows include: those that had returned before the request was sent, and those
-            whose fresh rows were copied in since.
+        rows: the rows of `ids`, or None until they arrive.
+        fresh: rows of later pushes that are to replace them.
     """
 
     key: bytes
     ids: Tensor
     places: Tensor
-    rows: Tensor
-    begun: int
-    delivered: bool = False
-    """True if the rows belong to the caller, and change no more."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    rows: Tensor | None = None
+    fresh: list[Rows] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ids: Tensor) -> Pull:
+        """Return a pull for the ids of a batch."""
+        flat = flat_ids(ids)
+        return cls(flat.numpy().tobytes(), *torch.unique(flat, return_inverse=True))
+
+    def patch(self) -> int:
+        """Replace the rows for which there are fresh ones. Return their number."""
+        if self.rows is None:
+            return 0
+        count, fresh, self.fresh = 0, self.fresh, []
+        for ids, rows in fresh if len(self.ids) else ():
+            places = torch.searchsorted(self.ids, ids).clamp_(max=len(self.ids) - 1)
+            found = (self.ids[places] == ids).nonzero()[:, 0]
+            self.rows.index_copy_(0, places[found], rows[found])
+            count += len(found)
+        return count
 
 
 class Prefetched:
@@ -67,19 +73,17 @@ class Prefetched:
 
     Args:
         pull: returns the rows of distinct ids. None: nothing is pulled ahead.
-        kept: maximum number of kept pulls, and of kept pushes. The oldest are dropped, and their batches pull again.
+        kept: maximum number of kept pulls. The oldest are dropped, and their batches pull again.
     """
 
     def __init__(self, pull: Callable[[Tensor], Tensor] | None, *, kept: int) -> None:
         self._pull = pull
         self._pid = os.getpid()
-        self._order = threading.Lock()  # held by a push until its rows are recorded
-        self._lock = threading.Lock()  # guards all attributes below
-        self._count = 0
-        self._pushes: deque[Rows] = deque(maxlen=kept)  # the newest, up to push number `_count`
+        self._order = threading.Lock()
+        self._lock = (
+            threading.Lock()
+        )  # guards the pulls, and all that is in them. Never held during a request.
         self._pulls: deque[Pull] = deque(maxlen=kept)
-        self._taken: list[Pull] = []  # pulls that `take` is bringing up to date
-        self._under_way: list[int] = []
         self.counts = {"prefetched": 0, "pulled": 0, "patched": 0}
 
     def __reduce__(self) -> Any:
@@ -89,45 +93,36 @@ class Prefetched:
         """Pull the rows of a coming batch. If this fails, `take` pulls again, and raises the error."""
         if self._pull is None or os.getpid() != self._pid:
             return
-        flat = flat_ids(ids)
+        pull = Pull.of(ids)
         with self._lock:
-            begun = self._count
-            self._under_way.append(begun)
-        pulled = None
+            self._pulls.append(pull)
+        rows = None
         try:
-            pulled = self._pulled(flat, begun)
+            rows = self._pull(pull.ids)
         except ParametersError:
             pass
         finally:
             with self._lock:
-                self._under_way.remove(begun)
-                if pulled is not None:
-                    self._pulls.append(pulled)
-                self._drop()
-        if pulled is not None:
-            self._bring_up(pulled)
+                pull.rows = rows
+                self.counts["patched"] += pull.patch()
+                if rows is None and pull in self._pulls:
+                    self._pulls.remove(pull)
 
     def take(self, ids: Tensor) -> Pull:
         """Return the rows of a batch, which include all pushes that have returned. They belong to the caller."""
-        flat = flat_ids(ids)
-        key = flat.numpy().tobytes()
+        key = flat_ids(ids).numpy().tobytes()
         with self._lock:
-            begun = self._count
-            pull = next((each for each in self._pulls if each.key == key), None)
-            if pull is not None:
-                self._pulls.remove(pull)
-                self._taken.append(pull)
-        if pull is not None:
-            is_up = self._bring_up(pull, deliver=True)
-            with self._lock:
-                self._taken.remove(pull)
-                self.counts["prefetched"] += is_up
-                self._drop()
-            if is_up:
-                return pull
-        with self._lock:
+            for pull in self._pulls:
+                if pull.key == key and pull.rows is not None:
+                    self._pulls.remove(pull)
+                    self.counts["patched"] += pull.patch()
+                    self.counts["prefetched"] += 1
+                    return pull
             self.counts["pulled"] += 1
-        return self._pulled(flat, begun)
+        assert self._pull is not None, "a copy in another process has no rows"
+        pull = Pull.of(ids)
+        pull.rows = self._pull(pull.ids)
+        return pull
 
     def push(self, push: Callable[[], Rows]) -> None:
         """Call `push`, which returns the fresh rows of the ids that it pushed."""
@@ -136,65 +131,19 @@ class Prefetched:
                 fresh = push()
             except BaseException:
                 with self._lock:
-                    self._count += 1
-                    self._pushes.clear()
-                    self._drop()
+                    self._pulls.clear()
                 raise
             with self._lock:
-                self._count += 1
-                self._pushes.append(fresh)
-                self._drop()
                 waiting = list(self._pulls)
+                for pull in waiting:
+                    pull.fresh.append(fresh)
             for pull in waiting:
-                self._bring_up(pull)
-
-    def _bring_up(self, pull: Pull, *, deliver: bool = False) -> bool:
-        """Replace the rows that pushes have changed. Return False if a push that the rows lack was dropped."""
-        with pull.lock:
-            if pull.delivered:
-                return False
-            pull.delivered = deliver
-            with self._lock:
-                count, kept = self._count, list(self._pushes)
-            missing = count - pull.begun
-            if missing > len(kept):
-                return False
-            patched = sum(_replace(pull, fresh) for fresh in kept[len(kept) - missing :])
-            with self._lock:
-                pull.begun = count
-                self.counts["patched"] += patched
-                self._drop()
-            return True
-
-    def _pulled(self, flat: Tensor, begun: int) -> Pull:
-        assert self._pull is not None, "a copy in another process has no rows"
-        ids, places = torch.unique(flat, return_inverse=True)
-        return Pull(flat.numpy().tobytes(), ids, places, self._pull(ids), begun)
-
-    def _drop(self) -> None:
-        """Drop pulls that may lack a dropped push, and pushes that no pull lacks. The caller holds the lock."""
-        oldest = self._count - len(self._pushes)
-        for pull in [each for each in self._pulls if each.begun < oldest]:
-            self._pulls.remove(pull)
-        needed = [*self._under_way, *(each.begun for each in (*self._pulls, *self._taken))]
-        begun = min(needed, default=self._count)
-        while len(self._pushes) > self._count - begun:
-            self._pushes.popleft()
+                with self._lock:
+                    self.counts["patched"] += pull.patch()
 
 
 def _nowhere() -> Prefetched:
     return Prefetched(None, kept=1)
-
-
-def _replace(pull: Pull, fresh: Rows) -> int:
-    """Replace the rows of a pull for which fresh rows exist. Return their number."""
-    ids, rows = fresh
-    if not len(pull.ids):
-        return 0
-    places = torch.searchsorted(pull.ids, ids).clamp_(max=len(pull.ids) - 1)
-    found = (pull.ids[places] == ids).nonzero()[:, 0]
-    pull.rows.index_copy_(0, places[found], rows[found])
-    return len(found)
 
 
 class PrefetchingCollate:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 from contextlib import suppress
+from pathlib import Path
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import numeric, own_address
 from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.rendezvous import torchrun_store
-from fastload.parameters.checkpoint import newest
+from fastload.parameters.checkpoint import complete
 from fastload.parameters.server import Server
 
 _END = "fastload/parameters/end"
@@ -33,7 +34,7 @@ def end(server: Server, store: Store | None) -> int:
     """Stop answering calls, and save. Return the version of the checkpoint."""
     server.lock.acquire()
     version = server.version
-    if store is not None and not server.synchronous and server.folder:
+    if store is not None and not server.grads_to_wait and server.folder:
         version = _agreed(server, store)
     server.save(version)
     return version
@@ -44,8 +45,7 @@ def _agreed(server: Server, store: Store) -> int:
 
     Synchronous servers do not use this, because their parts must have the same version.
     """
-    found = newest(server.folder)
-    oldest = found.version if found else 0
+    oldest, _ = next(complete(Path(server.folder)), (0, 0))
     proposed = b""
     while True:
         own = str(max(server.version, oldest))

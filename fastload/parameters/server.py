@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from fastload.errors import ParametersError
-from fastload.parameters.calls import expect_call
-from fastload.parameters.checkpoint import Last, Saves
-from fastload.parameters.gradients import Gradients, mean
-from fastload.parameters.journal import MARK, Entry, Journal
+from fastload.errors import ParametersError, in_one_line
+from fastload.parameters.checkpoint import Checkpoints
+from fastload.parameters.gradients import Gradients, checked_version, mean
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.parameters import Parameters
-from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
+
+_CALLS = {
+    "hello",
+    "meet",
+    "initialise",
+    "add_tables",
+    "pull",
+    "rows",
+    "set_rows",
+    "push",
+    "checkpoint",
+}
+_AHEAD = 1000  # steps: how far server 0 may be ahead of another
+_log = logging.getLogger("fastload")
 
 
 class Server:
@@ -34,12 +46,9 @@ class Server:
         scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
         folder: folder of checkpoints, the same for all servers. The newest complete one is loaded. "": no checkpoints.
         checkpoint_every: save whenever the version is a multiple of this. 0: save only if a client asks. Pushes wait
-            while a server saves. If a save fails, the server logs that and continues. An asynchronous server tries
-            again with a later push, a synchronous one at the next multiple.
+            while a server saves. If a save fails, the server logs that, and saves at the next multiple.
         keep: number of checkpoints to keep.
         seed: seed of new rows, the same for all servers.
-        rejoin: True: this server was killed, but the other servers and the workers still run. Server 0 then reads the
-            order of synchronous pushes that it had decided. False: the whole job resumes from the checkpoint.
 
     `answer` may be called from several threads. It makes the calls one after another. Other methods take no lock.
     """
@@ -57,7 +66,6 @@ class Server:
         checkpoint_every: int = 0,
         keep: int = 3,
         seed: int = 0,
-        rejoin: bool = False,
     ) -> None:
         if not 0 <= number < of:
             raise ValueError(f"servers are counted from 0, got server {number} of {of}")
@@ -68,75 +76,67 @@ class Server:
             )
         if not isinstance(optimizer, Optimizer | None):
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}")
-        self.number, self.of = number, of
-        self.incarnation = secrets.token_hex(8)
+        self.number, self.of, self.folder = number, of, os.fspath(folder)
+        self.run = secrets.token_hex(8)
         self.lock = threading.Lock()  # guards all attributes below
-        self._own = Parameters(optimizer or Optimizer(), seed=seed)
         self.version = 0
+        self.grads_to_wait = grads_to_wait
+        self._tolerance, self._scales, self._every = tolerance, scale_by_staleness, checkpoint_every
         self._initialised = False
-        self._last: Last = {}
-        self._grads_to_wait = grads_to_wait
-        self.synchronous = grads_to_wait is not None  # a step waits for several pushes
-        self._tolerance = tolerance
-        self._scales = scale_by_staleness
-        self.folder = os.fspath(folder)
-        exact = self.synchronous
-        self._saves = Saves(self.folder, number, of, keep=keep, every=checkpoint_every, exact=exact)
-        self._steps_done = position = 0
-        for contents in self._saves.load(rejoin=rejoin):
+        self._runs: list[
+            str
+        ] = []  # of all servers, as the client has met them that made the first other call
+        self._is_new = True
+        self._last: dict[
+            str, tuple[int, dict[str, Any]]
+        ] = {}  # by worker: its last push, the answer
+        self._steps = 0  # number of synchronous steps
+        self._staged: dict[int, list[Gradients]] = {}  # the pushes of a step so far
+        self._mark, self._owes = (
+            -1,
+            False,
+        )  # all servers save before this step; this one has not yet
+        self._unsaved = ""  # why the last save has failed
+        self._own = Parameters(optimizer or Optimizer(), seed=seed)
+        self._checkpoints = Checkpoints(self.folder, number, of, keep=keep)
+        for contents in self._checkpoints.load():
             self._own.add_contents(contents["part"], number=number, of=of)
             self.version = max(self.version, contents["version"])
-            self._initialised = contents["initialised"]
-            self._last = contents["last"]
-            self._steps_done, position = contents["steps"], contents["position"]
-        pushes = grads_to_wait or 1
-        journal = None
-        if number == 0 and grads_to_wait:
-            decided = self._steps_done * pushes
-            journal = Journal(self.folder, base=position, pushes=decided, resume=rejoin)
-        self._steps = Steps(
-            pushes,
-            position=position,
-            journal=journal,
-            save=lambda: self._saves.try_to(self.save, self.version),
-            apply=self._make_step,
-            oldest=lambda: self.version - tolerance,
-            may_lack=rejoin,
-        )
-        self._steps.advance()
+            self._initialised, self._steps = contents["initialised"], contents["steps"]
 
     # ---- calls of clients ----
 
     def answer(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a call, with the `incarnation` of this server. A restarted server has a different one.
+        """Return the answer to a call, with the `run` of this server. A restarted server has a different one.
 
-        A call that names another `incarnation` is not made, because this server may lack earlier calls.
+        A call that names another `run` is not made, because this server lacks earlier calls.
         """
+        if method not in _CALLS:
+            raise ParametersError(
+                f"servers have no method {method!r}. Use the same version of fastload on workers and servers"
+            )
         arguments = dict(arguments)
-        if arguments.pop("incarnation", self.incarnation) != self.incarnation:
-            return {"incarnation": self.incarnation}
-        expect_call(method, arguments, synchronous=self.synchronous)
+        if arguments.pop("run", "") not in ("", self.run):
+            return {"run": self.run}
         with self.lock:
-            result: dict[str, Any] = getattr(self, method)(**arguments)
-            return {"incarnation": self.incarnation, **result}
+            self._is_new &= method in ("hello", "meet")
+            return {"run": self.run, **getattr(self, method)(**arguments)}
 
-    def hello(self, worker: str) -> dict[str, Any]:
-        """Return the state of this server, and the number of the last push that it has from this worker."""
-        return {
-            "number": self.number,
-            "of": self.of,
-            "grads_to_wait": self._grads_to_wait,
-            "kept": bool(self.folder),
-            "initialised": self._initialised,
-            "version": self.version,
-            "last": self._last.get(worker, (0, 0))[0],
-            "next": self._steps.next,
-        }
+    def hello(self) -> dict[str, Any]:
+        """Return what a client has to know of this server."""
+        return {"number": self.number, "of": self.of, "grads_to_wait": self.grads_to_wait}
+
+    def meet(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Return the runs of all servers that the first client has met. `runs` are those that this client has met."""
+        if self._is_new and len(runs) == self.of and runs[self.number] == self.run:
+            self._runs = list(runs)
+        return {"runs": self._runs}
 
     def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
         """Accept the first values of the dense parameters. Later calls change nothing."""
         taken = not self._initialised
         if taken:
+            version = checked_version(version)
             self._own.add_dense(values)
             self._initialised = True
             self.version += version
@@ -144,8 +144,8 @@ class Server:
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Create those tables that do not exist yet."""
-        for info in infos:
-            self._own.add_table(TableInfo(**info))
+        for info in [TableInfo(**info) for info in infos]:
+            self._own.add_table(info)
         return {}
 
     def pull(self, version: int) -> dict[str, Any]:
@@ -156,9 +156,8 @@ class Server:
         return {"initialised": self._initialised, "version": self.version, "values": values}
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
-        """Return the rows of `ids`, in this order. `incomplete`: decided steps are still to be made."""
-        incomplete = bool(self._steps.missing())
-        return {"rows": self._own.table(table).rows(ids), "incomplete": incomplete}
+        """Return the rows of `ids`, in this order."""
+        return {"rows": self._own.table(table).rows(ids)}
 
     def set_rows(self, table: str, ids: Tensor, values: Tensor) -> dict[str, Any]:
         """Set the rows of distinct `ids`."""
@@ -166,122 +165,110 @@ class Server:
         return {}
 
     def push(
-        self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
+        self,
+        worker: str,
+        sequence: int,
+        gradients: Mapping[str, Any],
+        fresh: bool = False,
+        step: int = -1,
     ) -> dict[str, Any]:
-        """Apply an asynchronous push, once. A worker's pushes arrive in the order of their numbers, from 1 on.
+        """Take a push, once. A worker's pushes have ascending numbers.
 
-        The answer has the `version`, and with `fresh` the new rows. If earlier pushes are missing, it has only
-        `expected`.
+        An asynchronous server applies it. Server 0 of synchronous ones gives it a `step`, and the client tells the
+        others. `fresh`: also return the new rows.
         """
-        last, version = self._last.get(worker, (0, 0))
-        if sequence > last + 1:
-            return {"expected": last + 1}
-        pushed = Gradients.read(gradients)
-        if sequence == last + 1:
-            self._own.check(pushed)
-            age = self.version - pushed.version if self._scales else 1
-            self._own.apply(pushed, divisor=max(1, age))
-            version = self.version = self.version + 1
-            self._last[worker] = sequence, version
-            self._saves.save_if_due(self.save, self.version)
-        named = pushed.rows.items() if fresh else ()
-        rows = {name: self._own.table(name).rows(ids) for name, (ids, _) in named}
-        return {"version": version, "fresh": rows, "saved": self._saved_of(worker)}
-
-    def stage(self, worker: str, sequence: int, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep this server's gradients of a synchronous push, without applying them."""
-        pushed = Gradients.read(gradients)
-        self._own.check(pushed)
-        if sequence > self._last.get(worker, (0, 0))[0]:
-            self._steps.stage((worker, sequence), pushed)
-        return {}
-
-    def decide(self, worker: str, sequence: int, version: int, since: int) -> dict[str, Any]:
-        """Accept or reject a push that all servers have staged, as server 0, which makes its own step at once.
-
-        The answer is that of `decisions`, and `accepted`.
-        """
-        push = (worker, sequence)
-        accepted = self._steps.journal.has(push)
-        if not accepted and self._steps.has_staged(push):
-            accepted = version >= self._decided_version() - self._tolerance
-            if accepted:
-                self._steps.decide(push)
-        return {"accepted": accepted, **self.decisions(since)}
-
-    def decisions(self, since: int) -> dict[str, Any]:
-        """Return the order from position `since` on, and the version to which it leads. Only server 0 can."""
-        return {"version": self._decided_version(), **self._steps.since(since)}
-
-    def mark(self, since: int) -> dict[str, Any]:
-        """Have all servers save at this position of the order, as server 0. The answer is that of `decisions`.
-
-        A later answer to `commit` says whether a server has `unsaved` parameters.
-        """
-        self._steps.decide(MARK)
-        return self.decisions(since)
-
-    def commit(
-        self, worker: str, start: int, entries: Sequence[Sequence[Any]], discarded: int | None
-    ) -> dict[str, Any]:
-        """Learn the order from position `start` on, and make all steps that are possible. Server 0 knows the order."""
-        known = [(each, number) for each, number in entries]
-        self._steps.take(start, known, None if discarded is None else (worker, discarded))
+        last, answer = self._last.get(worker, (0, {}))
+        if sequence > last:
+            take = self._stage if self.grads_to_wait else self._apply
+            answer = take(gradients, step)
+            self._last[worker] = sequence, answer
+        rows = gradients["rows"].items() if fresh else ()
         return {
-            "next": self._steps.next,
-            "version": self.version,
-            "missing": self._steps.missing(),
-            "saved": self._saved_of(worker),
-            "unsaved": self._saves.unsaved,
+            **answer,
+            "fresh": {name: self._own.table(name).rows(ids) for name, (ids, _) in rows},
         }
 
-    def checkpoint(self, version: int) -> dict[str, Any]:
-        """Save, as an asynchronous server, and return the version of the checkpoint.
+    def checkpoint(self, version: int, step: int) -> dict[str, Any]:
+        """Save, and return `saved`: False if this server is at another synchronous step than server 0 was.
 
-        Server 0 chooses it. Clients give it to the others, which save only what server 0 has saved: a version of a
-        client's choice could outrank all later checkpoints.
+        Server 0 chooses the version and the step. Clients give them to the others, which save only what server 0 has
+        saved: a version of a client's choice could outrank all later checkpoints.
         """
+        if not self.folder:
+            raise ParametersError(
+                f"server {self.number} has no checkpoint folder. Start it with --checkpoint FOLDER, or make it with "
+                "Server(folder=...)"
+            )
         if self.number == 0:
-            version = max(self.version, self._saves.newest)
-        elif self.folder and not self._saves.has(version, 0):
+            version, step = max(self.version, self._checkpoints.newest), self._steps
+        elif not self._checkpoints.has(version, 0):
             raise ParametersError(f"server 0 has not saved a checkpoint of version {version}")
-        if version >= self._saves.newest or not self._saves.has(version, self.number):
+        is_newest = version >= self._checkpoints.newest
+        if self._steps == step and (is_newest or not self._checkpoints.has(version, self.number)):
             self.save(version)
-        return {"version": version}
+        return {"version": version, "step": step, "saved": self._steps == step}
 
     def save(self, version: int) -> None:
         """Write this server's part of a checkpoint, if it has a folder."""
         contents = {
             "version": self.version,
             "initialised": self._initialised,
-            "steps": self._steps_done,
-            "position": self._steps.position,
-            "last": self._last,
+            "steps": self._steps,
             "part": self._own.contents(),
         }
-        self._saves.save(version, contents)
-
-    def close(self) -> None:
-        """Close the server's files."""
-        self._steps.close()
+        self._checkpoints.save(version, contents)
 
     # ---- in calls ----
 
-    def _decided_version(self) -> int:
-        """Return the version after all decided steps."""
-        return self.version - self._steps_done + self._steps.decided()
+    def _apply(self, gradients: Mapping[str, Any], _: int) -> dict[str, Any]:
+        """Apply an asynchronous push."""
+        pushed = Gradients.read(gradients)
+        self._own.check(pushed)
+        age = self.version - pushed.version if self._scales else 1
+        self._own.apply(pushed, divisor=max(1, age))
+        self._stepped()
+        return {"version": self.version}
 
-    def _make_step(self, pushes: list[Entry], gradients: list[Gradients]) -> None:
-        self._own.apply(mean(gradients))
+    def _stage(self, gradients: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Keep a synchronous push for its step, and make the step if it is complete."""
+        assert self.grads_to_wait is not None
+        answer: dict[str, Any] = {}
+        try:
+            pushed = Gradients.read(gradients)
+            self._own.check(pushed)
+        except ParametersError as error:
+            if self.number == 0:
+                raise
+            # Server 0 has counted this push in, so the step must not wait for it here.
+            pushed, answer = Gradients(), {"refused": str(error)}
+        if self.number == 0:
+            step = self._steps
+            if pushed.version < self.version - self._tolerance:
+                return {"version": self.version, "accepted": False}
+        staged = self._staged.get(step, [])
+        if not self._steps <= step <= self._steps + _AHEAD or len(staged) == self.grads_to_wait:
+            raise ParametersError(
+                f"server {self.number} is at step {self._steps}, and cannot take a push of step {step}"
+            )
+        # A caller in this process may change its gradients before the step is made.
+        dense = {name: value.clone() for name, value in pushed.dense.items()}
+        self._staged[step] = [*staged, replace(pushed, dense=dense)]
+        while len(self._staged.get(self._steps, ())) == self.grads_to_wait:
+            self._own.apply(mean(self._staged.pop(self._steps)))
+            self._steps += 1
+            self._stepped()
+        return {"version": self.version, "accepted": True, "step": step, **answer}
+
+    def _stepped(self) -> None:
+        """Count a version. Save if it is due, and log an OSError: the push was applied, so it must not fail."""
         self.version += 1
-        self._steps_done += 1
-        self._last |= {worker: (sequence, self.version) for worker, sequence in pushes}
-        self._saves.save_if_due(self.save, self.version)
-
-    def _saved_of(self, worker: str) -> int:
-        """Return the last push of a worker that a complete checkpoint has. The worker never has to send it again."""
-        with suppress(OSError):  # the worker then keeps its pushes for longer
-            position = self._saves.completed()
-            if position is not None:
-                self._steps.forget(position)
-        return self._saves.last.get(worker, (0, 0))[0]
+        if not self._every or self.version % self._every:
+            return
+        try:
+            self.save(self.version)
+        except OSError as error:
+            _log.warning(
+                "server %d of %d has not saved version %d: %s. If it is killed, it loses the pushes since its last "
+                "checkpoint",
+                *(self.number, self.of, self.version, in_one_line(error)),
+            )

@@ -57,8 +57,16 @@ class TableInfo:
         return found[1], float(found[2]) if found[2] else _DEFAULTS[found[1]]
 
 
-def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> Tensor:
     """Return new rows. A row depends only on the seed, the name of the table, and the id."""
+    rows = np.empty((len(ids), info.dim), np.float32)
+    at_once = max(1, _DRAWN // info.dim)
+    for first in range(0, len(ids), at_once):
+        rows[first : first + at_once] = _drawn(info, seed, ids[first : first + at_once])
+    return torch.from_numpy(rows)
+
+
+def _drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     kind, scale = info.rule()
     if kind in ("constant", "zeros"):
         return np.full((len(ids), info.dim), scale, np.float32)
@@ -76,15 +84,12 @@ def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.floa
     return rows
 
 
-def expect_ids(name: str, ids: Tensor, *, distinct: bool) -> None:
-    """Raise ParametersError unless the ids of rows are int64[n], and different ones if `distinct`."""
+def expect_ids(name: str, ids: Tensor) -> None:
+    """Raise ParametersError unless the ids of rows are int64[n]."""
     if ids.dtype != torch.int64 or ids.ndim != 1:
         raise ParametersError(
             f"ids of rows of {name!r} must be int64[n], got {ids.dtype}{list(ids.shape)}"
         )
-    # Clients send them in ascending order.
-    if distinct and not (ids[1:] > ids[:-1]).all() and len(np.unique(ids.numpy())) < len(ids):
-        raise ParametersError(f"ids of rows of {name!r} must be distinct, but some repeat")
 
 
 class Table:
@@ -97,7 +102,6 @@ class Table:
         self.info = info
         self._optimizer = optimizer
         self._seed = seed
-        self._at_once = max(1, _DRAWN // info.dim)  # rows
         self._index = RowIndex()
         # The values of the rows, and the states of the optimizer.
         widths = {"value": info.dim, **optimizer.row_widths(info.dim)}
@@ -108,7 +112,7 @@ class Table:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return a copy of the rows of `ids`, in this order. Missing rows are drawn but not kept."""
-        expect_ids(self.info.name, ids, distinct=False)
+        expect_ids(self.info.name, ids)
         places = torch.from_numpy(self._index.find(ids.numpy()))
         absent = (places < 0).nonzero()[:, 0]
         if not len(absent):
@@ -116,18 +120,25 @@ class Table:
         rows = torch.empty(len(ids), self.info.dim)
         known = (places >= 0).nonzero()[:, 0]
         rows[known] = self._columns["value"].index_select(0, places[known])
-        for some in torch.split(absent, self._at_once):
-            rows[some] = torch.from_numpy(drawn(self.info, self._seed, ids[some].numpy()))
+        rows[absent] = drawn(self.info, self._seed, ids[absent].numpy())
         return rows
 
-    def set_rows(self, ids: Tensor, values: Tensor) -> None:
-        """Set the rows of distinct `ids`. Raise ParametersError if `values` are not one row for each."""
-        expect_ids(self.info.name, ids, distinct=True)
-        if values.shape != (len(ids), self.info.dim) or not values.is_floating_point():
+    def check(self, ids: Tensor, values: Tensor) -> None:
+        """Raise ParametersError unless `values` are one row, or the gradient of one, for each of distinct `ids`."""
+        name, wanted = self.info.name, (len(ids), self.info.dim)
+        expect_ids(name, ids)
+        # Clients send them in ascending order.
+        if not (ids[1:] > ids[:-1]).all() and len(np.unique(ids.numpy())) < len(ids):
+            raise ParametersError(f"ids of rows of {name!r} must be distinct, but some repeat")
+        if values.shape != wanted or not values.is_floating_point():
             raise ParametersError(
-                f"rows of table {self.info.name!r} have {self.info.dim} numbers, and each of {len(ids)} ids has one, "
-                f"got {values.dtype}{list(values.shape)}"
+                f"table {name!r} takes float32{list(wanted)} for {len(ids)} ids, got {values.dtype}"
+                f"{list(values.shape)}. Give one row for each id"
             )
+
+    def set_rows(self, ids: Tensor, values: Tensor) -> None:
+        """Set the rows of distinct `ids`."""
+        self.check(ids, values)
         places = self.places(ids)  # first: it may replace the arrays
         self._columns["value"].index_copy_(0, places, values.float())
 
@@ -159,13 +170,11 @@ class Table:
         """Return the positions of the rows of `ids`. Missing rows are created."""
         numbers = ids.numpy()
         places = self._index.find(numbers)
-        absent = np.unique(numbers[places < 0])
-        for begin in range(0, len(absent), self._at_once):
-            new = absent[begin : begin + self._at_once]
-            values = torch.from_numpy(drawn(self.info, self._seed, new))
-            first = self._grow(new)
+        new = np.unique(numbers[places < 0])
+        if len(new):
+            values = drawn(self.info, self._seed, new)
+            first = self._grow(new)  # which may replace the arrays
             self._columns["value"][first : len(self)] = values
-        if len(absent):
             places = self._index.find(numbers)
         return torch.from_numpy(places)
 

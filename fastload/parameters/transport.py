@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from fastload.distributed.folder_store import FolderStore
 from fastload.errors import ParametersError
 from fastload.parameters.server import Server
 
@@ -26,7 +24,7 @@ class Stub(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name of the server in errors."""
+        """Return the place of the server, for errors."""
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call; return a function that waits for the answer, and must be called.
@@ -43,7 +41,7 @@ class InProcess:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.name = f"server {server.number} in this process"
+        self.name = "in this process"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Make a call."""
@@ -52,42 +50,6 @@ class InProcess:
 
     def close(self) -> None:
         """Do nothing, because the server belongs to the caller who created it."""
-
-
-Where = None | Server | Store | str | Sequence[Server | str]
-
-
-def stubs(
-    where: Where, make_stub: Callable[[Callable[[], str]], Stub], *, wait_s: float
-) -> list[Stub]:
-    """Return a stub for each server. See `client.connect`.
-
-    Args:
-        make_stub: makes the stub of a server in another process, from a function that returns its address.
-    """
-    if isinstance(where, str) and where.startswith("file://"):
-        where = FolderStore(where.removeprefix("file://"))
-    if isinstance(where, Store):
-        number = servers_in(where, wait_s)
-        return [make_stub(functools.partial(address_in, where, i)) for i in range(number)]
-    if where is None or isinstance(where, Server | str):
-        where = [Server() if where is None else where]
-    return [
-        InProcess(each)
-        if isinstance(each, Server)
-        else make_stub(functools.partial(str, _checked(each)))
-        for each in where
-    ]
-
-
-def _checked(address: str) -> str:
-    """Return an address. Raise ValueError if it does not begin with grpc:// or grpc+tls://."""
-    if not address.startswith(("grpc://", "grpc+tls://")):
-        raise ValueError(
-            f"{address!r} is not a server address. Use grpc://HOST:PORT or grpc+tls://HOST:PORT. For a folder given "
-            "to `fastload parameters serve --store`, use file:// and its absolute path"
-        )
-    return address
 
 
 def servers_in(store: Store, wait_s: float) -> int:
@@ -118,8 +80,3 @@ def publish(store: Store, number: int, of: int, address: str) -> None:
             "servers, give a new store. The servers may load the same checkpoint folder"
         )
     store.set(_KEY.format(number), address)
-
-
-def is_published(store: Store, number: int) -> bool:
-    """Return True if a server has written its address before."""
-    return bool(store.check([_KEY.format(number)]))

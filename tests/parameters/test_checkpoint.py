@@ -4,7 +4,9 @@ optimizer's state.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from fastload.errors import ParametersError
-from fastload.parameters import Optimizer, PSClient, Server, connect
+from fastload.parameters import Optimizer, PSClient, connect
 from tests.parameters.running import OPTIMIZERS, servers
 
 NAMES = "abcdefgh"
+RECORDED = Path(__file__).parent / "data"
 
 
 def train(client: PSClient, steps: range) -> None:
@@ -68,15 +71,32 @@ def test_training_goes_on_as_if_nothing_had_been(
     train(client, range(6, 12))
     assert parameters(client) == parameters(steady)
     assert client.checkpoint() == 12
-    close(*old, *new)
     again = servers(2, folder=tmp_path / "job", **options)
     assert parameters(PSClient(connect(again))) == parameters(steady)
-    close(*again, *all_the_time)
 
 
-def close(*all_servers: Server) -> None:
-    for server in all_servers:
-        server.close()
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_a_checkpoint_of_the_version_before_is_read(mode: str, number: int, tmp_path: Path) -> None:
+    """Two servers of commit a6bf924f saved it after 5 steps, and made 4 more."""
+    folder = Path(shutil.copytree(RECORDED / mode, tmp_path / "saved"))
+    wait = None if mode == "asynchronous" else 1
+    made = servers(
+        number, folder=folder, optimizer=Optimizer(name="adam", lr=0.05), grads_to_wait=wait
+    )
+    client, expected = PSClient(connect(made)), json.loads((folder / "expected.json").read_text())
+
+    def found() -> dict[str, Any]:
+        dense = {name: value.tolist() for name, value in client.pull_variable().items()}
+        return {**dense, "t": client.pull_embedding_vectors("t", torch.arange(-2, 9)).tolist()}
+
+    assert found() == expected["saved"]
+    for step in range(5, 9):
+        gradients = {name: torch.arange(3.0) + step + k for k, name in enumerate("abcd")}
+        rows = {"t": (torch.tensor([step, -1, 7, step]), torch.arange(8.0).view(4, 2) - step)}
+        assert client.push_gradients(gradients, rows, None, [step] * number) == (True, step + 1)
+    assert found() == expected["trained"]
+    assert client.checkpoint() == 9
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -91,9 +111,6 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
     (tmp_path / "version-4" / f"part-{missing}-of-2.arrow").unlink()
     for number in (2, 3):
         assert parameters(PSClient(connect(servers(number, folder=tmp_path)))) == saved
-    assert not list((tmp_path / "version-4").glob("part-?-of-2.arrow")), (
-        "a part of another life is gone"
-    )
 
 
 @pytest.mark.parametrize("where", ["tensor", "text", "footer", "end"])

@@ -107,7 +107,6 @@ def test_lies_to_a_parameter_server(count: int, mode: tuple[str, ...], tmp_path:
     assert made.version == ROUNDS, "no push of others, and no version of others"
     assert made._own.tables["t"]._index.ids.tolist() == [3, 5], "no rows of others"
     assert made._own.dense.keys() == values.keys()
-    made.close()
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fastload.errors import ParametersError
-from fastload.parameters.prefetched import Prefetched, PrefetchingCollate, Pull
+from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
 from tests.fakes import Sequencer
 
 IDS = st.lists(st.integers(0, 5), max_size=4)
@@ -78,6 +78,7 @@ class Model:
         if self.ahead:
             ids = torch.tensor(self.ahead.pop(0), dtype=torch.int64)
             pull = self.prefetched.take(ids)
+            assert pull.rows is not None
             assert torch.equal(pull.rows[pull.places], self.servers.rows[ids])
 
 
@@ -130,64 +131,35 @@ def test_a_pull_that_was_read_before_a_push_and_arrives_after_it_is_patched() ->
     prefetched.push(push)
     thread.join()
     found = prefetched.take(torch.tensor([3, 1, 3]))
+    assert found.rows is not None
     assert found.rows[found.places].tolist() == [[0], [7], [0]]
     assert prefetched.counts == {"prefetched": 1, "pulled": 0, "patched": 1}
 
 
-def test_what_is_kept_is_bounded_and_pushes_that_no_pull_lacks_are_not_kept() -> None:
+def test_what_is_kept_is_bounded() -> None:
     model = Model(kept=2)
     for ids in ([0], [1], [2]):
         model.pull(ids, [], [])
     assert [pull.ids.tolist() for pull in model.prefetched._pulls] == [[1], [2]]
     for _ in range(3):
         model.push([1])
-        assert not model.prefetched._pushes, "the pulls have them already"
+        assert not any(pull.fresh for pull in model.prefetched._pulls)
     for _ in range(3):
         model.forward()
     assert model.prefetched.counts == {"prefetched": 2, "pulled": 1, "patched": 3}
 
 
-def test_a_pull_under_way_that_lacks_more_pushes_than_are_kept_is_dropped() -> None:
-    model = Model(kept=2)
-    held: list[int] = []
-
-    def push() -> None:
-        model.push([1])
-        held.append(len(model.prefetched._pushes))
-
-    model.pull([1], [], [push, push, push])
-    assert held == [1, 2, 2]
-    assert not model.prefetched._pulls
-    assert not model.prefetched._pushes
-    model.forward()
-    assert model.prefetched.counts["pulled"] == 1
-
-
 def test_rows_that_were_delivered_do_not_change() -> None:
-    """The order of threads: a pull is noted, taken, another push returns, and then the puller looks for pushes."""
-    turn, rows = Sequencer(), torch.zeros(4, 1)
-    prefetched = Prefetched(lambda ids: rows[ids], kept=4)
-    prefetched._under_way.append(0)  # another pull, for which pushes are kept
-    bring_up = prefetched._bring_up
-
-    def late(pull: Pull) -> bool:
-        with turn(0):
-            pass
-        with turn(2):
-            return bring_up(pull)
-
-    def pull_ahead() -> None:
-        prefetched._bring_up = late  # type: ignore[method-assign, assignment]
-        prefetched.pull_ahead(torch.tensor([1]))
-
-    thread = threading.Thread(target=pull_ahead)
-    thread.start()
-    with turn(1):
-        prefetched._bring_up = bring_up  # type: ignore[method-assign]
-        found = prefetched.take(torch.tensor([1]))
-        prefetched.push(lambda: (torch.tensor([1]), torch.ones(1, 1)))
-    thread.join()
-    assert found.rows.tolist() == [[0]]
+    model = Model(kept=4)
+    for _ in range(2):
+        model.pull([1], [], [])
+    taken = model.prefetched.take(torch.tensor([1]))
+    (other,) = model.prefetched._pulls
+    model.push([1])
+    assert [pull.rows.tolist() for pull in (taken, other) if pull.rows is not None] == [
+        [[0]],
+        [[1]],
+    ]
 
 
 def test_a_push_that_raises_drops_what_was_pulled_before_it_ends() -> None:
@@ -219,8 +191,10 @@ def test_a_pull_that_fails_is_repeated_by_the_batch() -> None:
 
     prefetched = Prefetched(pull, kept=4)
     prefetched.pull_ahead(torch.tensor([5]))
-    assert not prefetched._under_way
-    assert prefetched.take(torch.tensor([5])).rows.tolist() == [[1, 1]]
+    assert not prefetched._pulls
+    rows = prefetched.take(torch.tensor([5])).rows
+    assert rows is not None
+    assert rows.tolist() == [[1, 1]]
 
 
 def test_batches_of_the_same_ids_have_a_pull_each() -> None:

@@ -177,11 +177,9 @@ def test_one_client_serves_many_threads() -> None:
     def push(number: int) -> None:
         for _ in range(50):
             ids = torch.tensor([number, 100])
-            _, _, fresh = client.push_gradients(
-                {}, {"t": (ids, -torch.ones(2, 2))}, None, [0] * 3, fresh=True
-            )
-            assert fresh["t"][0].tolist() == [number, 100]
-            assert torch.equal(client.pull_embedding_vectors("t", ids[:1]), fresh["t"][1][:1])
+            distinct, fresh = client.push_rows("t", (ids, -torch.ones(2, 2)), None)
+            assert distinct.tolist() == [number, 100]
+            assert torch.equal(client.pull_embedding_vectors("t", ids[:1]), fresh[:1])
 
     in_threads([lambda n=n: push(n) for n in range(4)])  # type: ignore[misc]
     assert client.pull_embedding_vectors("t", torch.tensor([100]))[0, 0] == 200

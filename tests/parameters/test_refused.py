@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 from fastload.distributed import FolderStore
 from fastload.errors import ParametersError
 from fastload.parameters import Optimizer, PSClient, Server, connect, tables
-from fastload.parameters.checkpoint import newest
+from fastload.parameters.checkpoint import complete
 from fastload.parameters.serve import end
 from tests.parameters.running import servers
 
@@ -47,7 +46,7 @@ def state(of: Server) -> Any:
             return {name: plain(each) for name, each in value.items()}
         return [plain(each) for each in value] if isinstance(value, list) else value
 
-    return copy.deepcopy((plain(of._own.contents()), of.version, of._last, of._steps.next))
+    return copy.deepcopy((plain(of._own.contents()), of.version, of._last, of._staged))
 
 
 def push(**changes: Any) -> dict[str, Any]:
@@ -102,10 +101,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a version that is a string": push(version="0"),
     "a version that is too large": push(version=2**63),
     "a version that is a fraction": push(version=0.5),
-    "a worker that is none": push(worker=None),
     "a worker that is a list": push(worker=["one"]),
-    "a number that is a fraction": push(sequence=1.0),
-    "a number that is true": push(sequence=True),
 }
 
 
@@ -113,71 +109,56 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_push_with_one_fault_changes_nothing(
     grads_to_wait: int | None, subtests: pytest.Subtests
 ) -> None:
-    method, more = ("stage", {}) if grads_to_wait else ("push", {"fresh": True})
     for name, wrong in WRONG.items():
         with subtests.test(name):
             made = begun(grads_to_wait=grads_to_wait)
             before = state(made)
             with pytest.raises((ParametersError, TypeError)):
-                made.answer(method, {**wrong, **more})
+                made.answer("push", {**wrong, "fresh": True})
             assert state(made) == before
-            made.answer(method, {**push(), **more})
-            if grads_to_wait:
-                about = {"worker": "one", "sequence": 1, "version": 0, "since": 0}
-                assert made.answer("decide", about)["accepted"]
+            made.answer("push", push())
             assert made.version == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("set_rows", {"table": "t", "ids": IDS.int(), "values": ROWS}),
-        ("set_rows", {"table": "t", "ids": torch.tensor([8, 8]), "values": ROWS}),
-        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": torch.ones(2)}),
-        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS[:1]}),
-        ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS.long()}),
-        ("rows", {"table": "t", "ids": torch.tensor([8, 9]).int()}),
-        ("rows", {"table": "t", "ids": torch.tensor([1.5])}),
-        ("rows", {"table": ["t"], "ids": IDS}),
-        ("rows", {"table": "t"}),
-        ("rows", {"table": "t", "ids": IDS, "more": 1}),
-        ("add_tables", {"infos": [{"name": "t", "dim": 3}]}),
-        ("add_tables", {"infos": [{"name": "u", "dim": 2**40}]}),
-        ("add_tables", {"infos": [{"name": "u", "dim": 2.0}]}),
-        ("add_tables", {"infos": [{"name": ["u"], "dim": 2}]}),
-        ("add_tables", {"infos": [{"name": "u", "dim": 2, "initializer": "constant(1e999)"}]}),
-        ("add_tables", {"infos": [{"name": "u"}]}),
-        ("pull", {"version": "x"}),
-        ("hello", {"worker": {}}),
-        ("hello", {}),
-        ("__init__", {}),
-        (["hello"], {"worker": "one"}),
-    ],
-)
-def test_a_call_with_one_fault_changes_nothing(method: Any, arguments: Any) -> None:
-    made = begun()
-    before = state(made)
-    with pytest.raises((ParametersError, TypeError, ValueError)):
-        made.answer(method, arguments)
-    assert state(made) == before
+FAULTY: list[tuple[Any, Any]] = [
+    ("set_rows", {"table": "t", "ids": IDS.int(), "values": ROWS}),
+    ("set_rows", {"table": "t", "ids": torch.tensor([8, 8]), "values": ROWS}),
+    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": torch.ones(2)}),
+    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS[:1]}),
+    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS.long()}),
+    ("rows", {"table": "t", "ids": torch.tensor([8, 9]).int()}),
+    ("rows", {"table": "t", "ids": torch.tensor([1.5])}),
+    ("rows", {"table": ["t"], "ids": IDS}),
+    ("rows", {"table": "t"}),
+    ("rows", {"table": "t", "ids": IDS, "more": 1}),
+    ("add_tables", {"infos": [{"name": "t", "dim": 3}]}),
+    ("add_tables", {"infos": [{"name": "u", "dim": 2**40}]}),
+    ("add_tables", {"infos": [{"name": "u", "dim": 2.0}]}),
+    ("add_tables", {"infos": [{"name": ["u"], "dim": 2}]}),
+    ("add_tables", {"infos": [{"name": "u", "dim": 2, "initializer": "constant(1e999)"}]}),
+    ("add_tables", {"infos": [{"name": "u"}]}),
+    ("pull", {"version": "x"}),
+    ("__init__", {}),
+    ("hello", {"more": 1}),
+    (["hello"], {}),
+    ("initialise", {"values": {"w": torch.ones(1)}, "version": "0"}),
+    ("initialise", {"values": {"w": torch.ones(1)}, "version": 10**30}),
+    ("initialise", {"values": {"w": torch.ones(1), "v": 1.0}, "version": 0}),
+    ("initialise", {"values": [torch.ones(1)], "version": 0}),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"values": {"w": torch.ones(1)}, "version": "0"},
-        {"values": {"w": torch.ones(1)}, "version": 10**30},
-        {"values": {"w": torch.ones(1), "v": 1.0}, "version": 0},
-        {"values": [torch.ones(1)], "version": 0},
-    ],
-)
-def test_first_values_with_one_fault_are_not_taken(arguments: Any) -> None:
-    made = Server()
-    before = state(made)
-    with pytest.raises(TypeError):
-        made.answer("initialise", arguments)
-    assert state(made) == before
-    assert made.answer("initialise", {"values": {"w": torch.ones(1)}, "version": 0})["taken"]
+def test_a_call_with_one_fault_changes_nothing(subtests: pytest.Subtests) -> None:
+    for method, arguments in FAULTY:
+        with subtests.test(f"{method} {arguments}"):
+            made = Server() if method == "initialise" else begun()
+            before = state(made)
+            with pytest.raises((AttributeError, ParametersError, TypeError, ValueError)):
+                made.answer(method, arguments)
+            assert state(made) == before
+            values = {"w": torch.ones(1)}
+            taken = made.answer("initialise", {"values": values, "version": 0})["taken"]
+            assert taken == (method == "initialise")
 
 
 def test_a_push_for_whose_new_rows_there_is_no_memory_changes_nothing(
@@ -225,72 +206,31 @@ def pushes(client: PSClient, value: float = 1.0) -> tuple[bool, int]:
     return client.push_gradients({"w": torch.full((2,), value)}, {}, None, versions)
 
 
-def test_a_checkpoint_that_fails_is_owed_and_its_push_is_applied_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("grads_to_wait", [None, 1])
+def test_a_push_does_not_fail_with_its_checkpoint(
+    grads_to_wait: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=3)
-    client = PSClient(connect(made))
-    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert [pushes(client) for _ in range(4)] == [(True, 1), (True, 2), (True, 3), (True, 4)]
-    assert client.pull_variable()["w"].tolist() == [-4.0, -4.0]
-    (record,) = caplog.records  # after version 4 it was too early for another try
-    assert "server 0 of 1 has not saved version 3: " in record.getMessage()
-    assert "No space left" in record.getMessage()
-    assert newest(str(tmp_path)) is None
-    monkeypatch.setattr(made._saves, "_try_at", 0.0)  # the time has come
-    pushes(client)
-    found = newest(str(tmp_path))
-    assert found is not None
-    assert found.version == 3
-    again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
-    assert again.version == 5, "it has what was pushed meanwhile"
-    assert PSClient(connect(again)).pull_variable()["w"].tolist() == [-5.0, -5.0]
-
-
-def break_all(patch: pytest.MonkeyPatch, made: list[Server]) -> None:
-    patch.setattr(os, "fsync", full)
-
-
-def break_the_second(patch: pytest.MonkeyPatch, made: list[Server]) -> None:
-    patch.setattr(made[1]._saves, "save", lambda *_: full(0))
-
-
-@pytest.mark.parametrize("break_disk", [break_all, break_the_second])
-def test_synchronous_steps_do_not_fail_with_their_checkpoint(
-    break_disk: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"grads_to_wait": 1, "checkpoint_every": 2}
-    made = servers(2, optimizer=Optimizer(lr=1.0), folder=tmp_path, **options)
+    options: dict[str, Any] = {"folder": tmp_path, "grads_to_wait": grads_to_wait}
+    made = servers(2, optimizer=Optimizer(lr=1.0), checkpoint_every=2, **options)
     client = PSClient(connect(made))
     for i in range(2):
         client.push_dense_parameters({"w": torch.zeros(2)}, i, 0)
     with monkeypatch.context() as patch:
-        break_disk(patch, made)
-        for step in range(3):
-            assert pushes(client) == (True, step + 1)
-        with pytest.raises(ParametersError, match="no checkpoint of version 3: server .*No space"):
+        patch.setattr(os, "fsync", full)
+        assert [pushes(client) for _ in range(3)] == [(True, 1), (True, 2), (True, 3)]
+        with pytest.raises(OSError, match="No space left"):
             client.checkpoint()
-    assert client.pull_variable()["w"].tolist() == [-3.0, -3.0]
-    assert newest(str(tmp_path)) is None
-    assert client.checkpoint() == 3
+    first, _ = caplog.records
+    assert "server 0 of 2 has not saved version 2: " in first.getMessage()
+    assert "No space left" in first.getMessage()
+    assert not list(complete(tmp_path))
     pushes(client)
-    found = newest(str(tmp_path))
-    assert found is not None
-    assert found.version == 4
-    for each in made:
-        each.close()
-
-
-def test_a_folder_that_cannot_be_read_does_not_fail_a_push(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path, checkpoint_every=1)
-    client = PSClient(connect(made))
-    client.push_dense_parameters({"w": torch.zeros(2)}, 0, 0)
-    monkeypatch.setattr(made._saves, "completed", lambda: full(0))
-    assert pushes(client) == (True, 1)
+    assert list(complete(tmp_path)) == [(4, 2)]
+    again = PSClient(connect(servers(2, optimizer=Optimizer(lr=1.0), **options)))
+    assert again.pull_variable()["w"].tolist() == [-4.0, -4.0]
 
 
 # ---- numbers from a peer that decide what is kept ----
@@ -311,7 +251,7 @@ def test_a_forged_checkpoint_does_not_outrank_real_ones(tmp_path: Path) -> None:
         pushes(client)
         if step == 2:
             for method in ("save", "checkpoint"):
-                forge(made, method, version=10**12)
+                forge(made, method, version=10**12, step=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-39", "version-40"]
     again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
     assert again.version == 40
@@ -332,7 +272,7 @@ def test_another_server_saves_only_what_server_0_has_saved(tmp_path: Path) -> No
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for version in (1, 5, 10**12):  # an old one, and two that server 0 does not have
         for method in ("save", "checkpoint"):
-            forge(made[1], method, version=version)
+            forge(made[1], method, version=version, step=0)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert client.checkpoint() == 3
 
@@ -345,35 +285,18 @@ def test_a_server_ends_though_the_newest_checkpoint_has_a_larger_version(
     two = Server(folder=tmp_path)
     one.save(9)
     assert end(two, FolderStore(tmp_path / "store")) == 9
-    assert Server(folder=tmp_path).checkpoint(-1) == {"version": 9}
+    assert Server(folder=tmp_path).checkpoint(-1, -1)["version"] == 9
 
 
-def test_a_push_that_was_never_made_holds_up_nothing() -> None:
+@pytest.mark.parametrize("step", [-1, 0, 2**40, "x"])
+def test_a_step_that_server_0_did_not_choose_is_refused(step: Any) -> None:
     made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1)
     client = PSClient(connect(made))
     for i in range(2):
         client.push_dense_parameters({name: torch.zeros(2) for name in "wv"}, i, 0)
     pushes(client)
-    ghost = {"worker": "ghost", "sequence": 1, "version": 1, "since": 0}
-    assert not forge(made[0], "decide", **ghost)["accepted"]
-    for start in (0, 1):
-        about = {"worker": "ghost", "discarded": None, "start": start}
-        for each in made:
-            forge(each, "commit", entries=[["ghost", 1], ["ghost", 2]], **about)
-    assert [each.answer("hello", {"worker": ""})["next"] for each in made] == [1, 1]
-    for step in range(1, 4):
-        assert pushes(client) == (True, step + 1)
-    for each in made:
-        about = {"worker": "one", "discarded": None, "start": 0, "entries": []}
-        assert each.answer("commit", about)["missing"] == []
-
-
-@pytest.mark.parametrize(
-    ("grads_to_wait", "methods"),
-    [(None, ["stage", "decide", "decisions", "mark", "commit"]), (1, ["push", "checkpoint"])],
-)
-def test_calls_of_the_other_mode_are_refused(grads_to_wait: int | None, methods: list[str]) -> None:
-    made = Server(grads_to_wait=grads_to_wait)
-    for method in methods:
-        with pytest.raises(ParametersError, match=f"synchronous servers have no method '{method}'"):
-            made.answer(method, {})
+    before = state(made[1])
+    ghost = {**push(dense={}, rows={}), "worker": "ghost", "step": step}
+    assert forge(made[1], "push", **ghost) == {}
+    assert state(made[1]) == before
+    assert [pushes(client) for _ in range(2)] == [(True, 2), (True, 3)]

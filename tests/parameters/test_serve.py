@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 
 from fastload.cli import main
 from fastload.distributed import FolderStore
-from fastload.errors import ParametersError
+from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters import PSClient, connect
 from fastload.parameters.transport import publish
 from tests.children import Python
@@ -69,7 +70,7 @@ def parameters(client: PSClient) -> tuple[list[float], list[float]]:
     return [values[name][0].item() for name in "abcd"], rows[:, 0].tolist()
 
 
-def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path) -> None:
+def test_a_server_saves_at_its_end_and_new_workers_find_it_again(tmp_path: Path) -> None:
     arguments = [
         *SERVE,
         "--store",
@@ -84,9 +85,12 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
         assert process.wait(WAIT_S) == 143, output.read_text()
         assert (tmp_path / "saved" / "version-3" / "part-0-of-1.arrow").exists()
         with started(arguments, output):
-            assert parameters(client) == ([3.0] * 4, [3.0] * 6)
-            push(client, 1)
-            assert parameters(client) == ([4.0] * 4, [4.0] * 6)
+            with pytest.raises(ParametersLostError, match="has restarted, and lacks the pushes"):
+                client.pull_variable()
+            with connected(tmp_path / "store") as other:
+                assert parameters(other) == ([3.0] * 4, [3.0] * 6)
+                push(other, 1)
+                assert parameters(other) == ([4.0] * 4, [4.0] * 6)
     lines = output.read_text().splitlines()
     assert "server 0 of 1: serving parameters of version 0 at grpc://127.0.0.1:" in lines[0]
     assert "server 0 of 1 has ended at version 3" in lines[1]
@@ -200,6 +204,33 @@ def test_each_rank_is_a_server_and_three_take_the_place_of_two(
         assert parameters(client) == ([5.0] * 4, [5.0] * 6)
         push(client, 1)
         assert parameters(client) == ([6.0] * 4, [6.0] * 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_torchrun_restarts_all_servers_if_one_is_killed(tmp_path: Path) -> None:
+    output, saved, store = tmp_path / "output", tmp_path / "saved", tmp_path / "store"
+    restarting = command("torchrun", 2, *SERVE, "--checkpoint", str(saved), "--store", str(store))
+    restarting[3:3] = ["--max-restarts=1"]
+    with started(restarting, output) as process:
+        with connected(store) as client:
+            push(client, 3)
+            assert client.checkpoint() == 3
+            push(client, 2)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(children[-1]), signal.SIGKILL)
+            wait_for("serving parameters of version 3", output, times=2)
+            with pytest.raises(ParametersLostError, match="has restarted"):
+                client.pull_variable()
+        with connected(store) as client:
+            assert parameters(client) == ([3.0] * 4, [3.0] * 6)
+
+
+def wait_for(line: str, output: Path, *, times: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while output.read_text().count(line) < times:
+        assert time.monotonic() < deadline, output.read_text()
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("address", ["localhost:7000", "/shared/run7"])

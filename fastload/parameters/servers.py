@@ -1,0 +1,143 @@
+"""`Servers`: one client and all its servers: calls, pushes and checkpoints.
+
+A synchronous push takes two rounds, or one if there is one server. Server 0 rejects the push, or says which step it
+belongs to. Then the client sends the other servers their parts of it. So all servers take the same pushes into a step.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fastload.errors import ParametersError, ParametersLostError
+from fastload.parameters.gradients import Gradients
+from fastload.parameters.link import RESUME, Link
+from fastload.parameters.transport import Answer, Stub
+
+_NAP_S = 0.05
+Call = tuple[int, str, Mapping[str, Any]]
+"""The number of a server, a method and its arguments."""
+
+
+class Servers:
+    """All servers, as one client sees them. Several threads may make calls. Pushes are made one after another."""
+
+    def __init__(self, stubs: Sequence[Stub], worker: str, *, patience_s: float) -> None:
+        self._links = [Link(i, stub, patience_s=patience_s) for i, stub in enumerate(stubs)]
+        self._worker, self._patience_s = f"{worker}-{secrets.token_hex(6)}", patience_s
+        # Guards the attributes below. A push holds it until all servers have answered, so that each gets the pushes of
+        # this client in the order of their numbers.
+        self._lock = threading.RLock()
+        self._grads_to_wait: int | None = None
+        self._has_met = False
+        self._sequence = 0
+        self._rejected = (-1, 0.0)  # the version of rejected pushes, and since when
+
+    @property
+    def grads_to_wait(self) -> int | None:
+        """The number of pushes in a step, or None for asynchronous servers."""
+        self._meet()
+        return self._grads_to_wait
+
+    def ask(self, calls: Iterable[Call]) -> list[Answer]:
+        """Make calls in parallel, and return their answers. Raise the first error."""
+        self._meet()
+        return self._ask(calls)
+
+    def ask_all(self, method: str, **arguments: Any) -> list[Answer]:
+        """Make the same call on all servers."""
+        return self.ask((i, method, arguments) for i in range(len(self._links)))
+
+    def _ask(self, calls: Iterable[Call]) -> list[Answer]:
+        answers, errors = [], []
+        for wait in [self._links[i].start(method, arguments) for i, method, arguments in calls]:
+            try:
+                answers.append(wait())
+            except ParametersError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _meet(self) -> None:
+        """Learn what the servers are, before the first other call."""
+        if self._has_met:
+            return
+        with self._lock:
+            hellos = self._ask((i, "hello", {}) for i in range(len(self._links)))
+            for number, (link, hello) in enumerate(zip(self._links, hellos, strict=True)):
+                if (hello["number"], hello["of"]) != (number, len(self._links)):
+                    raise ParametersError(
+                        f"{link.name} says it is server {hello['number']} of {hello['of']}, but this client's list has "
+                        f"it as server {number} of {len(self._links)}. List all servers in the order of their numbers"
+                    )
+                if hello["grads_to_wait"] != hellos[0]["grads_to_wait"]:
+                    raise ParametersError(
+                        f"{link.name} has grads_to_wait={hello['grads_to_wait']}, but server 0 has grads_to_wait="
+                        f"{hellos[0]['grads_to_wait']}. Start all servers with the same options"
+                    )
+            runs = [hello["run"] for hello in hellos]
+            for met in self._ask((i, "meet", {"runs": runs}) for i in range(len(runs))):
+                for link, before, now in zip(self._links, met["runs"], runs, strict=False):
+                    if before != now:
+                        raise ParametersLostError(
+                            f"{link.name} has restarted, and others have not: it lacks pushes that they have. {RESUME}"
+                        )
+            for link, run in zip(self._links, runs, strict=True):
+                link.run = run
+            self._grads_to_wait = hellos[0]["grads_to_wait"]
+            self._has_met = True
+
+    def push(self, gradients: Sequence[Gradients], *, fresh: bool) -> tuple[bool, list[Answer]]:
+        """Push each server's gradients to it. Return whether it was accepted, and the answers."""
+        with self._lock:
+            self._sequence += 1
+            # A process that was forked before the first call is another worker.
+            about = {
+                "worker": f"{self._worker}-{os.getpid()}",
+                "sequence": self._sequence,
+                "fresh": fresh,
+            }
+            calls = [
+                (i, "push", {**about, "gradients": vars(own)}) for i, own in enumerate(gradients)
+            ]
+            if not self.grads_to_wait:
+                return True, self.ask(calls)
+            first, *others = calls
+            (answer,) = self.ask([first])
+            if not answer["accepted"]:
+                self._expect_progress(gradients[0].version)
+                return False, [answer]
+            step = {"step": answer["step"]}
+            return True, [answer, *self.ask((i, method, {**a, **step}) for i, method, a in others)]
+
+    def _expect_progress(self, version: int) -> None:
+        """Raise ParametersLostError if pushes of one version are rejected for too long."""
+        rejected, since = self._rejected
+        if rejected != version:
+            self._rejected = version, time.monotonic()
+        elif time.monotonic() - since > self._patience_s:
+            raise ParametersLostError(
+                f"for {self._patience_s:g} s the servers have rejected all pushes of version {version}. If that is the "
+                f"oldest version of the last pull, a worker has ended in the middle of a push. {RESUME}"
+            )
+
+    def checkpoint(self) -> int:
+        """Have all servers save, and return the version."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            (first,) = self.ask([(0, "checkpoint", {"version": -1, "step": -1})])
+            asked = {name: first[name] for name in ("version", "step")}
+            others = self.ask((i, "checkpoint", asked) for i in range(1, len(self._links)))
+            if all(answer["saved"] for answer in others):
+                return int(first["version"])
+            if time.monotonic() > deadline:
+                raise ParametersError(
+                    f"no checkpoint: for {self._patience_s:g} s, the servers were at different steps. Call "
+                    f"checkpoint() while no worker pushes. If a worker has ended in the middle of a push: {RESUME}"
+                )
+            time.sleep(_NAP_S)  # a worker has pushed to server 0, and not yet to the others
