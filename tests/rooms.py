@@ -21,12 +21,11 @@ CORE = {
     "reading": "errors _kit telemetry random isolation rows settings memory order",
     "processes": "errors _kit telemetry random isolation verdicts settings memory order reading",
     "engine": "errors _kit telemetry random isolation verdicts settings memory order reading processes",
-    "loader": "_kit telemetry isolation settings order engine (accelerated)",
+    "loader": "_kit telemetry isolation settings order engine",
     "__init__": "errors telemetry random verdicts memory order reading loader (stream)",
 }
 
 PLUG_INS = {
-    "accelerated": "errors _kit random settings order",
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random isolation verdicts reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
@@ -35,7 +34,7 @@ PLUG_INS = {
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
     "image": "errors _kit telemetry random",
-    "integrations": "errors order loader accelerated",
+    "integrations": "errors _kit random settings order loader",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows (datasets store)",
