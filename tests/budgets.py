@@ -20,15 +20,14 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_944,
-    "loaded beside the way": 2_750,
+    "loaded beside the way": 2_630,
     "the core's other files": 512,
     # folders, without the files and folders that have a row of their own
     "fastload/safety": 1_782,
     "fastload/telemetry": 278,
-    "fastload/accelerated": 463,
-    "fastload/integrations": 192,
+    "fastload/integrations": 707,
     "fastload/bench": 636,
-    "fastload/check": 648,
+    "fastload/check": 647,
     "fastload/cli": 1_577,
     "fastload/compat": 440,
     "fastload/datasets": 1_626,

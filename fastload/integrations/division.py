@@ -16,7 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from fastload.accelerated.stream import Part
+from fastload.integrations.stream import Part
 from fastload.order.partition import ranks_of
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, single_sampler
@@ -54,17 +54,6 @@ def number_of_samples(settings: Settings) -> int | None:
     if settings.iterable or sampler is settings.sampler:
         return known_length(settings.dataset)
     return known_length(sampler)
-
-
-def data_rank(accelerator: Accelerator) -> tuple[int, int]:
-    """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
-    mesh = accelerator._prepare_device_mesh()
-    if not mesh:
-        return accelerator.process_index, accelerator.num_processes
-    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
-    same = sizes.get("tp", 1) * sizes.get("cp", 1)
-    parts = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
-    return accelerator.process_index // same, parts
 
 
 def agreed_seed(settings: Settings, accelerator: Accelerator, world_size: int) -> int | None:
@@ -185,7 +174,7 @@ class EvenBatches(BatchSampler):
             self.sampler.ends = "pad" if even else "uneven"
 
 
-class ShardedBatches(BatchSamplerShard):  # type: ignore[misc]  # it has no annotations
+class ShardedBatches(BatchSamplerShard):
     """Accelerate's part of the batches that another sampler makes."""
 
     @property
