@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from fastload._kit.fingerprint import digest_of
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
-from fastload.errors import StateError
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
-from fastload.order.state import edited
+from fastload.order.state import compare, edited
 from fastload.sequences.lengths import checked
 from fastload.sequences.plan_cache import cached_plan
 from fastload.sequences.token_plan import Plan, make_plan
@@ -172,11 +171,8 @@ class TokenBatchSampler(RankSampler):
         if not isinstance(state, dict):
             raise edited("plan", state, "what TokenBatchSampler saved")
         for field, ours in self.plan_state(0, 0).items():
-            if state.get(field) != ours:
-                raise StateError(
-                    f"{field}: the state has {state.get(field)!r}, this loader {ours!r}; give TokenBatchSampler the "
-                    f"state's {field}"
-                )
+            remedy = f"give TokenBatchSampler the state's {field}"
+            compare(field, state.get(field), ours, remedy)
 
     @cached_property
     def _hashes(self) -> dict[str, str | None]:
