@@ -14,6 +14,7 @@ import ast
 import re
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import torch
@@ -337,3 +338,20 @@ def test_no_file_takes_a_private_name_of_another() -> None:
         others = set().union(*(theirs for other, (theirs, _) in names.items() if other != path))
         foreign = (taken - defined) & others - OF_LIBRARIES
         assert not foreign, f"{by_name(path)} takes {foreign} out of another file of fastload"
+
+
+def test_no_files_of_c_use_one_another_in_a_circle() -> None:
+    """A name of kernels.h belongs to the file that has it at the beginning of a line, without `static`."""
+    folder, comments = PACKAGE / "image" / "kernels", re.compile(r"/\*.*?\*/", re.DOTALL)
+    texts = {path.name: comments.sub("", path.read_text()) for path in folder.glob("*.[ch]")}
+    names = re.findall(r"\b(?:\w+_passes|\w+_library|\w+\()", texts.pop("kernels.h"))
+    uses: dict[str, set[str]] = {}
+    for name in map(re.escape, {*names}):
+        found = [file for file, text in texts.items() if re.search(rf"\b{name}", text)]
+        own = re.compile(rf"^(?!static|#)\S[^{{\n]*\b{name}", re.MULTILINE)
+        for owner in (file for file in found if own.search(texts[file])):
+            for file in found:
+                uses.setdefault(file, set()).update({owner} - {file})
+    assert len(uses) == len(texts)
+    assert "checksum.c" in uses["payload.c"]
+    assert [*TopologicalSorter(uses).static_order()]

@@ -66,7 +66,7 @@ class State:
                 f"this is not the state of a fastload loader: {value!r:.100}. Pass what state_dict() returned"
             )
         for field, ours in (("version", VERSION), ("kind", cls.kind)):
-            _compare(field, value.get(field), ours)
+            compare(field, value.get(field), ours)
         return read_fields(cls, value)
 
 
@@ -161,7 +161,7 @@ def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
     """
     for field in _REMEDIES:
         if not (field == "world_size" and any_world):
-            _compare(field, getattr(state, field, None), getattr(ours, field, None))
+            compare(field, getattr(state, field, None), getattr(ours, field, None))
     if isinstance(state, IterableState) and isinstance(ours, IterableState):
         if len(state.lanes) != len(ours.lanes):
             raise edited("lanes", state.lanes, f"{len(ours.lanes)} of them")
@@ -181,10 +181,12 @@ def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
         )
 
 
-def _compare(field: str, theirs: Any, ours: Any) -> None:
+def compare(field: str, theirs: Any, ours: Any, remedy: str = "") -> None:
+    """Raise `StateError` with the field and both values if they differ."""
     if theirs != ours:
         raise StateError(
-            f"{field}: the state has {_shown(field, theirs)}, this loader {_shown(field, ours)}; {_REMEDIES[field]}"
+            f"{field}: the state has {_shown(field, theirs)}, this loader {_shown(field, ours)}; "
+            f"{remedy or _REMEDIES[field]}"
         )
 
 

@@ -11,7 +11,7 @@ from fastload.memory.collate import SlotBuilder
 from fastload.memory.layout import Layout
 from fastload.memory.slots import SlotPool
 from fastload.reading.notices import Notices
-from fastload.reading.rows import Filler, NotPositions, alike, filler, positions
+from fastload.reading.rows import Filler, NotPositions, filler, positions
 from fastload.reading.runs import FILL_SECONDS
 from fastload.reading.sources import Reader, Source
 from fastload.rows import Run
@@ -74,14 +74,13 @@ class Rows(Source):
         super().__init__(lambda n: SlotBuilder(n, pool, layout), batches_in_parallel=False)
         self.copies = found.copies
         self._notices = notices
-        self._sample = found.sample
-        self._nbytes = layout.nbytes
+        self._layout, self._nbytes = layout, layout.nbytes
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """See `Source`."""
         found = find_filler(dataset, self._notices)
         # `worker_init_fn` may have changed what its samples are.
-        return found if found is not None and alike(found.sample, self._sample) else None
+        return found if found is not None and self._layout.fits(found.sample) else None
 
     def is_light(self, batch_size: int | None) -> bool:
         """See `Source`."""

@@ -6,6 +6,7 @@ import ctypes
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fastload._kit.integers import BOOLS, as_indices
 from fastload._kit.nested import map_leaves
+from fastload.memory.layout import Layout
 from fastload.rows import Run
 
 
@@ -217,8 +219,13 @@ def _subset(dataset: Subset[Any]) -> Filler | None:
 def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
     datasets = list(dataset.datasets)
     parts = [part for part in map(filler, datasets) if part is not None]
-    if len(parts) < len(datasets) or not all(alike(part.sample, parts[0].sample) for part in parts):
+    if not parts or len(parts) < len(datasets):
         return None
+    # If the samples have no rows, the caller finds out why.
+    with suppress(TypeError, LookupError):
+        layout = Layout(parts[0].sample, filled=True)
+        if not all(layout.fits(part.sample) for part in parts):
+            return None
     ends, gatherer = np.array(dataset.cumulative_sizes), Gatherer()
     copies = all(part.copies for part in parts)
 
@@ -259,19 +266,6 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
 def _part(run: Run, rows: Any, where: slice, places: NDArray[np.intp], indices: list[int]) -> Run:
     """Return the samples at `places` of a run, with these indices and their rows, which are neighbours in `rows`."""
     return Run(indices, map_leaves(rows, lambda leaf: leaf[where]), lambda: run.keys[places])
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Return whether two samples have the same containers, types, dtypes and shapes."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    if isinstance(a, torch.Tensor | np.ndarray):
-        return bool(a.dtype == b.dtype and a.shape == b.shape)
-    return True
 
 
 _OF_TORCH: dict[type, Callable[[Any], Filler | None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from fastload.errors import StateError
+from fastload.order.state import compare
 
 
 class MixtureState(TypedDict):
@@ -35,8 +35,5 @@ def check_state(state: MixtureState, mixture: Any) -> None:
         pairs[f"length of {name!r}"] = state["lengths"][name], mixture.lengths[name]
         pairs[f"set_id of {name!r}"] = state["set_ids"].get(name), mixture.set_ids[name]
     for field, (theirs, ours) in pairs.items():
-        if theirs != ours:
-            raise StateError(
-                f"{field}: the state has {theirs!r}, this Mixture {ours!r}; give Mixture the state's. A source "
-                "with other samples needs another name"
-            )
+        remedy = "give Mixture the state's. A source with other samples needs another name"
+        compare(field, theirs, ours, remedy)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -14,11 +13,9 @@ from numpy.typing import NDArray
 from fastload._kit.fingerprint import digest_of
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
-from fastload.errors import StateError
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
-from fastload.order.state import edited
+from fastload.order.state import compare, edited
 from fastload.sequences.lengths import checked
-from fastload.sequences.plan_cache import cached_plan
 from fastload.sequences.token_plan import Plan, make_plan
 
 _BATCHES = 128, 256  # in a pool, by default. Fewer pad more: 64 pad 4 %, 16 pad 11 to 14 %
@@ -54,8 +51,6 @@ class TokenBatchSampler(RankSampler):
         shuffle: False: no pool and no group is shuffled. Pools are neighbours in the dataset, each longest first.
         ends: what to do if the last group is incomplete. "pad" fills it with the first batches of the plan, which come
             twice. "drop" leaves it out.
-        cache: a folder for plans. Other ranks and later runs read a plan from there. A plan of an earlier
-            epoch is deleted if one is written, and a damaged one is made again.
 
     Cost: a plan of 100 million samples takes 8 to 11 s and 2 GB. `len()` and `useful_share` make it, too.
 
@@ -79,7 +74,6 @@ class TokenBatchSampler(RankSampler):
         shuffle: bool = True,
         seed: int = 0,
         ends: Literal["pad", "drop"] = "pad",
-        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         if ends not in ("pad", "drop"):
             raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
@@ -103,7 +97,6 @@ class TokenBatchSampler(RankSampler):
         self.padded = bool(padded)
         self.max_samples = positive("max_samples", max_samples)
         self.pool = positive("pool", pool) or self._default_pool()
-        self.cache = None if cache is None else os.path.abspath(cache)
         _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
 
     def __repr__(self) -> str:
@@ -172,11 +165,8 @@ class TokenBatchSampler(RankSampler):
         if not isinstance(state, dict):
             raise edited("plan", state, "what TokenBatchSampler saved")
         for field, ours in self.plan_state(0, 0).items():
-            if state.get(field) != ours:
-                raise StateError(
-                    f"{field}: the state has {state.get(field)!r}, this loader {ours!r}; give TokenBatchSampler the "
-                    f"state's {field}"
-                )
+            remedy = f"give TokenBatchSampler the state's {field}"
+            compare(field, state.get(field), ours, remedy)
 
     @cached_property
     def _hashes(self) -> dict[str, str | None]:
@@ -211,14 +201,7 @@ class TokenBatchSampler(RankSampler):
         key, latest = self._key(epoch), self._latest  # `stats()` may ask in another thread
         if latest is None or latest[0] != key:
             self._latest = latest = None  # free it before another is made
-            options = self._options()
-            make = partial(make_plan, self.lengths, self.buckets, key, **options)
-            if self.cache is None:
-                plan = make()
-            else:
-                depends = repr((self._hashes, options, self.shuffle and self.seed))
-                series, number = digest_of([depends.encode()]), epoch if self.shuffle else 0
-                plan = cached_plan(self.cache, series, number, make)
+            plan = make_plan(self.lengths, self.buckets, key, **self._options())
             self._latest = latest = key, plan
         return latest[1]
 

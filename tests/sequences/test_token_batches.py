@@ -4,17 +4,14 @@
 - Samples of different buckets never share a batch, and batches of one step cost about the same.
 - Any number of ranks takes the same global list of batches in equally many steps, and resumes at any of them.
 - The plan of a token budget is the same on every machine and in all later versions. Other seeds and epochs give others.
-- A plan from the cache is the one that was planned, or is made again: damaged, cut and foreign files give no batches.
 - A length over the budget, and a state of another plan, are named with both values.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,99 +292,6 @@ def test_an_iterator_stays_in_its_epoch() -> None:
     found.set_epoch(4)
     assert len(found) == len(list(found))
     assert [first, *iterator] == list(sampler())
-
-
-# ---- the cache ----
-
-
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Return the keys of the plans that are made from now on."""
-    made: list[int | None] = []
-
-    def counted(*values: Any, **options: Any) -> Any:
-        made.append(values[-1])
-        return make_plan(*values, **options)
-
-    monkeypatch.setattr(token_batches, "make_plan", counted)
-    return made
-
-
-def cached(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name.endswith(".plan"))
-
-
-def test_a_cached_plan_is_the_same_and_is_made_once(tmp_path: Path, planned: list[Any]) -> None:
-    whole = placed(iter(sampler()))
-    for rank in range(3):
-        found = sampler(rank=rank, world_size=3, cache=tmp_path / "new")
-        assert placed(iter(found)) == whole[rank::3]
-        assert found.useful_share == sampler().useful_share
-    assert len(planned) == 5  # of them 4 by samplers without a cache
-    assert len(cached(tmp_path / "new")) == 1
-
-
-def test_a_plan_of_an_earlier_epoch_is_deleted_and_others_stay(
-    tmp_path: Path, planned: list[Any]
-) -> None:
-    found = sampler(cache=tmp_path)
-    iterator = found.ordered(9)
-    first = next(iterator)
-    list(sampler(cache=tmp_path, seed=1).ordered(8))
-    before = cached(tmp_path)
-    list(sampler(cache=tmp_path).ordered(10))
-    after = cached(tmp_path)
-    assert len(before) == len(after) == 2
-    assert len(set(before) & set(after)) == 1
-    assert [first, *iterator] == list(sampler().ordered(9))  # read, though its file is gone
-    list(sampler(cache=tmp_path).ordered(9))
-    assert len(cached(tmp_path)) == 3
-
-
-def cut(content: bytes) -> bytes:
-    return content[:-4]
-
-
-def flipped(content: bytes) -> bytes:
-    return content[:500] + bytes([content[500] ^ 1]) + content[501:]
-
-
-def flipped_header(content: bytes) -> bytes:
-    return content[:90] + bytes([content[90] ^ 1]) + content[91:]
-
-
-@pytest.mark.parametrize(
-    "damage", [cut, flipped, flipped_header, lambda _: b"", lambda _: b"x" * 200]
-)
-def test_a_damaged_plan_is_made_again(
-    tmp_path: Path, damage: Callable[[bytes], bytes], planned: list[Any]
-) -> None:
-    whole = placed(iter(sampler(cache=tmp_path)))
-    (path,) = tmp_path.glob("*.plan")
-    right = path.read_bytes()
-    path.write_bytes(damage(right))
-    assert placed(iter(sampler(cache=tmp_path))) == whole
-    assert len(planned) == 2
-    assert path.read_bytes() == right
-
-
-def test_a_plan_of_other_arguments_is_not_taken(tmp_path: Path, planned: list[Any]) -> None:
-    kinds = [{}, {"budget": 401}, {"padded": False}, {"max_samples": 3}, {"pool": 77}, {"seed": 1}]
-    kinds += [{"buckets": LENGTHS % 2}, {"buckets": LENGTHS % 3}, {"shuffle": False}]
-    kinds += [{"lengths": LENGTHS[::-1]}]
-    for options in kinds:
-        assert placed(iter(sampler(**options, cache=tmp_path))) == placed(iter(sampler(**options)))
-    assert len(cached(tmp_path)) == len(kinds)
-    one, other = sorted(tmp_path.glob("*.plan"))[:2]
-    other.write_bytes(one.read_bytes())
-    for options in kinds:
-        assert placed(iter(sampler(**options, cache=tmp_path))) == placed(iter(sampler(**options)))
-
-
-def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match="epoch 0 is not cached: .*file.*cache="):
-        assert list(sampler(cache=tmp_path / "file")) == list(sampler())
 
 
 # ---- errors and states ----

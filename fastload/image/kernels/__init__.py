@@ -30,11 +30,11 @@ _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
     "passes_name": (ctypes.c_char_p, []),
     "jpeg_name": (ctypes.c_char_p, []),
 }
-"""The entry points of runs.c: the type of the result, and those of the arguments."""
+"""The entry points of runs.c and passes.c: the type of the result, and those of the arguments."""
 
 
 class Kernels:
-    """The entry points, as functions that release the GIL. See runs.c."""
+    """The entry points, as functions that release the GIL. See runs.c and passes.c."""
 
     draw_run: Entry
     resample_run: Entry

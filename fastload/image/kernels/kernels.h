@@ -1,4 +1,4 @@
-/* What the kernels share. The entry points are in runs.c; `tables.py` has the structs of Python's side. */
+/* What the kernels share. The entry points are in runs.c and passes.c; `tables.py` has the structs of Python's side. */
 
 #ifndef FASTLOAD_KERNELS_H
 #define FASTLOAD_KERNELS_H
@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+
+#define ENTRY __attribute__((visibility("default")))
 
 /* ---- tables that Python fills: 8 bytes a field, in the order of tables.py ---- */
 
@@ -232,6 +234,8 @@ void plain_to_floats(const uint8_t *bytes, int64_t count, const float *factors, 
                      float *to);
 
 extern const struct passes plain_passes, avx2_passes, neon_passes;
+
+/* ---- passes.c ---- */
 
 /* The passes for this processor, or the plain ones if Python asked for them. */
 const struct passes *passes(void);

@@ -6,23 +6,6 @@
 
 #include "kernels.h"
 
-#define ENTRY __attribute__((visibility("default")))
-
-static bool is_plain; /* set once, before the first run */
-
-const struct passes *passes(void)
-{
-    if (is_plain)
-        return &plain_passes;
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") ? &avx2_passes : &plain_passes;
-#elif defined(__aarch64__)
-    return &neon_passes;
-#else
-    return &plain_passes;
-#endif
-}
-
 /* Renders one image. It may need more bytes of the arena than there are. */
 typedef void renderer(struct image *image, const struct plan *plan, struct arena *arena);
 
@@ -138,11 +121,6 @@ ENTRY int64_t file_run(struct image *images, int64_t count, const struct plan *p
 
 /* Returns `zlib.crc32` of bytes. */
 ENTRY uint32_t crc32(const uint8_t *bytes, int64_t count, uint32_t begin) { return checksum(bytes, count, begin); }
-
-/* Uses the passes for any processor from now on. No run may be in progress. */
-ENTRY void use_plain(bool plain) { is_plain = plain; }
-
-ENTRY const char *passes_name(void) { return passes()->name; }
 
 /* Returns the name and version of libjpeg, or NULL if this was built without it. */
 ENTRY const char *jpeg_name(void) { return jpeg_library; }
