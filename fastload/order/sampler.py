@@ -24,6 +24,7 @@ from fastload.order.state import known_length
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
+_ROUNDS = np.array([mix64(i + 1) for i in range(24)], np.uint64)
 _LARGEST = 1 << 62  # window or run: beyond any length, and an int64
 # Added to a key to select the order of runs, and the position of the short run. The order in window w adds w itself.
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
@@ -37,12 +38,15 @@ def epoch_number(value: object) -> int:
     return epoch
 
 
-def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt.NDArray[np.int64]:
+def permuted(
+    positions: npt.NDArray[np.int64], n: int, key: int | _Words, which: Any = None
+) -> npt.NDArray[np.int64]:
     """Return the images of `positions` under the permutation of 0..n-1 that `key` selects.
 
     Args:
         positions: int64[k], each in 0..n-1.
-        key: an int for all positions, or uint64[k], one for each.
+        key: an int for all positions, or uint64[m].
+        which: the key of each position: int64[k]. By default each has its own.
 
     Returns int64[k].
 
@@ -54,23 +58,22 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt
     if n <= 1:
         return np.zeros(len(positions), dtype=np.int64)
     root = math.isqrt(n - 1) + 1
-    a, b = np.uint64(root), np.uint64(-(-n // root))
+    a, b = (np.array(side, np.uint64) for side in (root, -(-n // root)))
     # A Feistel network mixes few values slowly. With 8 rounds, some of the 720 orders of 6 samples are four times as
     # likely as others; with 24 they are not (chi-square in the tests). For thousands of samples, 8 are plenty.
     rounds = 24 if n <= 4096 else 8
     keys = np.array([key & MASK], np.uint64) if isinstance(key, int) else key
     out: _Words = positions.astype(np.uint64)
     todo = np.arange(len(out))
+    of_rounds = mix64s(keys ^ _ROUNDS[:rounds, None])
     while len(todo):
         x = out[todo]
         left, right = x // b, x % b
-        mine = keys[todo] if len(keys) > 1 else keys
-        for i in range(rounds):
-            k = mix64s(mine ^ np.uint64(mix64(i + 1)))
-            if i % 2 == 0:
-                left = (left + finalized(right + k) % a) % a
-            else:
-                right = (right + finalized(left + k) % b) % b
+        mine = slice(1) if len(keys) == 1 else todo if which is None else which[todo]
+        for k in of_rounds:
+            # Not `% a` once more, which is slow. Below 0, the difference is a huge number.
+            total = left + finalized(right + k[mine]) % a
+            left, right, a, b = right, np.minimum(total, total - a), b, a
         x = left * b + right
         out[todo] = x
         todo = todo[x >= n]
@@ -95,8 +98,9 @@ def permuted_by_window(
     places = number * window
     tail = n // window  # the number of the last window, if that is shorter
     for length, here in ((window, number < tail), (n % window, number == tail)):
-        keys = mix64s(np.uint64(key & MASK) ^ mix64s(number[here].astype(np.uint64)))
-        places[here] += permuted(positions[here] % window, length, keys)
+        numbers, which = np.unique(number[here].astype(np.uint64), return_inverse=True)
+        keys = mix64s(np.uint64(key & MASK) ^ mix64s(numbers))
+        places[here] += permuted(positions[here] % window, length, keys, which)
     # The last run may be shorter. It lands at any position among the others with equal probability.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n

@@ -30,6 +30,7 @@ from fastload.random import passes
 
 RandomStates = dict[str, Any]
 _END = object()
+_NUMPYS = np.random.Generator, np.random.RandomState
 
 
 def single_sampler(sampler: Any) -> Any:
@@ -50,7 +51,7 @@ def generators(sampler: Any) -> list[Any]:
         for s in (sampler, single_sampler(sampler))
         for x in (getattr(s, "generator", None), *getattr(s, "__dict__", {}).values())
         if type(x) is Random  # a subclass may have no state, as SystemRandom
-        or isinstance(x, np.random.Generator | np.random.RandomState)
+        or isinstance(x, _NUMPYS)
         or (isinstance(x, torch.Generator) and not is_default_generator(x))
     }
     # NumPy's functions are methods of its global RandomState.

@@ -296,8 +296,8 @@ class Mixture(RankSampler):
         slot = np.tile(global_position(np.arange(share), self.rank, self.world_size), steps)
         row = np.repeat(np.arange(steps), share)
         # Permute each global batch: the sources spread over its positions, and so over the ranks.
-        keys = mix64s(np.uint64(mix64(self.seed + _SLOTS)) ^ (begin.step + row).astype(np.uint64))
-        slot = permuted(slot, size, keys)
+        each = np.arange(begin.step, begin.step + steps).astype(np.uint64)
+        slot = permuted(slot, size, mix64s(np.uint64(mix64(self.seed + _SLOTS)) ^ each), row)
         ends = np.cumsum(numbers, axis=1)
         bounds = (ends + size * np.arange(steps)[:, None]).ravel()
         source = np.searchsorted(bounds, slot + size * row, "right") - row * len(self._sizes)
@@ -316,8 +316,10 @@ class Mixture(RankSampler):
         position = number - epoch * size
         if not self.shuffle:
             return position
-        keys = mix64s(np.uint64(self._keys[source]) ^ mix64s(epoch.astype(np.uint64)))
-        return permuted(position, size, keys)
+        first = int(epoch.min())
+        epochs = np.arange(first, int(epoch.max()) + 1).astype(np.uint64)
+        keys = mix64s(np.uint64(self._keys[source]) ^ mix64s(epochs))
+        return permuted(position, size, keys, epoch - first)
 
     # ---- its state ----
 
@@ -363,8 +365,9 @@ class Mixture(RankSampler):
         )
         point = Point(epoch, found["epoch_began"], then, found["step"], given)
         shares = self._new_shares(schedule, point.next_epoch() if ended else point)
-        rest = shares.numbers(point, 1).sum(axis=0)
-        if found["part"] and _by_name(self.lengths, rest) != found["numbers"]:
+        if found["part"] and found["numbers"] != _by_name(
+            self.lengths, shares.numbers(point, 1).sum(axis=0)
+        ):
             raise StateError(
                 f"step: the state ends within global step {found['step']}, and this Mixture has other weights or "
                 "sources for the rest of it. Save the state after a whole global step to change them"
