@@ -98,20 +98,18 @@ class Leases:
             yield lease.rows
             begun.trained(lease)
 
-    def begin(self, number: int, *, order: str = "", may_be_over: bool = False) -> Epoch:
+    def begin(self, number: int, *, order: str = "") -> Epoch:
         """Begin an epoch, and give back the shards of another epoch that this worker holds. `LeaseSampler` calls this.
 
         Args:
             order: describes the order of the samples. Raises ValueError if another worker gave a different one.
-            may_be_over: do not warn if the epoch has ended before this worker began.
         """
         joined = self._join()
         if self._epoch is not None:
             self._epoch.give_back()
         joined.connection.agree("order", order)
         first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
-        expected = may_be_over or self._was_over(number)
-        if first and len(self) and not expected and self._epoch.is_complete():
+        if first and len(self) and not self._was_over(number) and self._epoch.is_complete():
             warnings.warn(
                 f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
                 "no sample of that epoch. A worker that joins a running job continues with the next epoch. For a new "

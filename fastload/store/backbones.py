@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 from typing import Any, Literal
@@ -14,11 +13,6 @@ from torch import nn
 from fastload.errors import UsageError
 
 _HEADS = ("fc", "classifier", "heads", "head")
-_OPTIONS: dict[str, dict[str, Any]] = {
-    # Without weights, these two would warn about their initialisation.
-    "googlenet": {"init_weights": True},
-    "inception_v3": {"init_weights": True},
-}
 
 
 def backbone(
@@ -64,56 +58,39 @@ def backbone(
 
 
 def _network(name: str, weights: str | os.PathLike[str], seed: int) -> nn.Module:
-    if importlib.util.find_spec("torchvision") is None:
-        raise UsageError(
-            "backbones need torchvision, which is not installed. Run pip install '.[images]' in the clone of fastload"
-        )
+    from fastload.train.models import build_model
+
+    # Without memory if the weights come from elsewhere: then this only says what is wrong with the name.
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if weights == "default" else "cpu"):
+        torch.manual_seed(seed)
+        network = build_model(name, classes=1000)
+    if weights != "default":
+        return network
     from torchvision import models
 
-    if name not in models.list_models(module=models):
-        raise UsageError(
-            f"{name!r} is not a classification network of torchvision. Give one, such as 'resnet50'"
-        )
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if weights == "default":
-                network: nn.Module = models.get_model(name, weights="DEFAULT")
-            else:
-                network = models.get_model(name, weights=None, **_OPTIONS.get(name, {}))
-    except (URLError, TimeoutError, ConnectionError) as error:
+        found: nn.Module = models.get_model(name, weights="DEFAULT")
+    except (URLError, TimeoutError, ConnectionError, ValueError) as error:
         raise UsageError(
             f"the weights of {name!r} cannot be downloaded ({error}). Give a file that "
             "torch.save(model.state_dict(), file) wrote, or 'random' for tests"
         ) from error
-    return network
+    return found
 
 
 def _load(network: nn.Module, name: str, head: str, path: str | os.PathLike[str]) -> None:
     """Load the weights of a file, except those of the head. Raise UsageError if they do not fit."""
+    from fastload.train.models import mismatch
+
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise UsageError(
             f"{os.fspath(path)} is not a file of weights: {error}".splitlines()[0]
         ) from error
-    if not isinstance(found, dict):
-        raise UsageError(
-            f"{os.fspath(path)}: expected a state_dict, found a {type(found).__name__}"
-        )
-    others = f"{head}.", "aux", "AuxLogits"
-    kept = {key: value for key, value in found.items() if not str(key).startswith(others)}
-    own = {key for key in network.state_dict() if not key.startswith(others)}
-    reason = ""
-    if differing := sorted(own ^ kept.keys()):
-        where = "the file has no" if differing[0] in own else "the network has no"
-        reason = f"{where} {differing[0]!r}"
-    else:
-        try:
-            network.load_state_dict(kept, strict=False)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-    if reason:
-        raise UsageError(
-            f"{os.fspath(path)} does not fit {name!r}: {reason}. Give weights of {name!r}"
-        )
+    if isinstance(found, dict):
+        others = f"{head}.", "aux", "AuxLogits"
+        found = {key: value for key, value in found.items() if not str(key).startswith(others)}
+    if difference := mismatch(network.state_dict(), found, here=f"{name!r}"):
+        raise UsageError(f"{os.fspath(path)}: {difference}. Give weights of {name!r}")
+    network.load_state_dict(found)

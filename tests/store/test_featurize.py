@@ -106,9 +106,9 @@ def test_weights_come_from_a_file_with_or_without_a_head(tmp_path: Path) -> None
     torch.save({**whole.state_dict(), "conv1.weight": torch.zeros(1)}, tmp_path / "shape.pt")
     (tmp_path / "text.pt").write_text("no weights")
     for file, reason in {
-        "less.pt": "does not fit 'resnet18': the file has no 'conv1.weight'",
+        "less.pt": "conv1.weight: missing in the file, but 'resnet18' has",
         "list.pt": "expected a state_dict, found a list",
-        "shape.pt": "does not fit 'resnet18': size mismatch for conv1.weight",
+        "shape.pt": r"conv1.weight: the file has \(1,\), but 'resnet18' has",
         "text.pt": "is not a file of weights",
     }.items():
         with pytest.raises(UsageError, match=reason):
@@ -127,7 +127,7 @@ def test_networks_and_layouts_that_are_not_there_are_named(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"cannot be downloaded .*no route to host.*Give a file"):
         store.backbone("resnet18", weights="default")
-    with pytest.raises(UsageError, match="'resnet19' is not a classification network"):
+    with pytest.raises(UsageError, match="'resnet19' is unknown"):
         store.backbone("resnet19", weights="random")
     with pytest.raises(UsageError, match='no layer "avgpool".*Choose "pooled"'):
         store.backbone("densenet121", weights="random", layout="flat")
