@@ -53,13 +53,6 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- what it teaches ----
 
 
-def test_help_shows_the_one_line_change_and_the_two_commands() -> None:
-    result = call("--help")
-    assert result.exit_code == 0
-    for taught in ("from fastload import DataLoader", "fastload images", "fastload bench"):
-        assert taught in result.output
-
-
 def test_the_old_names_of_commands_are_those_of_set() -> None:
     for line in ("store ls", "store info", "store serve", "pack", "verify", "stage", "inspect"):
         old = call(*line.split(), "--help").output

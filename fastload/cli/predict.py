@@ -121,17 +121,14 @@ def _check_form(dataset: str | None, for_set: ForSet) -> None:
     """Raise UsageError for an option that belongs to the other form, or if --name is missing."""
     context = click.get_current_context()
     others = {field.name for field in fields(ForStream if dataset else ForSet)}
+    given = click.core.ParameterSource.COMMANDLINE
     for param in context.command.params:
-        name = param.name or ""
-        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if name in others and given and dataset:
-            raise UsageError(
-                f"{param.opts[-1]} works only with a stream of messages, not with DATASET. Remove one of them."
-            )
-        if name in others and given:
-            raise UsageError(
-                f"{param.opts[-1]} works only with a dataset. Give DATASET after MODEL, or remove {param.opts[-1]}."
-            )
+        if param.name in others and context.get_parameter_source(param.name) is given:
+            option = param.opts[-1]
+            why = f"a dataset. Give DATASET after MODEL, or remove {option}."
+            if dataset:
+                why = "a stream of messages, not with DATASET. Remove one of them."
+            raise UsageError(f"{option} works only with {why}")
     if dataset and for_set.name is None:
         raise UsageError("The set for the answers has no name. Give --name.")
 

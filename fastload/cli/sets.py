@@ -22,6 +22,7 @@ from fastload.cli._common import (
     wait_for_a_signal,
 )
 from fastload.cli.pack import pack
+from fastload.errors import in_one_line
 
 
 @options
@@ -139,8 +140,13 @@ def inspect(options: Shown) -> None:
         require("arrow", pyarrow="pyarrow")
         from fastload.store.root import find
 
-        with bad_values_are_usage_errors():
-            path = find(*_place(path, options.root))
+        try:
+            with bad_values_are_usage_errors():
+                path = find(*_place(path, options.root))
+        except FileNotFoundError as error:
+            raise click.ClickException(
+                f"{path} is no path here. In {in_one_line(error)}"
+            ) from error
     if os.path.exists(os.path.join(path, "index.json")):
         require("arrow", pyarrow="pyarrow")
         click.echo(_described(path, options.records))

@@ -235,9 +235,3 @@ def test_what_holds_no_position_is_named_with_what_was_looked_for(tmp_path: Path
             assert looked_for in said
     (tmp_path / "cut.pt").write_bytes(without.read_bytes()[:200])
     assert "no loader's state was found" in refused(tmp_path / "cut.pt")
-
-
-def test_the_help_teaches_sets_and_checkpoints() -> None:
-    said = CliRunner().invoke(main, ["inspect", "--help"]).output
-    assert "fastload set inspect packed\n" in said
-    assert "fastload set inspect checkpoint.pt\n" in said
