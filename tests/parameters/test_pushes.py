@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fastload.errors import ParametersError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server, TableInfo, connect
 from fastload.parameters.transport import Answer, ServerGoneError
-from tests.parameters.running import OPTIMIZERS, servers
+from tests.parameters.running import OPTIMIZERS, of_torch, servers
 
 
 class Model(nn.Module):
@@ -106,7 +106,10 @@ def test_one_asynchronous_worker_is_torch_in_one_process(optimizer: Optimizer, n
     worker, model = Worker(PSClient(connect(servers(number, optimizer=optimizer)))), Model()
     worker.initialise(model)
     rows = [row.clone().requires_grad_() for row in model.user.weight.detach()]
-    dense, each = optimizer.of(model.dense.parameters()), [optimizer.of([row]) for row in rows]
+    dense, each = (
+        of_torch(optimizer, model.dense.parameters()),
+        [of_torch(optimizer, [row]) for row in rows],
+    )
     for ids, y in batches(50, 16):
         worker.pull()
         assert worker.push(ids, y)
@@ -122,7 +125,10 @@ def test_two_synchronous_workers_are_one_process_with_twice_the_batch(optimizer:
     for worker in workers:
         worker.initialise(model)
     rows = [row.clone().requires_grad_() for row in model.user.weight.detach()]
-    dense, each = optimizer.of(model.dense.parameters()), [optimizer.of([row]) for row in rows]
+    dense, each = (
+        of_torch(optimizer, model.dense.parameters()),
+        [of_torch(optimizer, [row]) for row in rows],
+    )
     for ids, y in batches(20, 16):
         for worker, half in zip(workers, (slice(0, 8), slice(8, 16)), strict=True):
             worker.pull()
