@@ -41,7 +41,7 @@ class Checkpoints:
         if not self._exists:
             return []
         self._folder.mkdir(parents=True, exist_ok=True)
-        for stale in self._folder.glob(f"version-*.partial/part-{self._number}-of-*.arrow"):
+        for stale in self._folder.glob(f"version-*.partial/*part-{self._number}-of-*"):
             stale.unlink()  # of an earlier run, so it must not complete a checkpoint of this one
         found = next(complete(self._folder), None)
         if found is None:
@@ -72,7 +72,8 @@ class Checkpoints:
 
     def has(self, version: int, number: int) -> bool:
         """Return True if a server has written its part of a checkpoint."""
-        return any(self._folder.glob(f"version-{version}*/{_part(number, self._of)}"))
+        folders = (self._folder / f"version-{version}{end}" for end in ("", ".partial"))
+        return any((folder / _part(number, self._of)).exists() for folder in folders)
 
     def _remove_older(self) -> None:
         kept = [version for version, _ in complete(self._folder)][: self._keep]
@@ -111,9 +112,10 @@ def _publish(partial: Path, folder: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        for part in list(partial.iterdir()):
+        for part in list(partial.glob("part-*")):
             part.replace(folder / part.name)
-        partial.rmdir()
+        with suppress(OSError):  # another server writes into it again
+            partial.rmdir()
 
 
 def _write(path: Path, contents: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import flight
@@ -118,35 +118,17 @@ class ParameterServer(GuardedServer):
             _send(writer, answer)
 
 
-class _Stream:
+class _Stream(NamedTuple):
     """A connection with an open stream, for one call at a time."""
 
-    def __init__(self, address: str, token: str, authority: bytes | None) -> None:
-        _refuse_fork()
-        self._client = flight.FlightClient(
-            address, tls_root_certs=authority, generic_options=_OPTIONS
-        )
-        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        options = flight.FlightCallOptions(
-            headers=headers,
-            read_options=pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte),
-        )
-        self._writer, self._reader = self._client.do_exchange(_CALL, options)
-        self._writer.begin(SCHEMA)
-        self.has_answered = False
-
-    def send(self, value: Any) -> None:
-        _send(self._writer, value)
-
-    def receive(self) -> Any:
-        answer = _receive(self._reader)
-        self.has_answered = True
-        return answer
+    client: Any
+    writer: Any
+    reader: Any
 
     def close(self) -> None:
         with suppress(flight.FlightError, pa.ArrowException):
-            self._writer.close()
-        self._client.close()
+            self.writer.close()
+        self.client.close()
 
 
 class FlightStub:
@@ -167,7 +149,7 @@ class FlightStub:
         self._token = token or client_token()
         self._authority = authority or client_authority()
         self._idle: list[_Stream] = []
-        self._address = ""
+        self._address, self._has_answered = "", False
 
     @property
     def name(self) -> str:
@@ -179,7 +161,7 @@ class FlightStub:
         stream: _Stream | None = None
         try:
             stream = self._stream()
-            stream.send({"method": method, "arguments": arguments})
+            _send(stream.writer, {"method": method, "arguments": arguments})
         except (flight.FlightError, pa.ArrowException) as error:
             raise self._broken(stream, error) from error
         return lambda: self._answer(stream)
@@ -194,11 +176,22 @@ class FlightStub:
             return self._idle.pop()
         except IndexError:
             self._address = self._place if isinstance(self._place, str) else self._place()
-            return _Stream(self._address, self._token, self._authority)
+        _refuse_fork()
+        client = flight.FlightClient(
+            self._address, tls_root_certs=self._authority, generic_options=_OPTIONS
+        )
+        bearer = f"Bearer {self._token}".encode()
+        options = flight.FlightCallOptions(
+            headers=[(b"authorization", bearer)] if self._token else [],
+            read_options=pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte),
+        )
+        stream = _Stream(client, *client.do_exchange(_CALL, options))
+        stream.writer.begin(SCHEMA)
+        return stream
 
     def _answer(self, stream: _Stream) -> Answer:
         try:
-            answer: Answer = stream.receive()
+            answer: Answer = _receive(stream.reader)
         except (flight.FlightError, pa.ArrowException, StopIteration) as error:
             raise self._broken(stream, error) from error
         except Exception as error:
@@ -207,6 +200,7 @@ class FlightStub:
                 f"the server {self.name} gave an answer that cannot be read: {_said(error)}. Use the same version of "
                 "fastload on workers and servers"
             ) from error
+        self._has_answered = True
         self._idle.append(stream)
         if "error" in answer:
             raise ParametersError(f"the server {self.name}: {answer['error']}")
@@ -222,8 +216,8 @@ class FlightStub:
                 f"the server {self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
                 "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
-        is_new = stream is None or not stream.has_answered
-        if is_new and (fault := tls_fault(self._address, self._authority)):
+        fault = "" if self._has_answered else tls_fault(self._address, self._authority)
+        if fault:
             return ParametersError(f"the server {self.name} cannot be called: {fault}")
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")

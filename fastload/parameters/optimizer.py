@@ -1,11 +1,10 @@
-"""How gradients change parameters: torch's optimizers for dense tensors, and the same rules row by row for tables."""
+"""How gradients change parameters: the rules of torch's optimizers, for a dense tensor or row by row."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,14 +44,6 @@ class Optimizer:
         default = 1e-10 if self.name == "adagrad" else 1e-8
         return default if self.eps is None else self.eps
 
-    def of(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """Return torch's optimizer of some tensors."""
-        if self.name == "adagrad":
-            return torch.optim.Adagrad(parameters, lr=self.lr, eps=self._eps)
-        if self.name == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr, betas=self.betas, eps=self._eps)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
-
     def row_widths(self, dim: int) -> dict[str, int]:
         """Return the sizes of the optimizer's states for a row of `dim` numbers, by name. New rows have zeros."""
         if self.name == "adagrad":
@@ -61,26 +52,36 @@ class Optimizer:
             return {"exp_avg": dim, "exp_avg_sq": dim, "step": 1}
         return {"momentum_buffer": dim} if self.momentum else {}
 
-    def step_rows(
-        self, rows: Tensor, gradients: Tensor, state: dict[str, Tensor], lr: float
-    ) -> None:
-        """Apply gradients to rows in place. `gradients` and each tensor of `state` have one row for each of `rows`."""
-        if self.name == "adagrad":
-            total = state["sum"].addcmul_(gradients, gradients)
-            rows.addcdiv_(gradients, total.sqrt().add_(self._eps), value=-lr)
+    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the states of a dense parameter, by name: zeros."""
+        return {
+            name: torch.zeros(()) if name == "step" else torch.zeros_like(parameter)
+            for name in self.row_widths(1)
+        }
+
+    def step(self, values: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+        """Apply a gradient to a dense parameter in place, or to rows: then all tensors have one row for each."""
+        if values.is_complex():
+            real = {k: torch.view_as_real(v) if v.is_complex() else v for k, v in state.items()}
+            self.step(torch.view_as_real(values), torch.view_as_real(gradient), real, lr)
+        elif self.name == "adagrad":
+            total = state["sum"].addcmul_(gradient, gradient)
+            values.addcdiv_(gradient, total.sqrt().add_(self._eps), value=-lr)
         elif self.name == "adam":
             first, second = self.betas
-            step = state["step"].add_(1).double()
-            average = state["exp_avg"].lerp_(gradients, 1 - first)
+            step = state["step"].add_(1)
+            count: Any = step.double() if step.ndim else step.item()
+            correction, rate = (1 - second**count) ** 0.5, lr / (1 - first**count)
+            if step.ndim:
+                correction, rate = correction.float(), rate.float()
+            average = state["exp_avg"].lerp_(gradient, 1 - first)
             square = state["exp_avg_sq"].mul_(second)
-            square.addcmul_(gradients, gradients, value=1 - second)
-            correction = (1 - second**step).sqrt().float()
-            divisor = square.sqrt().div_(correction).add_(self._eps)
-            rows.sub_(average.div(divisor).mul_((lr / (1 - first**step)).float()))
+            square.addcmul_(gradient, gradient, value=1 - second)
+            values.sub_(average.div(square.sqrt().div_(correction).add_(self._eps)).mul_(rate))
         elif self.momentum:
-            rows.sub_(state["momentum_buffer"].mul_(self.momentum).add_(gradients), alpha=lr)
+            values.sub_(state["momentum_buffer"].mul_(self.momentum).add_(gradient), alpha=lr)
         else:
-            rows.sub_(gradients, alpha=lr)
+            values.sub_(gradient, alpha=lr)
 
 
 def checked_rate(lr: float | None) -> float | None:

@@ -29,14 +29,13 @@ class Parameters:
         self._optimizer = optimizer
         self._seed = seed
         self.dense: dict[str, Tensor] = {}
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._state: dict[str, dict[str, Tensor]] = {}  # of the optimizer, by dense parameter
         self.tables: dict[str, Table] = {}
 
     def add_dense(self, values: Mapping[str, Tensor]) -> None:
         """Add the parameters that do not exist yet."""
         new = {name: value.detach().clone() for name, value in values.items()}
-        if new:
-            self._optimizers.append(self._optimizer.of(new.values()))
+        self._state |= {name: self._optimizer.state_of(value) for name, value in new.items()}
         self.dense |= new
 
     def add_table(self, info: TableInfo) -> None:
@@ -89,24 +88,13 @@ class Parameters:
         # First: memory for new rows may be missing.
         places = {name: self.tables[name].places(ids) for name, (ids, _) in gradients.rows.items()}
         for name, gradient in gradients.dense.items():
-            self.dense[name].grad = gradient.to(self.dense[name].dtype)
-        for optimizer in self._optimizers if gradients.dense else ():
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-        for name in gradients.dense:
-            self.dense[name].grad = None
+            value = self.dense[name]
+            self._optimizer.step(value, gradient.to(value.dtype), self._state[name], lr)
         for name, (_, values) in gradients.rows.items():
             self.tables[name].apply(places[name], values.float(), lr)
 
     def contents(self) -> dict[str, Any]:
         """Return everything as plain values and tensors, which are valid until the next change."""
-        state: dict[str, dict[str, Tensor]] = {}
-        names = {id(value): name for name, value in self.dense.items()}
-        for optimizer in self._optimizers:
-            for parameter, kept in optimizer.state.items():
-                tensors = {key: value for key, value in kept.items() if torch.is_tensor(value)}
-                state[names[id(parameter)]] = tensors
         tables = [
             {"info": asdict(table.info), "columns": table.columns()}
             for table in self.tables.values()
@@ -114,7 +102,7 @@ class Parameters:
         return {
             "optimizer": asdict(self._optimizer),
             "dense": dict(self.dense),
-            "state": state,
+            "state": {name: dict(state) for name, state in self._state.items()},
             "tables": tables,
         }
 
@@ -127,11 +115,9 @@ class Parameters:
             )
         dense = {k: v for k, v in contents["dense"].items() if string_to_id(k, of) == number}
         self.add_dense(dense)
-        for optimizer in self._optimizers[-1:] if dense else ():
-            for name in dense:
-                optimizer.state[self.dense[name]].update(
-                    {key: value.clone() for key, value in contents["state"].get(name, {}).items()}
-                )
+        for name in dense:
+            saved_state = contents["state"].get(name, {})
+            self._state[name] |= {key: value.clone() for key, value in saved_state.items()}
         for saved in contents["tables"]:
             self.add_table(TableInfo(**saved["info"]))
             columns = saved["columns"]

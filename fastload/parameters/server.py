@@ -201,7 +201,7 @@ class Server:
             )
         if self.number == 0:
             version, step = max(self.version, self._checkpoints.newest), self._steps
-        elif not self._checkpoints.has(version, 0):
+        elif not self._checkpoints.has(checked_version(version), 0):
             raise ParametersError(f"server 0 has not saved a checkpoint of version {version}")
         is_newest = version >= self._checkpoints.newest
         if self._steps == step and (is_newest or not self._checkpoints.has(version, self.number)):

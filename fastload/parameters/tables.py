@@ -145,7 +145,7 @@ class Table:
     def apply(self, places: Tensor, gradients: Tensor, lr: float) -> None:
         """Change the rows at distinct `places`, one step each."""
         rows = {name: kept.index_select(0, places) for name, kept in self._columns.items()}
-        self._optimizer.step_rows(rows["value"], gradients, rows, lr)
+        self._optimizer.step(rows["value"], gradients, rows, lr)
         for name, kept in self._columns.items():
             kept.index_copy_(0, places, rows[name])
 

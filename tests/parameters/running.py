@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fastload.parameters import Optimizer, PSClient, Server, connect
 from tests.children import Python
@@ -19,6 +22,14 @@ OPTIMIZERS = [
     Optimizer(name="adam", lr=0.05),
 ]
 WAIT_S = 100.0
+
+
+def of_torch(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Return torch's own optimizer with the same rule."""
+    if optimizer.name == "sgd":
+        return torch.optim.SGD(parameters, lr=optimizer.lr, momentum=optimizer.momentum)
+    kinds = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    return kinds[optimizer.name](parameters, lr=optimizer.lr)
 
 
 def servers(number: int, **options: Any) -> list[Server]:

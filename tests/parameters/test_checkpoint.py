@@ -95,7 +95,8 @@ def test_a_checkpoint_of_the_version_before_is_read(mode: str, number: int, tmp_
         gradients = {name: torch.arange(3.0) + step + k for k, name in enumerate("abcd")}
         rows = {"t": (torch.tensor([step, -1, 7, step]), torch.arange(8.0).view(4, 2) - step)}
         assert client.push_gradients(gradients, rows, None, [step] * number) == (True, step + 1)
-    assert found() == expected["trained"]
+    for name, values in found().items():
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(expected["trained"][name]))
     assert client.checkpoint() == 9
 
 
@@ -113,26 +114,23 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
         assert parameters(PSClient(connect(servers(number, folder=tmp_path)))) == saved
 
 
-@pytest.mark.parametrize("where", ["tensor", "text", "footer", "end"])
-def test_a_damaged_part_is_named(where: str, tmp_path: Path) -> None:
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     client = PSClient(connect(servers(2, folder=tmp_path)))
     begin(client)
     client.checkpoint()
     path = tmp_path / "version-0" / "part-1-of-2.arrow"
-    content = bytearray(path.read_bytes())
-    if where == "end":
-        del content[-20:]
-    elif where == "footer":
-        length = int.from_bytes(content[-10:-6], "little")
-        content[-10 - length] ^= 128
-    else:
-        is_text = where == "text"
-        place = content.rindex(b'0, "initialised"' if is_text else torch.ones(3).numpy().tobytes())
-        content[place] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(
-        ParametersError, match=r"part-1-of-2.arrow is not part of a valid checkpoint"
-    ):
+    content = path.read_bytes()
+    footer = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
+    tensor, text = (
+        content.rindex(torch.ones(3).numpy().tobytes()),
+        content.rindex(b'0, "initialised"'),
+    )
+    for place in (tensor, text, footer):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 129]) + content[place + 1 :])
+        with pytest.raises(ParametersError, match=r"part-1-of-2.arrow is not part of a valid"):
+            servers(2, folder=tmp_path)
+    path.write_bytes(content[:-20])
+    with pytest.raises(ParametersError, match=r"part-1-of-2.arrow is not part of a valid"):
         servers(2, folder=tmp_path)
 
 
@@ -186,6 +184,19 @@ def test_servers_save_by_themselves_and_keep_the_newest(tmp_path: Path) -> None:
     begin(client)
     train(client, range(9))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
+
+
+def test_a_second_checkpoint_of_a_version_replaces_the_first(tmp_path: Path) -> None:
+    client = PSClient(connect(servers(2, folder=tmp_path)))
+    begin(client)
+    train(client, range(10))
+    assert client.checkpoint() == 10
+    for value in (1.0, 2.0):  # which makes no version
+        client.set_embedding_vectors("t", torch.arange(2), torch.full((2, 4), value))
+        assert client.checkpoint() == 10
+        again = PSClient(connect(servers(2, folder=tmp_path)))
+        assert parameters(again) == parameters(client)
+    assert [path.name for path in tmp_path.iterdir()] == ["version-10"]
 
 
 def test_servers_without_a_folder_refuse_a_checkpoint() -> None:

@@ -149,7 +149,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert model.prefetched.counts == {"prefetched": 2, "pulled": 1, "patched": 3}
 
 
-def test_rows_that_were_delivered_do_not_change() -> None:
+def test_batches_of_the_same_ids_have_a_pull_each_and_delivered_rows_do_not_change() -> None:
     model = Model(kept=4)
     for _ in range(2):
         model.pull([1], [], [])
@@ -195,17 +195,6 @@ def test_a_pull_that_fails_is_repeated_by_the_batch() -> None:
     rows = prefetched.take(torch.tensor([5])).rows
     assert rows is not None
     assert rows.tolist() == [[1, 1]]
-
-
-def test_batches_of_the_same_ids_have_a_pull_each() -> None:
-    model = Model(kept=4)
-    for _ in range(2):
-        model.pull([1, 2], [], [])
-    model.push([1])
-    model.forward()
-    model.push([2])
-    model.forward()
-    assert model.prefetched.counts == {"prefetched": 2, "pulled": 0, "patched": 3}
 
 
 def test_in_another_process_a_collate_only_collates() -> None:

@@ -69,48 +69,27 @@ def rows(ids: Any, values: Any = ROWS) -> dict[str, Any]:
     return push(rows={"t": (ids, values)})
 
 
-WRONG: dict[str, dict[str, Any]] = {
-    "a shape": dense(torch.ones(4)),
-    "NaN": dense(torch.tensor([1, torch.nan, 1])),
-    "infinite": dense(torch.tensor([1, 1, -torch.inf])),
-    "infinite as float32": dense(torch.full((3,), 1e300, dtype=torch.float64)),
-    "complex": dense(torch.ones(3, dtype=torch.complex64)),
-    "whole numbers": dense(torch.ones(3, dtype=torch.int64)),
-    "a parameter of whole numbers": push(dense={"w": torch.ones(3), "count": torch.ones(3)}),
-    "no tensor": dense([1.0, 1.0, 1.0]),
-    "no parameter": push(dense={"w": torch.ones(3), "u": torch.ones(3)}),
-    "no object": push(dense=[torch.ones(3)]),
-    "int32 ids": rows(IDS.int()),
-    "float ids": rows(torch.tensor([1.5, 2])),
-    "NaN ids": rows(torch.tensor([torch.nan, 2])),
-    "ids in two dimensions": rows(IDS[:, None]),
-    "an id twice": rows(torch.tensor([3, 3])),
-    "fewer ids": rows(IDS[:1]),
-    "ids that are no tensor": rows([3, 5]),
-    "NaN rows": rows(IDS, ROWS * torch.nan),
-    "rows of whole numbers": rows(IDS, ROWS.long()),
-    "complex rows": rows(IDS, ROWS.to(torch.complex64)),
-    "wide rows": rows(IDS, torch.ones(2, 3)),
-    "flat rows": rows(IDS, torch.ones(2)),
-    "no table": push(rows={"t": (IDS, ROWS), "u": (IDS, ROWS)}),
-    "no pair": push(rows={"t": IDS[:1]}),
-    "a NaN rate": push(lr=torch.nan),
-    "a negative rate": push(lr=-1.0),
-    "a rate that is a string": push(lr="1"),
-    "a rate that is too long": push(lr=10**400),
-    "a version that is a string": push(version="0"),
-    "a version that is too large": push(version=2**63),
-    "a version that is a fraction": push(version=0.5),
-    "a worker that is a list": push(worker=["one"]),
-}
+NAN, INF = torch.nan, torch.inf
+WRONG: list[dict[str, Any]] = [
+    *map(dense, (torch.ones(4), torch.tensor([1, NAN, 1]), torch.tensor([1, 1, -INF]), [1.0, 1.0, 1.0])),
+    dense(torch.full((3,), 1e300, dtype=torch.float64)),  # infinite as float32
+    *(dense(torch.ones(3, dtype=kind)) for kind in (torch.complex64, torch.int64)),
+    push(dense={"w": torch.ones(3), "count": torch.ones(3)}), push(dense={"w": torch.ones(3), "u": torch.ones(3)}),
+    push(dense=[torch.ones(3)]),
+    *map(rows, (IDS.int(), IDS[:, None], IDS[:1], [3, 5], *map(torch.tensor, ([1.5, 2], [NAN, 2], [3, 3])))),
+    *(rows(IDS, each) for each in (ROWS * NAN, ROWS.long(), ROWS.to(torch.complex64), torch.ones(2, 3), torch.ones(2))),
+    push(rows={"t": (IDS, ROWS), "u": (IDS, ROWS)}), push(rows={"t": IDS[:1]}),
+    *(push(lr=rate) for rate in (NAN, -1.0, "1", 10**400)),
+    *(push(version=version) for version in ("0", 2**63, 0.5)), push(worker=["one"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("grads_to_wait", [None, 1])
 def test_a_push_with_one_fault_changes_nothing(
     grads_to_wait: int | None, subtests: pytest.Subtests
 ) -> None:
-    for name, wrong in WRONG.items():
-        with subtests.test(name):
+    for number, wrong in enumerate(WRONG):
+        with subtests.test(f"{number}"):
             made = begun(grads_to_wait=grads_to_wait)
             before = state(made)
             with pytest.raises((ParametersError, TypeError)):
@@ -120,32 +99,25 @@ def test_a_push_with_one_fault_changes_nothing(
             assert made.version == 1
 
 
+def named(ids: Any, *values: Any, table: Any = "t", **more: Any) -> dict[str, Any]:
+    return {"table": table, "ids": ids, **({"values": values[0]} if values else {}), **more}
+
+
+TWO = torch.tensor([8, 9])
+VALUES = {"w": torch.ones(1)}
 FAULTY: list[tuple[Any, Any]] = [
-    ("set_rows", {"table": "t", "ids": IDS.int(), "values": ROWS}),
-    ("set_rows", {"table": "t", "ids": torch.tensor([8, 8]), "values": ROWS}),
-    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": torch.ones(2)}),
-    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS[:1]}),
-    ("set_rows", {"table": "t", "ids": torch.tensor([8, 9]), "values": ROWS.long()}),
-    ("rows", {"table": "t", "ids": torch.tensor([8, 9]).int()}),
-    ("rows", {"table": "t", "ids": torch.tensor([1.5])}),
-    ("rows", {"table": ["t"], "ids": IDS}),
-    ("rows", {"table": "t"}),
-    ("rows", {"table": "t", "ids": IDS, "more": 1}),
-    ("add_tables", {"infos": [{"name": "t", "dim": 3}]}),
-    ("add_tables", {"infos": [{"name": "u", "dim": 2**40}]}),
-    ("add_tables", {"infos": [{"name": "u", "dim": 2.0}]}),
+    ("set_rows", named(IDS.int(), ROWS)), ("set_rows", named(torch.tensor([8, 8]), ROWS)),
+    *(("set_rows", named(TWO, values)) for values in (torch.ones(2), ROWS[:1], ROWS.long())),
+    ("rows", named(TWO.int())), ("rows", named(torch.tensor([1.5]))), ("rows", named(IDS, table=["t"])),
+    ("rows", {"table": "t"}), ("rows", named(IDS, more=1)),
+    ("add_tables", {"infos": [{"name": "t", "dim": 3}]}), ("add_tables", {"infos": [{"name": "u"}]}),
+    *(("add_tables", {"infos": [{"name": "u", "dim": dim}]}) for dim in (2**40, 2.0)),
     ("add_tables", {"infos": [{"name": ["u"], "dim": 2}]}),
     ("add_tables", {"infos": [{"name": "u", "dim": 2, "initializer": "constant(1e999)"}]}),
-    ("add_tables", {"infos": [{"name": "u"}]}),
-    ("pull", {"version": "x"}),
-    ("__init__", {}),
-    ("hello", {"more": 1}),
-    (["hello"], {}),
-    ("initialise", {"values": {"w": torch.ones(1)}, "version": "0"}),
-    ("initialise", {"values": {"w": torch.ones(1)}, "version": 10**30}),
-    ("initialise", {"values": {"w": torch.ones(1), "v": 1.0}, "version": 0}),
-    ("initialise", {"values": [torch.ones(1)], "version": 0}),
-]
+    ("pull", {"version": "x"}), ("__init__", {}), ("hello", {"more": 1}), (["hello"], {}),
+    *(("initialise", {"values": VALUES, "version": version}) for version in ("0", 10**30)),
+    *(("initialise", {"values": each, "version": 0}) for each in ({**VALUES, "v": 1.0}, [torch.ones(1)])),
+]  # fmt: skip
 
 
 def test_a_call_with_one_fault_changes_nothing(subtests: pytest.Subtests) -> None:
@@ -156,8 +128,7 @@ def test_a_call_with_one_fault_changes_nothing(subtests: pytest.Subtests) -> Non
             with pytest.raises((AttributeError, ParametersError, TypeError, ValueError)):
                 made.answer(method, arguments)
             assert state(made) == before
-            values = {"w": torch.ones(1)}
-            taken = made.answer("initialise", {"values": values, "version": 0})["taken"]
+            taken = made.answer("initialise", {"values": VALUES, "version": 0})["taken"]
             assert taken == (method == "initialise")
 
 

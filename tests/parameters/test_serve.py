@@ -172,7 +172,10 @@ def test_what_cannot_be_served_is_said_in_one_line(
     assert len(run.output.splitlines()) == 1
 
 
-def test_a_store_that_no_server_writes_into_is_an_error(tmp_path: Path) -> None:
+def test_servers_that_cannot_be_found_are_an_error(tmp_path: Path) -> None:
+    for address in ("localhost:7000", "/shared/run7"):
+        with pytest.raises(ValueError, match="is not a server address. Use grpc://HOST:PORT"):
+            connect(address)
     with pytest.raises(
         Exception, match="not all servers have written their addresses into the store within 0.1 s"
     ):
@@ -231,12 +234,6 @@ def wait_for(line: str, output: Path, *, times: int) -> None:
     while output.read_text().count(line) < times:
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.1)
-
-
-@pytest.mark.parametrize("address", ["localhost:7000", "/shared/run7"])
-def test_an_address_without_a_scheme_is_refused_at_once(address: str) -> None:
-    with pytest.raises(ValueError, match="is not a server address. Use grpc://HOST:PORT"):
-        connect(address)
 
 
 def test_a_store_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastload.parameters import Optimizer, PSClient, Server, TableInfo, connect
 from fastload.parameters.row_index import RowIndex
 from fastload.parameters.tables import Table
-from tests.parameters.running import OPTIMIZERS, servers
+from tests.parameters.running import OPTIMIZERS, of_torch, servers
 
 INITIALIZERS = ["uniform(0.1)", "normal(0.1)", "constant(0.5)", "zeros"]
 
@@ -66,7 +66,7 @@ def test_seed_and_name_change_the_rows() -> None:
 def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimizer) -> None:
     table = Table(TableInfo("t", 4), optimizer)
     rows = [row.clone().requires_grad_() for row in table.rows(torch.arange(10))]
-    torchs = [optimizer.of([row]) for row in rows]
+    torchs = [of_torch(optimizer, [row]) for row in rows]
     for _ in range(50):
         ids = torch.randperm(10)[: int(torch.randint(1, 10, ()))]
         gradients = torch.randn(len(ids), 4)
@@ -76,6 +76,21 @@ def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimize
             torchs[i].step()
     expected: Tensor = torch.stack(rows).detach()
     torch.testing.assert_close(table.rows(torch.arange(10)), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), *OPTIMIZERS], ids=str)
+def test_dense_parameters_of_each_dtype_change_as_those_of_torch(optimizer: Optimizer) -> None:
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    for kind, shape in [*((kind, (3, 2)) for kind in kinds), (torch.float32, ())]:
+        value = torch.randn(shape, dtype=kind)
+        local, state = value.clone().requires_grad_(), optimizer.state_of(value)
+        torchs = of_torch(optimizer, [local])
+        for _ in range(20):
+            local.grad = torch.randn(shape, dtype=kind)
+            optimizer.step(value, local.grad.clone(), state, optimizer.lr)
+            torchs.step()
+        close = {torch.float64: 1e-12, torch.bfloat16: 0.05, torch.float16: 0.005}.get(kind, 1e-6)
+        torch.testing.assert_close(value, local.detach(), rtol=0, atol=close)
 
 
 def test_rows_that_are_only_read_take_no_memory_and_have_their_first_values() -> None:

@@ -31,7 +31,6 @@ def serve(about: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    Optimizer().of([torch.zeros(1)])  # which imports what torch imports late
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     children = []
     for line in sys.stdin:
