@@ -1,4 +1,4 @@
-"""A network learns digits under Accelerate, on one process or several. To use fastload, one import was changed.
+"""A network learns digits under Accelerate, on one process or several. To use fastload, two imports were changed.
 
     fastload mnist --synthetic digits --train 4000 --test 1000      # drawn digits in MNIST's files, not MNIST
     python examples/accelerate_digits.py digits
@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
 from fastload import DataLoader  # was: from torch.utils.data import DataLoader
+from fastload.integrations.accelerate import Accelerator  # was: from accelerate import Accelerator
 
 as_tensor = transforms.ToTensor()
 augment = transforms.Compose(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -279,12 +278,12 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Prepare this loader for the Accelerator that asks. Only its `prepare` reads this, and takes True as done."""
-        if not self._is_ours:
-            return False
-        from fastload.accelerated import prepare
-
-        return prepare(self, asked_by=sys._getframe(1))
+        """Raise RuntimeError: an Accelerator that reads this would make one of torch's loaders."""
+        if self._is_ours:
+            raise RuntimeError(
+                "Accelerate would make a loader of torch's. from fastload.integrations.accelerate import Accelerator"
+            )
+        return False
 
     # ---- beyond torch's interface ----
 

@@ -20,12 +20,11 @@ CORE = {
     "reading": "errors _kit telemetry random safety rows settings memory order",
     "processes": "errors _kit telemetry random safety settings memory order reading",
     "engine": "errors _kit telemetry random safety settings memory order reading processes",
-    "loader": "_kit telemetry safety settings order reading engine (accelerated)",
+    "loader": "_kit telemetry safety settings order reading engine",
     "__init__": "errors telemetry random safety memory order reading loader (stream)",
 }
 
 PLUG_INS = {
-    "accelerated": "errors _kit random settings order",
     "bench": "__init__ errors _kit telemetry order datasets image measure",
     "check": "errors _kit telemetry random safety reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
@@ -34,7 +33,7 @@ PLUG_INS = {
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
     "image": "errors _kit telemetry random",
-    "integrations": "errors order loader accelerated",
+    "integrations": "errors _kit random settings order loader",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows (datasets store)",

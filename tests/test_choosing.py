@@ -24,7 +24,7 @@ def test_a_part_brings_its_own_tests_those_of_the_pages_and_the_core_s() -> None
     for part in sorted(_choose.sources().keys() - {"core"}):
         files = chosen(f"fastload/{part}/anything.py")
         own = {test for test in _choose.test_files() if test.startswith(f"tests/{part}/")}
-        assert own or part in {"accelerated", "check", "cli", "compat", "integrations"}
+        assert own or part in {"check", "cli", "compat", "integrations"}
         assert files >= own | core | pages, part
         beside = f"tests/test_{part}.py"
         assert beside in files or not (ROOT / beside).exists()

@@ -1,6 +1,16 @@
 """Lightning's Trainer. Its checkpoints hold the exact position of fastload's loaders, on every rank.
 
 Lightning itself finds this, by the entry points of the installed package. There is nothing to set.
+
+What it uses of Lightning's training loop beside hooks. `_lacks` looks for these names as a training begins. Without one
+of them there is a warning, and checkpoints hold no position.
+
+    _combined_loader                    the loaders of this training
+    _combined_loader._mode              whether one of several loaders that ends gives nothing more
+    _combined_loader._iterator          its `_consumed`: which of several loaders were read to their end
+    _combined_loader._load_state_dicts  loads the states of other loaders again, which Lightning has used up
+    _data_fetcher                       `fetched`: how many batches it took. `iter()` begins the loaders again
+    epoch_loop.on_run_start             begins the loaders again at some moments. So ours resume after it
 """
 
 from __future__ import annotations
@@ -8,6 +18,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -22,6 +33,10 @@ if TYPE_CHECKING:
 
 KEY = "fastload"
 """Where a checkpoint has the positions."""
+_NAMES = """
+_combined_loader._mode _combined_loader._iterator _combined_loader._load_state_dicts _data_fetcher.fetched
+epoch_loop.on_run_start
+"""
 
 
 def callback() -> Any:
@@ -57,6 +72,9 @@ class LoaderPositions:
         # Lightning's states of all loaders there, if some are not ours
         self._others: list[Any] = []
         self._unused: tuple[int, list[bool]] = 0, []  # the end of a run drops them
+        self._waits = (
+            False  # whether the training has yet to take its first batch after a checkpoint
+        )
         self._epoch = -1  # the latest that the training began
         # By how much Lightning's number is larger: it counts an epoch twice that `max_steps` ended.
         self._shift = 0
@@ -64,20 +82,25 @@ class LoaderPositions:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the checkpoint of an earlier run."""
         self._found, self._is_torchs = None, False
+        self._resumed(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Keep what a checkpoint after the run must know."""
-        self._unused = _unused(trainer.fit_loop)
+        if self._is_known:
+            self._unused = _unused(trainer.fit_loop)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Keep it also if the run fails, or Ctrl-C ends it."""
-        if trainer.fit_loop._data_fetcher is not None:
+        if self._is_known and trainer.fit_loop._data_fetcher is not None:
             self._unused = _unused(trainer.fit_loop)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the positions of all ranks. Each rank calls this, as it must call `save_checkpoint`."""
         loop = trainer.fit_loop
-        if not (loaders := _loaders(loop)):
+        if not (self._is_known and (loaders := _loaders(loop))):
+            return
+        if self._waits:
+            checkpoint[KEY] = self._found
             return
         progress = loop.epoch_loop.batch_progress
         used, fetcher = progress.current.processed, loop._data_fetcher
@@ -109,7 +132,21 @@ class LoaderPositions:
             self._others = theirs["combined_loader"] = []
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin where the checkpoint was saved. Lightning has begun an epoch of its own choice before."""
+        """Let the training begin where the checkpoint was saved.
+
+        Lightning begins an epoch of its own choice: before this, and in some cases in its loop's `on_run_start` again.
+        Some runs of that loop train nothing. So this resumes after each `on_run_start`, until a batch is taken.
+        """
+        lacks = _lacks(trainer.fit_loop)
+        self._is_known = lacks is None
+        if lacks is not None:
+            if sys.modules.get("fastload.loader"):
+                warnings.warn(
+                    f"fastload: this Lightning's training loop has no {lacks}, so checkpoints hold no position of a "
+                    "loader. fastload knows Lightning 2.5 and 2.6",
+                    stacklevel=2,
+                )
+            return
         if (found := self._found) is None:
             if self._is_torchs and _loaders(trainer.fit_loop) and not _is_last(trainer):
                 warnings.warn(
@@ -123,15 +160,34 @@ class LoaderPositions:
             return  # the undisturbed run has new loaders now, too
         self._epoch = found["epochs"] - (not ended)
         self._shift = trainer.current_epoch - self._epoch
-        try:
-            self._resume(trainer, found)
-        except StateError as error:
-            if not ended:
-                raise
-            warnings.warn(
-                f"fastload: the loaders begin anew, because the checkpoint is of others: {error}",
-                stacklevel=2,
-            )
+        self._waits = True
+        loop, begin = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.on_run_start
+
+        def on_run_start(fetcher: Any) -> None:
+            begin(fetcher)
+            try:
+                self._resume(trainer, found)
+            except StateError as error:
+                if not ended:
+                    raise
+                warnings.warn(
+                    f"fastload: the loaders begin anew, because the checkpoint is of others: {error}",
+                    stacklevel=2,
+                )
+                self._resumed(trainer)
+
+        loop.on_run_start = on_run_start
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the beginning: the training has taken its first batch."""
+        if self._waits:
+            self._resumed(trainer)
+
+    def _resumed(self, trainer: Any) -> None:
+        self._waits = False
+        vars(trainer.fit_loop.epoch_loop).pop("on_run_start", None)
 
     def _resume(self, trainer: Any, found: dict[str, Any]) -> None:
         loop, ended = trainer.fit_loop, found["epoch_ended"]
@@ -148,24 +204,35 @@ class LoaderPositions:
         for loader, state in zip(loaders, states, strict=True):
             # A loader's epoch may end before that of the training.
             loader.load_state_dict(state if ended else {**state, "ended": False})
-        fetcher = iter(loop._data_fetcher)
+        iter(loop._data_fetcher)
         if ended:
             for loader, state in zip(loaders, states, strict=True):
                 if state.get("ended"):
                     loader.load_state_dict(state)  # it has begun the next epoch already
             _set_epoch(loaders, found["epochs"])
-            fetcher = iter(fetcher)
+            iter(loop._data_fetcher)
         elif found["consumed"]:
             _combined_iterator(loop)._consumed = found["consumed"]
-        told = zip(_rank_samplers(loaders), found["told"], strict=False)
-        _keep_begun(fetcher, [(one, one.epoch, is_set and not ended) for one, is_set in told])
+        loop._data_fetcher.fetched += loop.epoch_loop.batch_progress.current.ready
+        for sampler, is_set in zip(_rank_samplers(loaders), found["told"], strict=False):
+            sampler.is_set = is_set and not ended
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell samplers the epoch again: Lightning may have counted another one twice."""
-        if getattr(trainer.fit_loop._data_fetcher, "is_begun", False):
+        if self._waits:
             self._shift = trainer.current_epoch - self._epoch
         self._epoch = trainer.current_epoch - self._shift
         _set_epoch(_loaders(trainer.fit_loop), self._epoch)
+
+
+def _lacks(loop: Any) -> str | None:
+    """Return the first of the names above that Lightning's loop lacks, or None."""
+    for name in _NAMES.split():
+        try:
+            attrgetter(name)(loop)
+        except AttributeError:
+            return name
+    return None
 
 
 def _loaders(loop: Any) -> list[DataLoader[Any]]:
@@ -173,9 +240,10 @@ def _loaders(loop: Any) -> list[DataLoader[Any]]:
     loader = sys.modules.get(
         "fastload.loader"
     )  # which a program without our loaders need not wait for
-    if loader is None or loop._combined_loader is None:
+    combined = getattr(loop, "_combined_loader", None)
+    if loader is None or combined is None:
         return []
-    return [one for one in loop._combined_loader.flattened if isinstance(one, loader.DataLoader)]
+    return [one for one in combined.flattened if isinstance(one, loader.DataLoader)]
 
 
 def _is_last(trainer: Any) -> bool:
@@ -222,27 +290,3 @@ def _of_all_ranks(states: list[Any], world_size: int) -> list[list[Any]]:
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, states)
     return gathered[:1] if all(one == states for one in gathered) else gathered
-
-
-def _keep_begun(fetcher: Any, epochs: list[tuple[RankSampler, int, bool]]) -> None:
-    """Let neither `iter(fetcher)` nor the epochs of samplers change what has begun, until the first batch is taken.
-
-    Whether Lightning calls `iter` before depends on when the checkpoint was saved, and on its version. It tells a
-    loader that cycles within an epoch the number of that epoch.
-    """
-    own, fetched = type(fetcher), fetcher.fetched
-
-    class Begun(own):  # type: ignore[misc, valid-type]
-        is_begun = True
-
-        def __iter__(self) -> Any:
-            self.fetched = fetched
-            return self
-
-        def __next__(self) -> Any:
-            self.__class__ = own
-            for sampler, epoch, is_set in epochs:
-                sampler.epoch, sampler.is_set = epoch, is_set
-            return next(self)
-
-    fetcher.__class__ = Begun

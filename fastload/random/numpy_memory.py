@@ -1,13 +1,13 @@
 """The address at which NumPy keeps the state of its global random functions.
 
 NumPy has no public way to change this state without its lock, so `numpy_random` reads and writes the bytes themselves.
+It tests that they are as expected, and routes nothing otherwise.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,6 @@ import numpy as np
 _WORDS = 2500  # bytes of an MT19937: uint32[624], int32 position
 _GAUSS = 16  # bytes of the cached normal: int32 "there is one", 4 of padding, float64
 NO_GAUSS = bytes(_GAUSS)
-
-
-def attributes_of_random_state() -> dict[str, Any]:
-    """Return the attributes of RandomState as a dict that can be written. Python shows only a read-only view."""
-    (attributes,) = gc.get_referents(np.random.RandomState.__dict__)
-    return attributes  # type: ignore[no-any-return]
 
 
 def _memory(owner: Any, offset: int, size: int) -> Any:
@@ -62,29 +56,6 @@ def words_are_as_expected() -> bool:
     key = np.arange(624, dtype=np.uint32) * 2654435761
     bit_generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 321}}
     return bool(words_of(bit_generator).raw == key.tobytes() + np.int32(321).tobytes())
-
-
-def methods_without_lock() -> tuple[str, ...]:
-    """Return those methods that read or write the state of a RandomState without the lock of its bit generator."""
-
-    class MT19937(np.random.MT19937):
-        taken = 0
-        lock = property(lambda self: self)
-
-        def __enter__(self) -> None:
-            self.taken += 1
-
-        def __exit__(self, *_: object) -> None: ...
-
-    found = []
-    with contextlib.suppress(Exception):  # a later test tells
-        random_state: Any = np.random.RandomState(bits := MT19937(0))
-        state = random_state.get_state()
-        for name, arguments in ("seed", (1,)), ("get_state", ()), ("set_state", (state,)):
-            before = bits.taken
-            getattr(random_state, name)(*arguments)
-            found += [name] * (bits.taken == before)
-    return tuple(found)
 
 
 def draws(random_state: Any) -> list[str]:

@@ -6,20 +6,23 @@ generator, by the public `np.random.set_bit_generator`. It has the original's me
 that called `enter`, taking the lock puts the thread's state into the memory, and releasing it puts the main state back.
 Outside of draws the memory always holds the main state. All other threads take the original's lock, in C.
 
-In older versions of NumPy, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the
-first `install` replaces them for good by methods that take it, even in modules that have imported them.
+The private names of NumPy that it uses, beside the memory that `numpy_memory` finds. `_probe` tests all of them as the
+module is loaded. If one differs, `unusable` says why: `worker_method="auto"` uses processes, and `"thread"` warns.
+
+    np.random.mtrand._rand  the RandomState of the global functions: no public name leads to it
+    _legacy_seeding()       what `np.random.seed` calls on its bit generator, here on the thread's state
+    _seed_seq               what pickles and children of a bit generator are made from
+
+Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. So a sample that calls
+them in a thread acts on the cached normal of the main state. Its words are the thread's own in all versions.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,8 +36,6 @@ _MT19937: Any = np.random.MT19937
 _RandomState: Any = np.random.RandomState
 _rand: Any = np.random.mtrand._rand
 _original: Any = _random.get_bit_generator()
-_UNLOCKED = numpy_memory.methods_without_lock()
-_plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
 
 _installed: list[Any] = []  # those that route; the lock of `_original` owns it
 
@@ -75,8 +76,6 @@ def _install(owner: Any) -> None:
     if owner is None or owner not in _installed:
         _installed.append(owner)
     if _random.get_bit_generator() is _original:  # even after a call that Ctrl-C ended
-        if _UNLOCKED and _RandomState.seed is _plain["seed"]:
-            _replace_methods()
         _put(_route.bit_generator)
 
 
@@ -262,6 +261,8 @@ class _Routed(_MT19937):  # type: ignore[misc]
 
     def _legacy_seeding(self, seed: Any) -> None:
         self._call("_legacy_seeding", seed)
+        if (swap := self._route.hook.swap) is not None:
+            swap.state.gauss = numpy_memory.NO_GAUSS  # `seed` itself resets it in the memory
 
     def random_raw(self, size: Any = None, output: Any = True) -> Any:
         return self._call("random_raw", size, output)
@@ -278,60 +279,12 @@ class _Routed(_MT19937):  # type: ignore[misc]
     def _call(self, name: str, *args: Any) -> Any:
         """Call a method that itself takes the lock of its bit generator."""
         route = self._route
-        if route.hook.swap is not None:
-            return route.on_current(methodcaller(name, *args))
-        if not route.hook.held:
+        if route.hook.swap is None:
             return getattr(route.original, name)(*args)
-        route.lock.release()
-        try:
-            return getattr(route.original, name)(*args)
-        finally:
-            route.lock.acquire()
+        return route.on_current(methodcaller(name, *args))
 
 
 _Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._rand)` names it
-
-
-def _replace_methods() -> None:
-    """Give RandomState the locking methods. Put `_rand`'s wherever modules hold the plain ones."""
-    held = {name: getattr(np.random, name) for name in _UNLOCKED}  # some are bound methods
-    numpy_memory.attributes_of_random_state().update({name: _locking(name) for name in _UNLOCKED})
-    ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))(_RandomState)
-    new = {
-        id(value): getattr(_rand, name)
-        for name, value in held.items()
-        if getattr(value, "__self__", None) is _rand
-    }
-    for module in list(sys.modules.values()):
-        if issubclass(type(module), ModuleType):
-            # Not `module.__dict__`, which loads a lazy one.
-            names = object.__getattribute__(module, "__dict__")
-            for name, value in list(names.items()):
-                if id(value) in new:
-                    names[name] = new[id(value)]
-
-
-def _locking(name: str) -> Callable[..., Any]:
-    """Return a method of RandomState that takes the lock if it is called on the routed instance."""
-    plain = _plain[name]
-
-    @functools.wraps(plain)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = functools.partial(plain, self, *args, **kwargs)
-        if self is _rand:
-            # While the hook is held, no `install` or `remove` is halfway.
-            routed, result = _route.holding(
-                lambda: (
-                    is_routed := self._bit_generator is _route.bit_generator,
-                    is_routed and call(),
-                )
-            )
-            if routed:
-                return result
-        return call()
-
-    method.__module__ = _RandomState.__module__
-    return method
 
 
 def _put(bit_generator: Any) -> None:
@@ -346,11 +299,6 @@ def _probe() -> str | None:
     if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
         return "the global functions do not use NumPy's MT19937"
     try:
-        if any(
-            numpy_memory.attributes_of_random_state()[name] is not _plain[name]
-            for name in _UNLOCKED
-        ):
-            return "the attributes of RandomState cannot be replaced"
         if numpy_memory.words_are_as_expected():
             return None if _works() else "a test at the start drew other numbers than NumPy"
     except Exception as error:
@@ -361,15 +309,14 @@ def _probe() -> str | None:
 def _works() -> bool:
     """Return whether a thread's draws act on its own state only. All objects are our own."""
     route = _Route(_MT19937(0))
-    routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
+    routed, main, own = route.random_state, _RandomState(1), _RandomState(bits := _MT19937(0))
     state = State()
-    locked: Any = route.holding if _UNLOCKED else lambda act, *args: act(*args)
-    locked(routed.seed, 1)
+    state.seed(2)
+    numpy_memory.words_of(bits).raw = route.first_words(2)
+    routed.seed(1)
     right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
     route.enter(lambda: state)
-    locked(routed.seed, 2)
     right += [numpy_memory.draws(routed) == numpy_memory.draws(own)]
-    locked(lambda: routed.set_state(routed.get_state()))
     right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
     outside: list[list[str]] = []
     other = threading.Thread(target=lambda: outside.append(numpy_memory.draws(routed)))
@@ -378,6 +325,11 @@ def _works() -> bool:
     route.enter(None)
     right += [outside == [numpy_memory.draws(main)]]
     right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]
+    route.enter(lambda: state)
+    routed.standard_normal()  # and the next one is cached
+    routed.seed(3)
+    right += [routed.standard_normal() == _RandomState(3).standard_normal()]
+    route.enter(None)
     return all(right)
 
 

@@ -129,10 +129,6 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         return {"texts": texts, "code": sources, "web": sources, "pad": pad}
     if "trainer.fit" in code:
         return _lightning()
-    if "accelerator" in code:
-        import accelerate
-
-        return {"accelerator": accelerate.Accelerator(cpu=True)}
     if "datasets." in code:
         import datasets
 

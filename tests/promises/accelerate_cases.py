@@ -22,6 +22,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 import fastload
+from fastload.integrations.accelerate import Accelerator
 from fastload.order.state import known_length
 from tests.promises.framework_ranks import on_ranks
 
@@ -46,7 +47,7 @@ def fresh(**options: Any) -> Any:
     AcceleratorState._reset_state()
     GradientState._reset_state()
     config = accelerate.DataLoaderConfiguration(**options.pop("config", {}))
-    return accelerate.Accelerator(cpu=True, dataloader_config=config, **options)
+    return Accelerator(cpu=True, dataloader_config=config, **options)
 
 
 class Rows(Dataset[Any]):
@@ -232,8 +233,8 @@ def kept(specs: list[Spec]) -> list[Any]:
     found = []
     for spec in specs:
         accelerator = fresh()
-        loader = make("ours", spec)
-        same = accelerator.prepare(loader) is loader and accelerator.prepare(loader) is loader
+        loader = accelerator.prepare(make("ours", spec))
+        same = accelerator.prepare(loader) is loader
         kinds = isinstance(loader, TorchLoader), isinstance(loader, fastload.DataLoader)
         count = sum(len(indices) for indices, _ in loader)
         threads = {name.rstrip("-0123456789") for name in loader.dataset.threads}

@@ -65,6 +65,7 @@ def _rank(folder: str, rank: int, world_size: int, port: int, modules: list[str]
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "FASTLOAD_WORKER_METHOD": os.environ.get("FASTLOAD_WORKER_METHOD", "thread"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     with Path(folder, f"output-{rank}").open("w") as output:

@@ -1,5 +1,6 @@
 """Promises:
-- Accelerate's `prepare(loader)` keeps a loader: the same object, with its workers, seed and state.
+- `prepare(loader)` of fastload's Accelerator keeps a loader's workers, seed and state. Accelerate's own refuses the
+  loader, and names the import.
 - The batches, the mark of the last one and its padding are those of Accelerate's own loaders for the same arguments,
   on one and on two processes. So `accumulate`, `even_batches`, `split_batches` and `join_uneven_inputs` mean the same.
 - `gather_for_metrics` gives each sample once, for every length and sampler, and for a stream of one worker. No rank
@@ -18,6 +19,7 @@ import pytest
 
 pytest.importorskip("accelerate")
 
+from fastload.integrations import prepared
 from tests.promises import accelerate_cases as cases
 from tests.promises.accelerate_cases import KnownStream, Stream, run
 
@@ -32,7 +34,7 @@ UNEVEN = {"config": {"even_batches": False}}
 
 
 @worlds
-def test_a_prepared_loader_is_the_same_one_with_its_workers_and_seed(world: int) -> None:
+def test_a_prepared_loader_keeps_its_workers_and_seed(world: int) -> None:
     specs: list[Any] = [
         {"worker_method": method, "num_workers": workers, "seed": 4, "shuffle": True, **more}
         for method, workers in (("thread", 2), ("process", 2), ("thread", 0))
@@ -170,6 +172,22 @@ def test_what_cannot_be_kept_is_refused() -> None:
     ):
         for said in run(2, cases.refused, options, spec):
             assert reason in said
+
+
+def test_accelerate_s_own_accelerator_refuses_and_names_the_import() -> None:
+    def refused() -> Any:
+        import accelerate
+
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = cases.make("ours", {})
+        with pytest.raises(RuntimeError, match="fastload.integrations.accelerate import Accel"):
+            accelerator.prepare(loader)
+        with pytest.MonkeyPatch.context() as patch:  # an Accelerate that asks another name
+            patch.setattr(prepared.Prepared, "_is_accelerate_prepared", False)
+            with pytest.raises(RuntimeError, match="made a DataLoaderShard out of a loader that"):
+                cases.fresh().prepare(loader)
+
+    run(1, refused)
 
 
 def test_a_loader_of_torch_s_workers_stays_accelerate_s() -> None:

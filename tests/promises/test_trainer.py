@@ -21,7 +21,7 @@ from tests.promises.accelerate_cases import run as run_with
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*(pin_memory|OMP_NUM_THREADS)"),
+    pytest.mark.filterwarnings("ignore:.*(pin_memory|OMP_NUM_THREADS|will create 3 worker)"),
 ]
 worlds = pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 

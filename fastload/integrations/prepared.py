@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from accelerate import Accelerator
+import accelerate
+from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
-from fastload.accelerated.division import agreed_seed, check, data_rank, divided, number_of_samples
-from fastload.accelerated.stream import Part
 from fastload.errors import LoaderTimeoutError
+from fastload.integrations.division import agreed_seed, check, data_rank, divided, number_of_samples
+from fastload.integrations.stream import Part
+from fastload.loader import DataLoader
 from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler_state import own_state, random_states, rank_sampler
 from fastload.order.state import IterableState, SampledState, batches_of, known_length
 from fastload.settings import Settings
 
-T = TypeVar("T")
 
+class Prepared(DataLoaderStateMixin, DataLoader[Any]):
+    """A loader of one rank, as `prepare` makes it. The mixin tells Accelerate which epoch runs.
 
-class Prepared(Generic[T]):
-    """What a loader is after `accelerator.prepare(loader)`: the same object, of this class beside its own.
-
-    It is generic as torch's DataLoader is. Otherwise an object could not change its class.
+    `remainder` is as in Accelerate: how many samples of all ranks' last batches are new, 0 for all, -1 if unknown.
     """
 
-    dataset: Any
-    batch_sampler: Any
-    batch_size: int | None
-    drop_last: bool
-    seed: int | None
-    generator: Any
-    _epochs: Epochs
-
     _is_accelerate_prepared = True
-    end_of_dataloader = False
-    remainder = -1
-    """As in Accelerate: how many samples of the last batches of all ranks are new, 0 for all, -1 if unknown."""
 
-    def adopt(self, accelerator: Accelerator) -> None:
-        """Take the rank's part of the samples, and the accelerator's device."""
+    def adopt(self, accelerator: accelerate.Accelerator, device_placement: bool | None) -> bool:
+        """Take the rank's part of the samples, and the accelerator's device. Return False if torch's workers read."""
+        if not self._is_ours:
+            return False
         settings = Settings.of(self)
         check(self, settings.sampler, accelerator, resumes=self._epochs.resume is not None)
         rank, world_size = data_rank(accelerator)
@@ -52,7 +43,8 @@ class Prepared(Generic[T]):
         size = getattr(settings.sampler, "batch_size", None) or self.batch_size
         self.total_dataset_length = number_of_samples(settings)
         self.total_batch_size = size and size * ranks
-        self.device = accelerator.device if accelerator.device_placement else None
+        placed = accelerator.device_placement if device_placement is None else device_placement
+        self.device = accelerator.device if placed else None
         self.non_blocking = accelerator.non_blocking
         self.gradient_state = GradientState()
         self._rng_types = [t for t in accelerator.rng_types or () if str(t) != "generator"]
@@ -60,25 +52,27 @@ class Prepared(Generic[T]):
         self._state_before: dict[str, Any] | None = None  # of the batch that is read ahead
         self._agreed = agreed_seed(settings, accelerator, world_size)
         if world_size == 1 and self._agreed is None:
-            return
+            return True
         coming = self._epochs.coming()
         if self._agreed is not None and self.seed is None:
             self.seed, self.generator = self._agreed, None
-        vars(self).update(divided(self, accelerator, rank, world_size))
-        self._epochs = Epochs(self._samplers(), self.dataset)  # type: ignore[attr-defined]
+        self.__dict__.update(divided(self, accelerator, rank, world_size))
+        self._epochs = Epochs(self._samplers(), self.dataset)
         self._epochs.set(coming)
+        return True
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as in DataLoader
         """Begin the next epoch. It says to Accelerate which batch is the last, and how many samples of it are new."""
         if self._rng_types:
             synchronize_rng_states(self._rng_types)
         epoch = self._epochs.coming()
-        for part in (self.dataset, self.batch_sampler):
+        parts: Any = (self.dataset, self.batch_sampler)
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         read = self._apply_skip(epoch)
         self._state_before = None
-        batches = super().__iter__()  # type: ignore[misc]
+        batches = super().__iter__()
         for _ in range(read):
             next(batches, None)
         return _Batches(self, batches)
@@ -87,15 +81,14 @@ class Prepared(Generic[T]):
         """Return the number of batches. Raise TypeError if the dataset or the sampler does not know it."""
         if isinstance(self.dataset, Part):
             return self.dataset.batches()
-        length: int = super().__len__()  # type: ignore[misc]
-        return length
+        return super().__len__()
 
     def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """See `fastload.DataLoader.state_dict`."""
         if self._state_before is not None and not ahead:
             return self._state_before
         ahead += self._state_before is not None
-        return super().state_dict(ahead=ahead)  # type: ignore[misc,no-any-return]
+        return super().state_dict(ahead=ahead)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
@@ -106,27 +99,26 @@ class Prepared(Generic[T]):
             sampler, seed = rank_sampler(Settings.of(self).sampler), state.get("sampler_seed")
             if sampler is not None and isinstance(seed, int):
                 sampler.seed = seed
-        super().load_state_dict(state)  # type: ignore[misc]
+        super().load_state_dict(state)
         self._state_before = None
 
-    def _begin_epoch(self) -> None:
+    def begin(self) -> None:
         """Tell Accelerate that an epoch of this loader runs."""
+        super().begin()
         length, total = self.total_dataset_length, self.total_batch_size
-        self.end_of_dataloader = False
         self.remainder = -1 if self.drop_last or not (length and total) else length % total
-        self.gradient_state._add_dataloader(self)
 
-    def _mark_last(self) -> None:
+    def mark_last(self) -> None:
         """Tell Accelerate that the batch that it gets next is the last."""
         self.end_of_dataloader = True
         if isinstance(self.dataset, Part) and (state := self._state_before) and not self.drop_last:
             lane = state["lanes"][state["turn"] - 1]  # the last batch is from this worker
             self.remainder = lane["state"]["new"]
 
-    def _end_epoch(self) -> None:
+    def end(self) -> None:
         """Tell Accelerate that no epoch of this loader runs."""
         self._state_before = None
-        self.gradient_state._remove_dataloader(self)
+        super().end()
 
     def skip(self, batches: int) -> None:
         """Let the next `iter()` begin after the first `batches` batches of its epoch.
@@ -140,9 +132,9 @@ class Prepared(Generic[T]):
         if at_end and not state.ended and state.epoch == self._epochs.coming():
             list(self)  # the rest of the epoch: nothing
 
-    def _keep_state(self) -> None:
+    def keep_state(self) -> None:
         """Keep the state of now for `state_dict()`, because one more batch is read."""
-        self._state_before = super().state_dict()  # type: ignore[misc]
+        self._state_before = super().state_dict()
 
     def _apply_skip(self, epoch: int) -> int:
         """Move the beginning of the coming epoch. Return how many batches must be read and dropped for it."""
@@ -172,7 +164,7 @@ class Prepared(Generic[T]):
                 ahead=[],
                 checksum=None,
             )
-            super().load_state_dict(state.to_json())  # type: ignore[misc]
+            super().load_state_dict(state.to_json())
         return 0
 
 
@@ -193,11 +185,11 @@ class _Batches(Iterator[Any]):
         loader = self._loader
         if not self._began:
             self._began = True
-            loader._begin_epoch()
+            loader.begin()
         try:
             batch = self._known() if self._left is not None else self._looked_ahead()
         except StopIteration:
-            loader._end_epoch()
+            loader.end()
             raise
         if loader.device is None:
             return batch
@@ -219,11 +211,44 @@ class _Batches(Iterator[Any]):
         batch = self._ahead.pop() if self._ahead else next(self._batches)
         if isinstance(batch, Exception):
             raise batch
-        self._loader._keep_state()
+        self._loader.keep_state()
         try:
             self._ahead.append(next(self._batches))
         except StopIteration:
-            self._loader._mark_last()
+            self._loader.mark_last()
         except Exception as error:
             self._ahead.append(error)  # for the next `next()`
         return batch
+
+
+def prepare(
+    theirs: Callable[..., Any],
+    accelerator: accelerate.Accelerator,
+    loader: Any,
+    device_placement: bool | None,
+    *more: Any,
+) -> Any:
+    """Do as `Accelerator.prepare_data_loader`, which is `theirs`. A loader of ours becomes a `Prepared` copy of it.
+
+    Raises ValueError if the accelerator's settings do not fit the loader.
+    """
+    if isinstance(loader, DataLoader) and not isinstance(loader, Prepared):
+        kind: Any = type(type(loader).__name__, (Prepared, type(loader)), {})
+        copy = kind.__new__(kind)
+        copy.__setstate__(loader.__getstate__())
+        loader = copy if copy.adopt(accelerator, device_placement) else loader
+    made = theirs(loader, device_placement, *more)
+    if isinstance(loader, Prepared) and made is not loader:
+        raise RuntimeError(
+            f"Accelerate {accelerate.__version__} made a {type(made).__name__} out of a loader that is prepared. "
+            "fastload knows Accelerate 1.8 to 1.15"
+        )
+    return made
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """Do as `accelerate.skip_first_batches`, which makes one of torch's loaders, for prepared ones of ours too."""
+    if not isinstance(dataloader, Prepared):
+        return accelerate.skip_first_batches(dataloader, num_batches)
+    dataloader.skip(num_batches)
+    return dataloader

@@ -16,7 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from fastload.accelerated.stream import Part
+from fastload.integrations.stream import Part
 from fastload.order.partition import ranks_of
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import generators, single_sampler
@@ -185,7 +185,7 @@ class EvenBatches(BatchSampler):
             self.sampler.ends = "pad" if even else "uneven"
 
 
-class ShardedBatches(BatchSamplerShard):  # type: ignore[misc]  # it has no annotations
+class ShardedBatches(BatchSamplerShard):
     """Accelerate's part of the batches that another sampler makes."""
 
     @property
