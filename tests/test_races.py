@@ -32,7 +32,6 @@ from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
 from fastload.settings import Settings
 from fastload.telemetry import Recorder
-from tests.children import run_python
 from tests.fakes import Numbers
 
 JOIN_S = 30.0
@@ -289,39 +288,3 @@ def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None
         at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
         with pytest.raises(LoaderClosedError):
             next(iterators[0])
-
-
-TWO_LOOKS = """
-import sys, threading
-from fastload.random.global_draws import GlobalDraws
-
-within, other_is_done = threading.Event(), threading.Event()
-
-def hook(event, arguments):
-    if event == "sys.setprofile" and threading.current_thread() is first and not within.is_set():
-        within.set()
-        assert other_is_done.wait(30)
-
-def look():
-    one = GlobalDraws(set(), numpy=False)
-    one.begin()
-    assert sys.getprofile() is not None
-    one.end()
-    assert sys.getprofile() is None
-    ended.append(1)
-
-ended = []
-first = threading.Thread(target=look)
-sys.addaudithook(hook)
-first.start()
-assert within.wait(30)
-look()
-other_is_done.set()
-first.join()
-print(len(ended))
-"""
-
-
-def test_two_threads_look_for_global_draws_at_once() -> None:
-    """CPython 3.11 refuses `sys.setprofile` in the second one, if an audit hook lets it run within the first's."""
-    assert run_python("-c", TWO_LOOKS, check=True).stdout == "2\n"

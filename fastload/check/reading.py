@@ -24,7 +24,6 @@ from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
 from fastload.random import python_random
-from fastload.random.global_draws import is_profiled
 from fastload.reading.rows import filler
 from fastload.safety import Survey
 from fastload.telemetry import delayed_s
@@ -226,7 +225,7 @@ def noticing_seeds() -> Iterator[set[str]]:
         elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python_random.GLOBAL:
             seeded.add("Python's")
 
-    if is_profiled():
+    if sys.getprofile() is not None:
         yield seeded
         return
     sys.setprofile(called)

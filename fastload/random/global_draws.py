@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pickle
 import random
-import sys
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-
-from fastload.random.python_random import GLOBAL
 
 in_worker_process = False
 """Whether this process reads samples for the loop of another one. A worker process sets it."""
@@ -32,68 +29,33 @@ def shared_draws(state: str) -> str:
 
 
 class GlobalDraws:
-    """Notices draws from Python's and NumPy's global random state in runs of one thread.
+    """Notices draws from a global random state that is not routed, in runs of one thread.
 
-    A profile function of the thread sees calls of Python's global generator. It takes the first 10,000 events of a run:
-    all of them would cost much in pure Python. If `random` is routed, one way to that generator is left: a method that
-    code took from it earlier, and stores outside of modules.
-
-    NumPy's functions cause no profile event. So this compares NumPy's state before and after, for some 50 us. The loop
-    may draw meanwhile, so only the first four runs count, and only if the state changed in each.
+    It compares the state before and after, for some 50 us. The loop may draw meanwhile, so only the first four runs
+    count, and only if the state changed in each.
 
     Args:
-        noticed: the set to which the warnings of `shared_draws` are added.
-        numpy: look at NumPy's state too, because NumPy is not routed.
+        noticed: the set to which the warning of `shared_draws` is added.
+        module: "python" or "numpy".
     """
 
-    def __init__(self, noticed: set[str], *, numpy: bool) -> None:
+    def __init__(self, noticed: set[str], module: str) -> None:
         self._noticed = noticed
-        self._looks_at_numpy = numpy
-        self._looks = self._changes = self._events = 0
-        self._numpy = b""
-        self._profiling = False
+        self._state: Callable[[], Any] = _numpy_state if module == "numpy" else random.getstate
+        self._name = "NumPy's" if module == "numpy" else "Python's"
+        self._looks = self._changes = 0
+        self._before: Any = None
 
     def begin(self) -> None:
         """Begin to look, before user code runs."""
-        if self._looks_at_numpy:
-            self._numpy = _numpy_state()
-        if not is_profiled():
-            self._profiling, self._events = True, 0
-            _set_profile(self._saw)
+        self._before = self._state()
 
     def end(self) -> None:
-        """Stop looking, after user code ran, and add warnings about draws to `noticed`."""
-        if self._profiling:
-            _set_profile(None)
-            self._profiling = False
-        if not self._looks_at_numpy:
-            return
+        """Stop looking, after user code ran, and add a warning about draws to `noticed`."""
         self._looks += 1
-        self._changes += self._numpy != _numpy_state()
+        self._changes += self._before != self._state()
         if self._changes == self._looks == 4:
-            self._noticed.add(shared_draws("NumPy's global random state"))
-
-    def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._events += 1
-        found = event == "c_call" and getattr(argument, "__self__", None) is GLOBAL
-        if found:
-            self._noticed.add(shared_draws("Python's global random state"))
-        if found or self._events == 10_000:
-            _set_profile(None)
-
-
-def _set_profile(function: Any) -> None:
-    """Do as `sys.setprofile`. CPython 3.11 refuses it while another thread is within a call; the next one is free."""
-    try:
-        sys.setprofile(function)
-    except RuntimeError:
-        _set_profile(function)
-
-
-def is_profiled() -> bool:
-    """Return whether this thread has a profile function, other than one that `GlobalDraws` left after Ctrl-C."""
-    profile = sys.getprofile()
-    return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
+            self._noticed.add(shared_draws(f"{self._name} global random state"))
 
 
 def _numpy_state() -> bytes:

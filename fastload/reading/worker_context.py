@@ -12,7 +12,7 @@ from fastload._kit.user_errors import file_of
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import Stream, Streams
+from fastload.random.streams import MODULES, Stream, Streams
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
@@ -62,8 +62,8 @@ class WorkerContext:
         self._blocks = {"sample": 0, "collate": 0}
         if worker == 0:  # one worker looks for all, because a look costs some 100 us
             for stage in self._blocks:
-                looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
-                self._looks[stage] = [looked]
+                shared = MODULES.keys() - stream.modules
+                self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]
                 if stream.keyed:
                     self._looks[stage].append(
                         NewGenerators(own.generators, own.current_generators, stream.noticed)

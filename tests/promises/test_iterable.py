@@ -783,7 +783,7 @@ def test_a_stream_whose_state_is_not_enough_is_read_again(
 
 
 @pytest.mark.parametrize("wrap", [lambda stream: stream, Holds], ids=["alone", "held"])
-@pytest.mark.parametrize("name", ["CHAIN", "_START", "_SHUFFLE"])
+@pytest.mark.parametrize("name", ["CHAIN", "_SHUFFLE"])
 def test_a_stream_is_read_again_if_a_version_of_datasets_has_other_names(
     shards: Callable[[], Any], name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -715,12 +715,6 @@ def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | No
     assert "seeds that state twice" in said[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*draws from a global generator that threads would share")
-def test_a_method_of_python_s_generator_that_no_module_holds_is_noticed() -> None:
-    said = warned(Calls(64, SOURCES["python"][0]), num_workers=2, seed=SEED)
-    assert len(said) == 1, said
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_without_workers_and_seed_there_is_nothing_to_notice(source: str) -> None:
     """There it is as in torch: `torch.manual_seed` and `random.seed` before the loop do."""
