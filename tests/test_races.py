@@ -124,11 +124,9 @@ def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
     """It used to begin at once, and its samples seeded the loop's generator."""
     torch_random.install(streams._seeded)
     module: Any = torch.random
-    for name in torch_private._RNG_FUNCTIONS:
-        inspect.unwrap(getattr(module, name)).__code__ = getattr(
-            module, f"_fastload_{name}"
-        ).__code__
-    monkeypatch.delattr(module, "_fastload_generator")
+    for name in torch_private._SEEDING:
+        *_, theirs = getattr(module, f"_fastload_{name}").args
+        inspect.unwrap(getattr(module, name)).__code__ = theirs.__code__
     on, unwrap, threads = threading.Event(), inspect.unwrap, list[threading.Thread]()
     monkeypatch.setattr(torch_random, "_lock", Watched(threading.Lock(), on))
 

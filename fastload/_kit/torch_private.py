@@ -1,6 +1,21 @@
-"""The private names of torch that fastload uses, each with its reason. No other file may use one.
+"""The private names of torch that fastload uses, each with its reason. No other file may use one of these.
 
-`tests/test_torch_private.py` checks that each still does what this file expects, on the oldest and the newest torch.
+If one of the first row is missing, `import fastload.loader` raises an error that names it. Others raise at their call,
+or do what the row says. `tests/test_torch_private.py` checks all on the oldest and the newest torch.
+
+    utils.data._utils, _generate_state                 what collates, pins and seeds as torch's own loader does, for the
+    _ExperimentalConfig, WorkerInfo                    same batches; worker info; a profiler that sees all threads
+    _dispatch_key_parse, _destroy, _schema, _cdata     kernels that route random operators. `torch_random.install` tests
+    _dispatch_tls_set_dispatch_key_included            them with draws. Without them, "auto" uses processes
+    _len_torch_function_stack, _get_dispatch_mode      whether modes are on in this thread, in which a draw or an
+    _len_torch_dispatch_stack, _TorchDispatchModeKey   operation does more than it says
+    _is_profiler_enabled                               whether a profiler runs: torch's functions know one thread only
+    _get_default_store                                 the store of the ranks. No public name leads to it
+    _upsample_bilinear2d_aa, _nn                       resizes without 20 us of Python
+    _set_thread_name                                   names threads for `ps`. Without it they have no names
+
+Two functions also replace code: `show_worker_info_in_threads` and `seed_in_threads`. User code holds the functions that
+they change, and a sample must see its own worker and seed its own stream. In other threads nothing changes.
 """
 
 from __future__ import annotations
@@ -39,15 +54,22 @@ def set_worker_info(info: WorkerInfo | None) -> None:
     _local.info = info
 
 
-def _get_worker_info() -> Any:
-    # Runs with the globals of torch's worker module; see `show_worker_info_in_threads`.
-    info = _fastload_worker_info()  # type: ignore[name-defined]  # noqa: F821
-    return _worker_info if info is None else info  # type: ignore[name-defined]  # noqa: F821
-
-
 def has_function_modes() -> bool:
     """Return whether modes such as that of `torch.set_default_device` are on in this thread."""
     return bool(torch._C._len_torch_function_stack())
+
+
+_CALL: Any = (lambda *args, **kwargs: _fastload_(*args, **kwargs)).__code__  # type: ignore[name-defined]  # noqa: F821
+
+
+def _replace_code(module: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Call `ours(theirs, ...)` whenever a function of torch's is called, also by code that imported it earlier."""
+    theirs: Any = inspect.unwrap(getattr(module, name))
+    key = f"_fastload_{name}"
+    if theirs.__code__.co_names != (key,):
+        own = FunctionType(theirs.__code__, theirs.__globals__, name, theirs.__defaults__)
+        theirs.__globals__[key] = partial(ours, own)
+        theirs.__code__ = _CALL.replace(co_names=(key,))
 
 
 def show_worker_info_in_threads() -> None:
@@ -56,39 +78,17 @@ def show_worker_info_in_threads() -> None:
     Torch keeps the info in a module global, and user code holds the function object. Neither can differ between
     threads, so this replaces the function's code. In other threads it returns what it always did.
     """
-    if torch_worker.get_worker_info.__code__ is not _get_worker_info.__code__:
-        torch_worker._fastload_worker_info = current_worker_info  # type: ignore[attr-defined]
-        torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+    _replace_code(torch_worker, "get_worker_info", lambda theirs: current_worker_info() or theirs())
 
 
-_RNG_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "manual_seed": lambda seed: (
-        _fastload_manual_seed(seed)  # type: ignore[name-defined]  # noqa: F821
-        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
-        else generator.manual_seed(int(seed))
-    ),
-    "seed": lambda: (
-        _fastload_seed()  # type: ignore[name-defined]  # noqa: F821
-        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
-        else generator.seed()
-    ),
-    "initial_seed": lambda: (
-        _fastload_initial_seed()  # type: ignore[name-defined]  # noqa: F821
-        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
-        else generator.initial_seed()
-    ),
-    "get_rng_state": lambda: (
-        _fastload_get_rng_state()  # type: ignore[name-defined]  # noqa: F821
-        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
-        else generator.get_state()
-    ),
-    "set_rng_state": lambda new_state: (
-        _fastload_set_rng_state(new_state)  # type: ignore[name-defined]  # noqa: F821
-        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
-        else generator.set_state(new_state)
-    ),
+_SEEDING: dict[str, Callable[..., Any]] = {
+    "manual_seed": lambda generator, seed: generator.manual_seed(int(seed)),
+    "seed": torch.Generator.seed,
+    "initial_seed": torch.Generator.initial_seed,
+    "get_rng_state": torch.Generator.get_state,
+    "set_rng_state": lambda generator, new_state: generator.set_state(new_state),
 }
-"""The new code of torch's functions of the same names; see `seed_in_threads`."""
+"""What torch's functions of these names do with a generator."""
 
 
 def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
@@ -98,16 +98,13 @@ def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
     process, which is the loop's. User code holds these functions, so this replaces their code, as for
     `get_worker_info`. If `generator()` returns None, they do what they always did. One thread at a time may call this.
     """
-    module: Any = torch.random
-    if getattr(module, "_fastload_generator", None) is generator:
-        return
-    module._fastload_generator = generator
-    for name, ours in _RNG_FUNCTIONS.items():
-        theirs: Any = inspect.unwrap(getattr(module, name))
-        if theirs.__code__ is not ours.__code__:
-            own = FunctionType(theirs.__code__, theirs.__globals__, name, theirs.__defaults__)
-            setattr(module, f"_fastload_{name}", own)
-            theirs.__code__ = ours.__code__
+
+    def seeding(act: Callable[..., Any], theirs: Callable[..., Any], *a: Any, **k: Any) -> Any:
+        own = generator()
+        return theirs(*a, **k) if own is None else act(own, *a, **k)
+
+    for name, act in _SEEDING.items():
+        _replace_code(torch.random, name, partial(seeding, act))
 
 
 _KERNELS_KEY = "TESTING_ONLY_GenericMode"

@@ -1,15 +1,6 @@
 """Hugging Face's Accelerate with fastload's loaders. Only the import of the Accelerator changes:
 
 from fastload.integrations.accelerate import Accelerator
-
-The private names of Accelerate that fastload uses, each with its reason:
-
-    loader._is_accelerate_prepared      True keeps Accelerate from making one of torch's loaders out of ours. `prepare`
-                                        looks at what it made, and raises RuntimeError if that is another loader
-    accelerator._dataloaders            the prepared loaders, until `free_memory()`
-    accelerator._prepare_device_mesh()  which ranks read the same samples, in `division`
-
-Without one of the last two, AttributeError says so: at `prepare`, before any batch is read.
 """
 
 from __future__ import annotations
@@ -33,6 +24,7 @@ class Accelerator(accelerate.Accelerator):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._prepared: list[Prepared] = []
         self.register_save_state_pre_hook(self._save_loaders)
         self.register_load_state_pre_hook(self._load_loaders)
 
@@ -40,8 +32,15 @@ class Accelerator(accelerate.Accelerator):
         self, data_loader: Any, device_placement: bool | None = None, *more: Any
     ) -> Any:
         """See `accelerate.Accelerator`. Raise ValueError if the settings do not fit a loader of ours."""
-        self._loaders()  # to raise now if it cannot
-        return prepare(super().prepare_data_loader, self, data_loader, device_placement, *more)
+        made = prepare(super().prepare_data_loader, self, data_loader, device_placement, *more)
+        if isinstance(made, Prepared) and made not in self._prepared:
+            self._prepared.append(made)
+        return made
+
+    def free_memory(self, *objects: Any) -> Any:
+        """See `accelerate.Accelerator`."""
+        self._prepared.clear()
+        return super().free_memory(*objects)
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """Return `dataloader`, the next epoch of which begins after `num_batches` batches.
@@ -50,16 +49,13 @@ class Accelerator(accelerate.Accelerator):
         """
         return skip_first_batches(dataloader, num_batches)
 
-    def _loaders(self) -> list[Any]:
-        return [one for one in self._dataloaders if isinstance(one, Prepared)]
-
     def _save_loaders(self, _models: Any, _weights: Any, folder: str) -> None:
-        for number, loader in enumerate(self._loaders()):
+        for number, loader in enumerate(self._prepared):
             text = json.dumps(loader.state_dict())
             _file(folder, number, self.process_index).write_text(text)
 
     def _load_loaders(self, _models: Any, folder: str) -> None:
-        for number, loader in enumerate(self._loaders()):
+        for number, loader in enumerate(self._prepared):
             own, first = (_file(folder, number, rank) for rank in (self.process_index, 0))
             found = own if own.exists() else first
             if found.exists():

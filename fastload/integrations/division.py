@@ -56,17 +56,6 @@ def number_of_samples(settings: Settings) -> int | None:
     return known_length(sampler)
 
 
-def data_rank(accelerator: Accelerator) -> tuple[int, int]:
-    """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
-    mesh = accelerator._prepare_device_mesh()
-    if not mesh:
-        return accelerator.process_index, accelerator.num_processes
-    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
-    same = sizes.get("tp", 1) * sizes.get("cp", 1)
-    parts = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
-    return accelerator.process_index // same, parts
-
-
 def agreed_seed(settings: Settings, accelerator: Accelerator, world_size: int) -> int | None:
     """Return a seed of order and samples, the same on all ranks. Return None if the loader's own settings are enough.
 

@@ -1,4 +1,12 @@
-"""A prepared loader, and its iterator. The batches are those of Accelerate's own loaders for the same order."""
+"""A prepared loader, and its iterator. The batches are those of Accelerate's own loaders for the same order.
+
+The private names of Accelerate that fastload uses:
+
+    _is_accelerate_prepared   of a loader: True keeps Accelerate from making one of torch's loaders out of it. `prepare`
+                              looks at what it made, and raises RuntimeError if that is another loader
+    _prepare_device_mesh      of an Accelerator: which ranks read the same samples. Without it, `prepare` raises
+                              AttributeError
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ from accelerate.utils import send_to_device, synchronize_rng_states
 from torch.utils.data import IterableDataset
 
 from fastload.errors import LoaderTimeoutError
-from fastload.integrations.division import agreed_seed, check, data_rank, divided, number_of_samples
+from fastload.integrations.division import agreed_seed, check, divided, number_of_samples
 from fastload.integrations.stream import Part
 from fastload.loader import DataLoader
 from fastload.order.batches import draws_nothing, position_after
@@ -38,7 +46,7 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
             return False
         settings = Settings.of(self)
         check(self, settings.sampler, accelerator, resumes=self._epochs.resume is not None)
-        rank, world_size = data_rank(accelerator)
+        rank, world_size = _data_rank(accelerator)
         ranks = 1 if accelerator.split_batches else world_size
         size = getattr(settings.sampler, "batch_size", None) or self.batch_size
         self.total_dataset_length = number_of_samples(settings)
@@ -244,6 +252,17 @@ def prepare(
             "fastload knows Accelerate 1.8 to 1.15"
         )
     return made
+
+
+def _data_rank(accelerator: accelerate.Accelerator) -> tuple[int, int]:
+    """Return rank and number of the parts that the data has: ranks of one tensor-parallel group read the same."""
+    mesh = accelerator._prepare_device_mesh()
+    if not mesh:
+        return accelerator.process_index, accelerator.num_processes
+    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names}
+    same = sizes.get("tp", 1) * sizes.get("cp", 1)
+    parts = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
+    return accelerator.process_index // same, parts
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:

@@ -4,6 +4,8 @@ from fastload.integrations.transformers import Trainer
 
 Or put `TrainerMixin` before another Trainer: `class Mine(TrainerMixin, Seq2SeqTrainer): ...`. All `dataloader_*`
 arguments keep their meaning, and so do those of `accelerator_config` (see `fastload.integrations.accelerate`).
+
+It uses no private name, but replaces a function in the modules of the Trainer's classes: see `TrainerMixin`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,13 @@ The functions of `random` are methods of one instance, `random._inst`. `install`
 few methods that reach the C generator use the thread's own. So this routes all names that are bound to Python methods,
 even those imported long before. `random.random` and `random.getrandbits` are bound to C methods: `install` replaces
 them in every module that holds them.
+
+The private names of Python that it uses. `unusable` tests them at the first use, with all methods of `random`. If one
+differs, it says why: `worker_method="auto"` uses processes, and `"thread"` warns.
+
+    random._inst            the instance that all functions share. No public name leads to it
+    Random._randbelow       what `randint` and `shuffle` draw by. Replaced for speed: each try would look for the thread
+    gauss_next              of the instance: the second normal of a pair
 """
 
 from __future__ import annotations
