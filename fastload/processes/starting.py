@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from fastload._kit.user_errors import shown
@@ -36,6 +36,7 @@ from fastload.random import torch_random
 from fastload.random.streams import MODULES
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
+from fastload.safety.graph import kind_of
 from fastload.safety.libraries import LIBRARIES
 from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
@@ -300,15 +301,8 @@ def _path_of(x: Any, path: str, seen: set[int]) -> str:
     seen.add(id(x))
     if _can_be_sent(x):
         return ""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(x, dict):
-        parts = [(f"{path}[{shown(key)}]", value) for key, value in x.items()]
-    elif isinstance(x, list | tuple | set):
-        parts = [(f"{path}[{k}]", value) for k, value in enumerate(x)]
-    elif not callable(getattr(type(x), "__getstate__", None)) or hasattr(x, "__dict__"):
-        parts = [(f"{path}.{name}", value) for name, value in getattr(x, "__dict__", {}).items()]
-    for inner, value in parts:
-        if found := _path_of(value, inner, seen):
+    for way, part in () if isinstance(x, FunctionType) else kind_of(type(x)).parts(x):
+        if found := _path_of(part, path + way, seen):
             return found
     return f"{path} ({type(x).__module__}.{type(x).__qualname__})"
 

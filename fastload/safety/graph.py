@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import struct
+import itertools
 import sys
 import tarfile
-import types
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from typing import Any
 
-import numpy as np
 import torch
 
 from fastload.safety import kinds, memory, objects
-from fastload.safety.callables import EXACT
 from fastload.safety.files import CannotReopen
 
 
@@ -30,23 +26,6 @@ class Node:
     kind: kinds.Kind
     parent: int | None
     label: str
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The number and size of the objects below a container that may be data."""
-
-    outer: int | None
-    objects: float = 0
-    nbytes: float = 0
-
-    def add(self, objects: float, nbytes: float) -> None:
-        self.objects += objects
-        self.nbytes += nbytes
-
-    def is_full(self, parts: int = 1) -> bool:
-        """Return whether what lies below exceeds the container's limits divided by `parts`."""
-        return self.objects * parts > objects.BELOW or self.nbytes * parts > objects.BELOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +41,20 @@ class Named:
 
 
 class Graph:
-    """Which objects of a graph each worker gets its own copy of, and which all workers share.
+    """Which objects each worker gets its own copy of, and which all workers share.
 
     Args:
         roots: the objects at which the graph begins, by name. They are copied as one graph: if two of them hold the
             same object, their copies hold the same copy.
         copy_data: copy data too, whatever its size.
 
-    It reads the graph once, in the caller's thread: nothing may change it meanwhile.
+    It reads the objects once, in the caller's thread: nothing may change them meanwhile.
     """
 
     def __init__(self, roots: Mapping[str, Any], *, copy_data: bool = False) -> None:
         self.roots = roots
         self._copy_data = copy_data
         self.kinds = Kinds()
-        self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
@@ -92,25 +70,20 @@ class Graph:
 
     def _walk(self, root: Any, label: str) -> None:
         """Add an object and all below it to the graph."""
-        # On the stack: an object, its parent, the expression from there, and the innermost container around it.
-        stack: list[tuple[Any, int | None, str, int | None]] = [(root, None, label, None)]
+        stack: list[tuple[Any, int | None, str]] = [(root, None, label)]
         while stack:
-            x, parent, label, holder = stack.pop()
+            x, parent, label = stack.pop()
             kind = self.kinds[type(x)]
             if kind is kinds.ATOM or id(x) in self.nodes:
                 continue
-            if holder is not None and not self._count(holder, x, kind):
-                continue
             self.nodes[id(x)] = Node(x, kind, parent, label)
-            why = self._why_shared(x, kind)
+            elements = not self._is_data(x, kind)
+            why = self._why_shared(x, kind, elements)
             if why is not None:
                 self.shared[id(x)] = why
                 continue
-            if isinstance(kind, kinds.Container) and len(x) >= objects.FEW and not self._copy_data:
-                self._tallies[id(x)] = _Tally(holder)
-                holder = id(x)
-            parts = _attributes(x, kind) if self._is_long(x, kind) else kind.parts(x)
-            below = [(y, id(x), way, holder) for way, y in parts if type(y) not in objects.LEAVES]
+            parts = kind.parts(x) if elements else kinds.Instance.parts(kind, x)  # type: ignore[arg-type]
+            below = [(y, id(x), way) for way, y in parts if type(y) not in objects.LEAVES]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
 
     @cached_property
@@ -128,7 +101,7 @@ class Graph:
         shared = [self.nodes[i].x for i in self.shared if type(self.nodes[i].x) is list]
         self.lists = {id(x): x.copy() for x in shared}
 
-    def _why_shared(self, x: Any, kind: kinds.Kind) -> str | None:
+    def _why_shared(self, x: Any, kind: kinds.Kind, elements: bool) -> str | None:
         """Return why an object is shared, whatever its parts are, or None."""
         if isinstance(kind, kinds.Refused) and objects.is_open(x):
             self.refused.append(Named(self.path(x), x, "open"))
@@ -136,64 +109,66 @@ class Graph:
             return kind.shared
         if isinstance(kind, kinds.Generator) and objects.is_global_generator(x):
             return "global functions draw from it"
-        if type(kind) is kinds.Instance and kind.is_constant and not _attributes(x, kind):
-            return "a constant"
-        if isinstance(kind, kinds.File) and x in _streams():
+        streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+        if isinstance(kind, kinds.File) and x in streams:
             return "a standard stream"
         if isinstance(kind, kinds.Memory):
             why = memory.why_apart(x, copy_data=self._copy_data)
             if why is None:
                 self._memory.append(x)
             return why
-        is_data = self._is_long(x, kind) and not _attributes(x, kind)
-        return f"{len(x):,} elements" if is_data else None
+        if isinstance(kind, kinds.Instance) and not (kind.any and [*kinds.Instance.parts(kind, x)]):
+            if not elements:
+                return f"{len(x):,} elements"
+            return "a constant" if type(kind) is kinds.Instance and kind.is_constant else None
+        return None
 
-    def _is_long(self, x: Any, kind: kinds.Kind) -> bool:
-        """Return whether the elements of a container are data: there are many, and they are no code."""
-        few = not isinstance(kind, kinds.Container) or len(x) <= objects.ELEMENTS
-        return not (few or self._copy_data or objects.holds_code(x))
+    # ---- containers that are data ----
+
+    def _is_data(self, x: Any, kind: kinds.Kind) -> bool:
+        """Return whether the elements of a container are data: there is much below it, and it is no code."""
+        if not isinstance(kind, kinds.Container) or self._copy_data or len(x) < objects.FEW:
+            return False
+        much = len(x) > objects.ELEMENTS or self._is_heavy(x, kind)
+        return much and not objects.holds_code(x)
+
+    def _is_heavy(self, x: Any, kind: kinds.Container) -> bool:
+        """Return whether much is below a container, to which one element adds an eighth of the limits at most."""
+        count = nbytes = 0
+        seen, most, largest = {id(x)}, objects.BELOW // 8, objects.BELOW_BYTES // 8
+        for _, part in kind.parts(x):
+            todo, more, size = [part], 0, 0
+            while todo and more < most and size < largest:
+                y = todo.pop()
+                of = self.kinds[type(y)]
+                if of is kinds.ATOM or id(y) in seen or type(y) in objects.LEAVES:
+                    continue
+                seen.add(id(y))
+                more += 1
+                if isinstance(of, kinds.Memory):
+                    size += memory.nbytes_of(y)
+                elif isinstance(of, kinds.Container):
+                    size += 8 * len(y)
+                if of.shared is None and not isinstance(of, kinds.InC):
+                    todo += (p for _, p in itertools.islice(of.parts(y), most))
+            count += more
+            nbytes += min(size, largest)
+            if count > objects.BELOW or nbytes > objects.BELOW_BYTES:
+                return True
+        return False
+
+    # ---- memory ----
 
     def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
-        process = memory.ProcessMemory()
+        maps = memory.shared_maps()
         for block in memory.blocks_of(self._memory):
-            why = block.why_shared(process, copy_data=self._copy_data)
+            why = block.why_shared(maps, copy_data=self._copy_data)
             if why is None:
                 block.members = [member for member in block.members if memory.is_view(member)]
                 self.blocks.update((id(member), block) for member in block.members)
             else:
                 self.shared.update((id(member), why) for member in block.members)
-
-    # ---- containers that are data by what is below them ----
-
-    def _count(self, holder: int, x: Any, kind: kinds.Kind) -> bool:
-        """Count an object in the containers around it. Return False if one of those is data."""
-        around: list[int] = []
-        at: int | None = holder
-        while at is not None:
-            if at in self.shared:
-                return False
-            around.append(at)
-            at = self._tallies[at].outer
-        nbytes = memory.nbytes_of(x) if isinstance(kind, kinds.Memory) else 0
-        nbytes = 8 * len(x) if isinstance(kind, kinds.Container) else nbytes
-        for at in around:
-            self._tallies[at].add(1, nbytes)
-        full = any(self._tallies[at].is_full() for at in around)
-        return not (full and self._make_data(around))
-
-    def _make_data(self, around: list[int]) -> bool:
-        """Share the innermost container with most of what was counted. Return False if it holds code."""
-        k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
-        node, tally = self.nodes[at], self._tallies[at]
-        if _attributes(node.x, node.kind) or objects.holds_code(node.x):
-            for outer in around[k:]:  # the outer containers hold its elements too
-                self._tallies[outer].add(-inf, -inf)
-            return False
-        self.shared[at] = f"{tally.objects:,} objects or {tally.nbytes / 2**20:.1f} MiB below it"
-        for outer in around[k + 1 :]:
-            self._tallies[outer].add(-tally.objects, -tally.nbytes)
-        return True
 
     # ---- what is known of an object ----
 
@@ -224,26 +199,8 @@ class Graph:
     def share(self, x: Any, error: Exception) -> None:
         """Share an object that cannot be copied, and note why."""
         why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
-        self.uncopyable.insert(0, Named(self.path(x), x, why))
+        self.uncopyable.insert(0, Named(self.path(x), x, why))  # copies begin with the last
         self.shared[id(x)] = why
-
-
-def _streams() -> tuple[Any, ...]:
-    return sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
-
-
-def _attributes(x: Any, kind: Any) -> list[kinds.Part]:
-    return [*kinds.Instance.parts(kind, x)] if kind.any else []
-
-
-_ATOMS = (
-    *(objects.LEAVES - {object}),
-    *objects.CONSTANTS,
-    *(type, property, staticmethod, classmethod, struct.Struct, np.ufunc, torch.layout),
-    *(torch.finfo, torch.iinfo, torch.jit.ScriptFunction, types.CodeType, types.GenericAlias),
-    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
-    *(types.ModuleType, types.NotImplementedType, types.UnionType, types.WrapperDescriptorType),
-)
 
 
 class Kinds(dict[type, kinds.Kind]):
@@ -256,11 +213,11 @@ class Kinds(dict[type, kinds.Kind]):
 
 def kind_of(cls: type) -> kinds.Kind:
     """Return the kind of a class."""
-    if cls in EXACT:
-        return EXACT[cls]
+    if cls in kinds.EXACT:
+        return kinds.EXACT[cls]
     if (names := objects.per_worker(cls)) is not None:
         return kinds.Instance(cls, names)
-    if cls is object or issubclass(cls, _ATOMS):
+    if objects.is_atom(cls):
         return kinds.ATOM
     if objects.is_one_of(cls, objects.REFUSED):
         return kinds.Refused()
@@ -273,8 +230,8 @@ def kind_of(cls: type) -> kinds.Kind:
     in_memory = issubclass(cls, io.BytesIO | io.StringIO)
     if issubclass(cls, io.IOBase | tarfile.TarFile) and not in_memory:
         return kinds.File()
-    base = kinds.solid_base(cls)
-    if base in kinds.BASES:
+    base = objects.solid_base(cls)
+    if base in objects.BASES:
         return kinds.Container(cls, base)
-    in_c = objects.is_one_of(cls, objects.REDUCED) or not kinds.is_plain(cls)
+    in_c = objects.is_one_of(cls, objects.REDUCED) or not objects.is_plain(cls)
     return kinds.InC(cls) if in_c else kinds.Instance(cls)

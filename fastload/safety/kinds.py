@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import ctypes
+import functools
 import itertools
 import random
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fastload.safety import finalizers
 from fastload.safety.files import reopened
+from fastload.safety.finalizers import silence
+from fastload.safety.modules import is_importable
 from fastload.safety.objects import (
     GENERATORS,
     LEAVES,
     attributes,
     filled,
-    is_in_c,
     own_dict,
     slots_of,
 )
@@ -99,37 +100,28 @@ class Instance(Kind):
         """See `Kind`."""
         held = dict(attributes(x, self._slots))
         for name, value in {**held, **self._of_class, **held}.items():
-            if self._names is None or name in self._names:
+            if self._is_own(name):
                 yield f".{name}", value
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        y = self._filled(object.__new__(self._cls), x, copier)
-        if self._names and all(copier.copy(value) is value for _, value in self.parts(x)):
-            copier.memo[id(x)] = y = x
-        return y
+        return self._filled(object.__new__(self._cls), x, copier)
 
     def _filled(self, y: Any, x: Any, copier: Copier) -> Any:
         """Give `y` copies of the attributes of `x`, and return it."""
-
-        def mine(name: str, value: Any) -> Any:
-            return copier.copy(value) if self._names is None or name in self._names else value
-
         copier.memo[id(x)] = y
-        if not self.any:
-            return y
-        finalizers.silence(y)
-        before, own = own_dict(x), own_dict(y)
-        # Plain values first: `__hash__` may need them if the next attribute is a set that holds `x`.
-        own.update((name, value) for name, value in before.items() if type(value) in LEAVES)
-        for name, value in (*before.items(), *self._of_class.items()):
-            if name not in own:
-                own[name] = mine(name, value)
-        for name in before:
-            own[name] = own.pop(name)  # in the order of the original
-        for name, member, value in filled(self._slots, x):
-            member.__set__(y, mine(name, value))
+        if self.any:
+            silence(y)
+            before, own = own_dict(x), own_dict(y)
+            own.update({**before, **self._of_class, **before})  # `__hash__` may need plain values
+            for name, value in [*own.items()]:
+                own[name] = copier.copy(value) if self._is_own(name) else value
+            for name, member, value in filled(self._slots, x):
+                member.__set__(y, copier.copy(value) if self._is_own(name) else value)
         return y
+
+    def _is_own(self, name: str) -> bool:
+        return self._names is None or name in self._names
 
 
 class Container(Instance):
@@ -187,11 +179,9 @@ class Container(Instance):
 
 def elements(x: Any, base: Any) -> Iterable[Any]:
     """Return the elements of a container, or keys and values. No code of a subclass of `base` runs."""
-    return (
-        itertools.chain(base.keys(x), base.values(x))
-        if issubclass(base, dict)
-        else base.__iter__(x)
-    )
+    if issubclass(base, dict):
+        return itertools.chain(base.keys(x), base.values(x))
+    return base.__iter__(x)  # type: ignore[no-any-return]
 
 
 def is_flat(x: Any, base: Any) -> bool:
@@ -199,23 +189,97 @@ def is_flat(x: Any, base: Any) -> bool:
     return LEAVES.issuperset(map(type, elements(x, base)))
 
 
-BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
+# ---- functions and other callables ----
 
 
-def solid_base(cls: type) -> type:
-    """Return the built-in base class that defines the instances' memory layout."""
-    kind: type | None = cls
-    while kind is not None and kind not in BASES and kind is not object:
-        kind = kind.__base__
-    return kind or object
+class Function(Kind):
+    """A function. Only one with a closure, default values or attributes can change."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        if is_importable(x):
+            return
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+            yield f" ({name})", cell
+        for value in (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()):
+            yield " (a default)", value
+        yield from ((f".{name}", value) for name, value in vars(x).items())
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        if all(type(part) in LEAVES for _, part in self.parts(x)):
+            return x
+        cells = tuple(copier.copy(cell) for cell in x.__closure__ or ()) or None
+        if id(x) in copier.memo:  # a function may refer to itself through its closure
+            return copier.memo[id(x)]
+        y = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells)
+        copier.memo[id(x)] = y
+        y.__defaults__ = x.__defaults__ and tuple(map(copier.copy, x.__defaults__))
+        own = x.__kwdefaults__
+        y.__kwdefaults__ = own and {name: copier.copy(value) for name, value in own.items()}
+        for name in ("__qualname__", "__module__", "__doc__"):
+            setattr(y, name, getattr(x, name))
+        vars(y).update((name, copier.copy(value)) for name, value in vars(x).items())
+        return y
 
 
-def is_plain(cls: type) -> bool:
-    """Return whether instances consist only of attributes: no class among the bases holds C data."""
-    if any(map(is_in_c, cls.__mro__[:-1])):
-        return False
-    pointers = len(slots_of(cls)) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
-    return cls.__basicsize__ <= object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)
+class Cell(Kind):
+    """The variable of a closure."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        with suppress(ValueError):  # empty
+            yield "", x.cell_contents
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        y = copier.memo[id(x)] = types.CellType()
+        for _, contents in self.parts(x):
+            y.cell_contents = copier.copy(contents)
+        return y
+
+
+class Bound(Kind):
+    """A bound method, a `functools.partial`, or a function under `functools.lru_cache`."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        if type(x) is functools.partial:
+            yield ".func", x.func
+            yield from ((f".args[{k}]", a) for k, a in enumerate(x.args))
+            yield from ((f".keywords[{k!r}]", a) for k, a in x.keywords.items())
+            yield from ((f".{name}", value) for name, value in vars(x).items())
+        elif type(x) is CACHED:
+            yield ".__wrapped__", x.__wrapped__
+        elif not isinstance(x.__self__, types.ModuleType | type | None):
+            yield ".__self__", x.__self__
+            if type(x) is types.MethodType:
+                yield ".__func__", x.__func__
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`. Each worker begins with an empty cache: cached values may be state."""
+        own = copier.copy
+        if type(x) is CACHED:
+            return functools.lru_cache(**x.cache_parameters())(own(x.__wrapped__))
+        if all(own(part) is part for _, part in self.parts(x)):
+            return x
+        if type(x) is types.MethodType:
+            return types.MethodType(own(x.__func__), own(x.__self__))
+        if type(x) is functools.partial:
+            words = {name: own(value) for name, value in x.keywords.items()}
+            y = functools.partial(own(x.func), *map(own, x.args), **words)
+            vars(y).update((name, own(value)) for name, value in vars(x).items())
+            return y
+        return getattr(own(x.__self__), x.__name__)  # in C: `generator.uniform`, `list.append`
+
+
+CACHED = type(functools.lru_cache(print))
+METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
+EXACT: dict[type, Kind] = {
+    types.FunctionType: Function(),
+    types.CellType: Cell(),
+    **dict.fromkeys((*METHODS, functools.partial, CACHED), Bound()),
+}
 
 
 # ---- data in C ----
@@ -312,7 +376,7 @@ class InC(Kind):
             return x
         copier.memo.update((id(part), copier.copy(part)) for _, part in _parts_of(reduced))
         y = copy.deepcopy(types.SimpleNamespace(__reduce_ex__=lambda _: reduced), copier.memo)
-        finalizers.silence(y)
+        silence(y)
         return y
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import array
 import bisect
 import ctypes
-import functools
-import mmap
 import re
 from collections.abc import Container, Iterable
 from contextlib import suppress
@@ -31,18 +29,14 @@ MEMORY = (np.ndarray, torch.Tensor, torch.UntypedStorage, bytearray, array.array
 """The classes of memory. A subclass of the user's may copy itself."""
 
 
-class ProcessMemory:
-    """The memory of this process. The system is asked once, at the first question."""
+Maps = list[tuple[int, int]]
+"""The first address of each piece of memory, and the first after it, in order."""
 
-    @functools.cached_property
-    def _shared(self) -> list[tuple[int, int]]:
-        found = _SHARED.findall(Path("/proc/self/maps").read_bytes())
-        return [(int(start, 16), int(stop, 16)) for start, stop in found]
 
-    def is_shared(self, address: int) -> bool:
-        """Return whether a forked process would write to the same memory."""
-        k = bisect.bisect(self._shared, address, key=itemgetter(0))
-        return k > 0 and address < self._shared[k - 1][1]
+def shared_maps() -> Maps:
+    """Return the memory that a forked process would write to, too."""
+    found = _SHARED.findall(Path("/proc/self/maps").read_bytes())
+    return [(int(start, 16), int(stop, 16)) for start, stop in found]
 
 
 IN_SHARED_MEMORY = "in shared memory"
@@ -58,16 +52,17 @@ class Block:
     stop: int
     members: list[Any] = field(default_factory=list)
 
-    def why_shared(self, process: ProcessMemory, *, copy_data: bool) -> str | None:
+    def why_shared(self, maps: Maps, *, copy_data: bool) -> str | None:
         """Return why the memory is shared, or None if each worker gets its own."""
         if self.stop - self.start > MEMORY_BYTES and not copy_data:
             return "data"
         if not copy_data and not any(map(_is_writable, self.members)):
             return "read-only"
         # CUDA's pinned memory is mapped as shared, and no other process can use it.
-        if process.is_shared(self.start) and not any(map(_is_pinned, self.members)):
+        k = bisect.bisect(maps, self.start, key=itemgetter(0))
+        if k and self.start < maps[k - 1][1] and not any(map(_is_pinned, self.members)):
             return IN_SHARED_MEMORY
-        return next(filter(None, map(_why_foreign, self.members)), None)
+        return None
 
 
 def why_apart(x: Any, *, copy_data: bool) -> str | None:
@@ -84,15 +79,6 @@ def why_apart(x: Any, *, copy_data: bool) -> str | None:
     start, stop = extent(x)
     scattered = start == stop and nbytes_of(x) > MEMORY_BYTES
     return "data" if scattered and not copy_data else None
-
-
-def _why_foreign(x: Any) -> str | None:
-    """Return why an array must be shared: its memory belongs to an object that cannot be copied with it."""
-    owner: Any = _root(x).base if isinstance(x, np.ndarray) else None
-    owner = owner.obj if isinstance(owner, memoryview) else owner
-    if owner is None or isinstance(owner, (*MEMORY, mmap.mmap)):
-        return None
-    return "read-only" if isinstance(owner, bytes) else "in memory of another owner"
 
 
 def is_view(x: Any) -> bool:

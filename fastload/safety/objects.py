@@ -11,6 +11,7 @@ A container that holds datasets, transforms, functions or generators is never da
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import io
 import itertools
@@ -18,6 +19,7 @@ import random
 import re
 import tomllib
 import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from functools import partial
@@ -92,6 +94,13 @@ def shared_class(kind: type) -> str | None:
 def is_one_of(kind: type, classes: Set[str]) -> bool:
     """Return whether a class or a base of it is named in `classes`."""
     return not classes.isdisjoint(names(kind))
+
+
+def is_atom(kind: type) -> bool:
+    """Return whether instances cannot change, or are code that all share."""
+    if kind in LEAVES or issubclass(kind, CONSTANTS):
+        return True
+    return is_one_of(kind, _NAMES["atoms"])
 
 
 def is_open(handle: Any) -> bool:
@@ -210,3 +219,24 @@ def some(container: Any, count: int) -> Iterable[Any]:
         return tuple.__getitem__(container, step)
     held = dict.values(container) if isinstance(container, dict) else container
     return itertools.islice(held, count)
+
+
+# ---- classes ----
+
+BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
+
+
+def solid_base(cls: type) -> type:
+    """Return the built-in base class that defines the instances' memory layout."""
+    kind: type | None = cls
+    while kind is not None and kind not in BASES and kind is not object:
+        kind = kind.__base__
+    return kind or object
+
+
+def is_plain(cls: type) -> bool:
+    """Return whether instances consist only of attributes: no class among the bases holds C data."""
+    if any(map(is_in_c, cls.__mro__[:-1])):
+        return False
+    pointers = len(slots_of(cls)) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    return cls.__basicsize__ <= object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)

@@ -8,7 +8,7 @@ A function is plainly safe if it
 - calls functions of the list, methods of the list, and functions that are plainly safe themselves;
 - calls `open` only in `with open(...)`.
 
-It has no `global`, `del`, `match`, `yield`, `:=`, `import`, function or class inside, `is` but for
+It has no `global`, `del`, `match`, `yield`, `:=`, `import`, lambda, function or class inside, `is` but for
 constants, `**` in calls.
 What cannot be read is not plainly safe. `plain.toml` has the lists.
 """
@@ -30,11 +30,11 @@ import torch
 
 from fastload.safety.source import Path, named, source_of
 
-_LISTS: dict[str, dict[str, str]] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
-METHODS = frozenset(" ".join(_LISTS["methods"].values()).split())
-CHANGING = frozenset(_LISTS["changing"]["names"].split())
-OBJECTS = tuple(_LISTS["objects"]["names"].split())
-_PURE_MODULES = frozenset(_LISTS["modules"]["names"].split())
+LISTS: dict[str, dict[str, str]] = tomllib.loads(File(__file__).with_suffix(".toml").read_text())
+METHODS = frozenset(" ".join(LISTS["methods"].values()).split())
+CHANGING = frozenset(LISTS["changing"]["names"].split())
+OBJECTS = tuple(LISTS["objects"]["names"].split())
+_PURE_MODULES = frozenset(LISTS["modules"]["names"].split())
 
 _OTHERS: Any = (str, bytes, list, dict, set, frozenset, bytearray, np.ndarray, torch.Tensor)
 _BOUND = {name for kind in _OTHERS for name in dir(kind) if callable(getattr(kind, name))}
@@ -44,15 +44,10 @@ _BOUND -= {"count", "index", "data", "size", "values"}  # as of pandas and of us
 WRITING = frozenset({"out", "dst", "inplace", "where", "file", "allow_pickle"})
 """Keywords by which a function writes to an argument, or runs code that a file names."""
 
-_WITH_OUT = {name: int(n) for n, names in _LISTS["with_out"].items() for name in names.split()}
+_WITH_OUT = {name: int(n) for n, names in LISTS["with_out"].items() for name in names.split()}
 """How many arguments of a method of NumPy's come before one that it writes to."""
 
-_AS_THEIR_PARTS = (
-    *(ast.Expr, ast.If, ast.While, ast.Return, ast.Raise, ast.Assert, ast.Pass, ast.Break),
-    *(ast.Continue, ast.With, ast.Try, ast.ExceptHandler, ast.Constant, ast.Subscript, ast.BinOp),
-    *(ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Slice, ast.Tuple, ast.List, ast.Dict),
-    *(ast.Set, ast.JoinedStr, ast.FormattedValue, ast.Starred, ast.keyword),
-)
+_AS_THEIR_PARTS = tuple(getattr(ast, name) for name in LISTS["syntax"]["names"].split())
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _NEW = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
 _OUTSIDE = ("global", "free")
@@ -83,7 +78,7 @@ def listed(table: str, x: Any) -> bool:
 @lru_cache(8)
 def _listed(table: str, modules: int) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
-    for module, names in _LISTS[table].items():
+    for module, names in LISTS[table].items():
         held = vars(sys.modules.get(module, ast)) if module in sys.modules else {}
         for x in (held[name] for name in names.split() if name in held):
             found.setdefault(id(x), []).append(x)
@@ -110,18 +105,17 @@ class Reading:
     Args:
         function: what is read.
         first: the name of its first argument if that is its own instance, else None.
-        made: whether it makes that instance, and so may assign its attributes.
 
     `findings` says why it is not plainly safe. `uses` are the paths of outside objects that it names, `calls` the
-    paths of attributes of its instance that it calls, both with their lines. `names` are all names of attributes.
+    paths of attributes of its instance that it calls. `names` are all names of attributes.
     """
 
-    def __init__(self, function: FunctionType, first: str | None, *, made: bool = False) -> None:
+    def __init__(self, function: FunctionType, first: str | None) -> None:
         self.findings: list[Finding] = []
-        self.uses: dict[Path, int] = {}
-        self.calls: dict[Path, int] = {}
+        self.uses: set[Path] = set()
+        self.calls: set[Path] = set()
         self.names: set[str] = set()
-        self._function, self._first, self._made = function, first, made
+        self._function, self._first = function, first
         self._scopes: list[set[str]] = []
         self._new: set[str] = set()
         self._line = function.__code__.co_firstlineno
@@ -133,7 +127,7 @@ class Reading:
         self._new = {
             n for n, values in self._bound.items() if values and all(map(self._is_new, values))
         }
-        for each in [tree] if isinstance(tree, ast.expr) else tree.body:
+        for each in tree.body:
             self._read(each)
 
     def _refuse(self, does: str, remedy: str = "", **kind: bool) -> None:
@@ -174,10 +168,6 @@ class Reading:
                 self._store(node.optional_vars)
         elif isinstance(node, _COMPREHENSIONS):
             self._within({n.id for g in node.generators for n in _stored(g.target)}, node)
-        elif isinstance(node, ast.Lambda):
-            if node.args.defaults or any(node.args.kw_defaults):
-                self._refuse("has a lambda with defaults")
-            self._within({a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}, node)
         elif isinstance(node, ast.comprehension):
             self._parts(node, "target")
             if any(not isinstance(n.ctx, ast.Store) for n in _stored(node.target)):
@@ -240,7 +230,7 @@ class Reading:
 
     def _use(self, path: Path | None) -> None:
         if path is not None and path[0] in _OUTSIDE:
-            self.uses.setdefault(path, self._line)
+            self.uses.add(path)
 
     # ---- calls ----
 
@@ -283,7 +273,7 @@ class Reading:
             self._refuse(f"passes more than {_WITH_OUT[name]} arguments by position to `{name}`")
         own = isinstance(receiver, ast.Name) and receiver.id in self._new
         if path is not None and path[0] == "self" and len(path) > 1:
-            self.calls.setdefault(path, self._line)
+            self.calls.add(path)
         elif own and name in CHANGING | METHODS:
             return
         elif path is not None:
@@ -312,8 +302,6 @@ class Reading:
                 self._store(target.value)
             case ast.Subscript(value=ast.Name(id=name)) if name in self._new:
                 self._read(target.slice)
-            case ast.Attribute(value=value) if self._made and self._is_first(value):
-                pass
             case _:
                 self._changes(target, "assigns to an element or attribute of what it did not make")
 
@@ -341,14 +329,14 @@ def _stored(target: ast.AST) -> Iterator[ast.Name]:
     return (node for node in ast.walk(target) if isinstance(node, ast.Name))
 
 
-def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
+def _bindings(tree: ast.FunctionDef, function: FunctionType) -> dict[str, list[Any]]:
     """Return what each local name is bound to: an expression, or None for anything else."""
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
     found: dict[str, list[Any]] = {name: [None] for name in code.co_varnames[:count]}
     values: dict[int, Any] = {}  # of what is assigned to a name alone
-    todo: list[ast.AST] = [tree] if isinstance(tree, ast.expr) else list(tree.body)  # type: ignore[attr-defined]
+    todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Assign):
@@ -364,6 +352,6 @@ def _bindings(tree: ast.AST, function: FunctionType) -> dict[str, list[Any]]:
             found.setdefault(node.name, []).append(None)
         elif isinstance(node, ast.alias):  # of an import, which is refused
             found.setdefault(node.asname or node.name.partition(".")[0], []).append(None)
-        if not isinstance(node, (*_COMPREHENSIONS, ast.Lambda)):
+        if not isinstance(node, _COMPREHENSIONS):
             todo += ast.iter_child_nodes(node)
     return found

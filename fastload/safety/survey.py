@@ -147,9 +147,9 @@ class Survey:
             return True
         found = [node.x for node in self.graph.nodes.values()]
         # A class may share its attributes. Then the graph does not have them.
-        held = [value for x in found for value in own_dict(x).values()]
-        members = [x for value in held if type(value) in (tuple, list) for x in value[:_MEMBERS]]
-        return any(map(_brings_messages, (*found, *held, *members)))
+        for value in [value for x in found for value in own_dict(x).values()]:
+            found += [value, *(value[:64] if type(value) in (tuple, list) else ())]
+        return any(map(_brings_messages, found))
 
     # ---- what workers share ----
 
@@ -174,10 +174,6 @@ class Survey:
             "a value between two calls, samples can be wrong. Create it at the first sample, or pass "
             'worker_method="process" without worker_processes.'
         )
-
-
-_MEMBERS = 64
-"""The members of a tuple or list that are looked at."""
 
 
 def _brings_messages(x: Any) -> bool:

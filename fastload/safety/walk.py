@@ -18,12 +18,12 @@ from torch.utils.data import Dataset
 
 from fastload.random import numpy_random, python_random
 from fastload.safety import objects
-from fastload.safety.callables import EXACT
 from fastload.safety.kinds import elements, is_flat
 from fastload.safety.libraries import is_allowed, unsafe_names
 from fastload.safety.modules import is_importable, is_users_module
 from fastload.safety.objects import LEAVES, attributes, is_in_c, own_dict
 from fastload.safety.plain import (
+    LISTS,
     METHODS,
     OBJECTS,
     WRITING,
@@ -43,13 +43,7 @@ _BASES = {object, Dataset, torch.utils.data.IterableDataset, Generic, Protocol, 
 _BASES |= {torch.nn.Module, enum.Enum}
 _METACLASSES = {type, abc.ABCMeta, enum.EnumMeta, type(Protocol)}
 
-_NOT_CALLED = {
-    *("__init_subclass__", "__set_name__", "__annotate_func__", "__class_getitem__"),
-    *("__setattr__", "__delattr__", "__setitem__", "__delitem__", "__set__", "__delete__"),
-    *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__copy__"),
-}
-"""Methods that run at import, for a copy, or by statements that are not plainly safe."""
-_MAKING = {"__init__", "__new__", "__post_init__"}
+_NOT_CALLED = frozenset(LISTS["not_called"]["names"].split())
 _METHODS = {FunctionType, classmethod, staticmethod, property}
 
 
@@ -69,7 +63,7 @@ class Walk:
         self._code = 0
         # They stay alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Any] = {}
-        self._read: set[tuple[int, bool]] = set()
+        self._read: set[int] = set()
         self._names = {"__getitem__", "__getitems__", "__len__", "__call__", "forward", "fill_rows"}
         self._methods: dict[str, list[Any]] = {}  # not read yet
         self._instances: dict[type, list[Any]] = {}
@@ -120,16 +114,15 @@ class Walk:
         elif kind is functools.partial:
             if wrong := x.keywords.keys() & WRITING:
                 self._find(f"{path} passes `{wrong.pop()}=`")
-            self._todo += [(part, path, held) for _, part in EXACT[kind].parts(x)]
+            self._todo += [(part, path, held) for part in (x.func, *x.args, *x.keywords.values())]
         elif kind is types.BuiltinFunctionType and _is_global(x.__self__):
             self._past_routing(path)
         elif issubclass(kind, type):
-            self._class(x, path, made=True)
+            self._made(x, path)
         elif issubclass(kind, objects.GENERATORS):
             self._generator(x, path, held)
         elif kind in _CONTAINERS:
-            if held and kind not in (tuple, frozenset):
-                self._find(f"samples use `{path}`, a {kind.__name__} that a module or class holds")
+            self._held(x, path, held and kind not in (tuple, frozenset))
             self._parts(x, path, held)
         elif kind in _ARRAYS:
             self._array(x, path, held)
@@ -156,6 +149,11 @@ class Walk:
             changes=state,
         )
 
+    def _held(self, x: Any, path: str, held: bool) -> None:
+        if held:
+            name = type(x).__qualname__
+            self._find(f"samples use `{path}` ({name}), which a module or class holds")
+
     def _past_routing(self, path: str) -> None:
         self._find(f"{path} draws from a global generator that threads would share", shared=True)
 
@@ -175,8 +173,7 @@ class Walk:
                 self._find(f"{path} is a tensor that requires gradients")
         elif x.dtype.hasobject:
             self._find(f"{path} is an array of objects")
-        if held:
-            self._find(f"samples use `{path}`, an array that a module or class holds")
+        self._held(x, path, held)
 
     def _parts(self, x: Any, path: str, held: bool) -> None:
         if is_flat(x, type(x)):
@@ -191,25 +188,26 @@ class Walk:
 
     def _instance(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
-        if held:
-            self._find(f"samples use `{path}`, a {kind.__qualname__} that a module or class holds")
+        self._held(x, path, held)
         self._instances.setdefault(kind, []).append(x)
-        self._class(kind, f"{kind.__module__}.{kind.__qualname__}", made=False)
+        self._class(
+            kind,
+            f"{kind.__module__}.{kind.__qualname__}",
+        )
         self._todo += [(part, way, held) for way, part in _attributes(x, path)]
 
     # ---- classes ----
 
-    def _class(self, cls: type, path: str, *, made: bool) -> None:
-        """Look at a class whose instances samples use, or make."""
-        if is_allowed(cls.__module__, cls) or (not made and _is_listed(cls)):
+    def _made(self, cls: type, path: str) -> None:
+        users = is_users_module(cls.__module__)
+        if not is_allowed(cls.__module__, cls) and (users or not is_safe_function(cls)):
+            self._find(f"samples use the class `{path}`, which is not on the list")
+
+    def _class(self, cls: type, path: str) -> None:
+        """Look at a class of the user's, whose instances samples use."""
+        if id(cls) in self._read or objects.PER_WORKER in vars(cls):
             return
-        if not is_users_module(cls.__module__):
-            if not is_safe_function(cls):
-                self._find(f"samples use the class `{path}`, which is not on the list")
-            return
-        if (id(cls), made) in self._read or objects.PER_WORKER in vars(cls):
-            return
-        self._read.add((id(cls), made))
+        self._read.add(id(cls))
         theirs = [k for k in cls.__mro__ if not is_users_module(k.__module__)]
         known = all(k in _BASES or _is_listed(k) or issubclass(k, BaseException) for k in theirs)
         if type(cls) not in _METACLASSES or not known or is_in_c(cls):
@@ -219,18 +217,17 @@ class Walk:
         for owner in (k for k in cls.__mro__ if k not in theirs):
             for name, member in list(vars(owner).items()):
                 way = f"super.{name}" if name in nearer else name
-                self._member(owner, way, member, made, called=name in called)
+                self._member(owner, way, member, called=name in called)
             nearer |= vars(owner).keys()
 
-    def _member(self, cls: type, way: str, member: Any, made: bool, *, called: bool) -> None:
+    def _member(self, cls: type, way: str, member: Any, *, called: bool) -> None:
         """Look at an attribute of a class, by its name, or as "super.NAME" if a nearer class overrides it."""
         name = way.removeprefix("super.")
         special = name.startswith("__") and name.endswith("__")
         path = f"{cls.__module__}.{cls.__qualname__}.{name}"
-        assigns = name == "__setattr__" or (issubclass(type(member), property) and member.fset)
-        if name in ("__getattribute__", "__del__", "__new__", "__getattr__") or (made and assigns):
+        if name in ("__getattribute__", "__del__", "__new__", "__getattr__"):
             self._find(f"`{path}` is not read")
-        elif name in _NOT_CALLED or (name in _MAKING and not made):
+        elif name in _NOT_CALLED:
             return
         elif type(member) in _METHODS:
             of = member.fget if type(member) is property else getattr(member, "__func__", member)
@@ -253,19 +250,18 @@ class Walk:
         self, function: FunctionType, owner: type | None, first: str | None, path: str, held: bool
     ) -> None:
         module = function.__globals__.get("__name__")
-        if is_allowed(module, function) or (id(function), False) in self._read or self._decided:
+        if is_allowed(module, function) or id(function) in self._read or self._decided:
             return
         if not is_users_module(module):
             if not is_safe_function(function) and str(module).partition(".")[0] != "fastload":
                 self._find(f"samples use `{path}`, which is not on the list")
             return
-        self._read.add((id(function), False))
+        self._read.add(id(function))
         self._code += len(function.__code__.co_code)
         if self._ends():
             return
         names = function.__code__.co_varnames
-        making = function.__name__ in _MAKING
-        reading = Reading(function, names[0] if first and names else None, made=making)
+        reading = Reading(function, names[0] if first and names else None)
         self.findings += reading.findings
         for name in reading.names - self._names:
             for found in self._methods.pop(name, []):
@@ -302,14 +298,13 @@ class Walk:
 
     def _is_known_call(self, owner: type, path: Path) -> bool:
         """Return whether what a method calls on its instance was looked at: a method of the user, or an attribute."""
+        if path[-1] in METHODS:
+            return True
         kinds = [k for k in self._instances if issubclass(k, owner)] or [owner]
-        for kind in kinds:
-            found = self._instances.get(kind, []) or [kind]
-            for step in path[1:-1]:
-                found = [attribute(x, step) for x in found]
-            if not all(_is_method_or_part(x, path[-1]) for x in found):
-                return path[-1] in METHODS
-        return True
+        found = [x for k in kinds for x in self._instances.get(k) or [k]]
+        for step in path[1:-1]:
+            found = [attribute(x, step) for x in found]
+        return all(_is_method_or_part(x, path[-1]) for x in found)
 
 
 def _is_method_or_part(x: Any, name: str) -> bool:

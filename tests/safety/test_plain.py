@@ -34,20 +34,8 @@ class Box:
     def __init__(self, size): self.size = size
     def area(self): return self.size ** 2
     def grow(self): self.size += 1
-class Counted(Box):
-    made = 0
-    def __init__(self, size):
-        Counted.made += 1
-        self.size = size
-class Setting(Box):
-    def __setattr__(self, name, value): LISTS.append(name)
-class Property:
-    def __init__(self, size): self.size = size
-    @property
-    def size(self): return 1
-    @size.setter
-    def size(self, value): LISTS.append(value)
 def twice(x): return x * 2
+last = lambda w: w[-1]
 def keep(x): LISTS.append(x)
 def change(x):
     x[0] = 1
@@ -69,8 +57,8 @@ out = np.zeros(SIZE); out[1] = self.rows[i, 1]; return out
 out = []; out.append(i); out.extend(self.items["a"]); return out
 total = 0\nfor k in range(3): total += k * i\nreturn total
 row = dict(self.items); row["b"] = i; return row
-return twice(self.rows[i]), self.function(i), Box(i).size
-return max(self.words, key=len), sorted(self.words, key=lambda w: w[-1])[0]
+return twice(self.rows[i]), self.function(i)
+return max(self.words, key=len)
 with open(__file__) as f: return len(f.read())
 return Image.fromarray(self.rows.astype(np.uint8)).convert("RGB").getpixel((0, 0))
 if i is None or i not in (1, 2): return math.sqrt(i)\nraise ValueError(f"bad {i!r:>4}")
@@ -88,11 +76,11 @@ NOT_PLAIN = {
     "`append`": "self.items['a'].append(i); return i",
     r"\.LISTS`, which all threads share": "LISTS[0] = i; return i",
     r"TABLE`, which": "TABLE.update(a=i); return i",
-    r"`LISTS`, a list that a module": "return LISTS[i]",
-    "`ARRAY`, an array that a module": "return ARRAY[i].sum()",
+    r"`LISTS` \(list\), which a module": "return LISTS[i]",
+    r"`ARRAY` \(ndarray\), which a module": "return ARRAY[i].sum()",
     "`RNG` is a random generator": "return RNG.random()",
     "`DRAW` draws from a global": "return DRAW()",
-    "`BOX`, a Box that a module": "return BOX.size",
+    r"`BOX` \(Box\), which a module": "return BOX.size",
     "uses `global`": "global SIZE; SIZE = i; return i",
     "uses `delete`": "x = [i]; del x[0]; return i",
     "uses `match`": "match i:\n    case 0: return i",
@@ -100,7 +88,8 @@ NOT_PLAIN = {
     "uses `import`": "import math as m\nreturn m.floor(i)",
     "uses `namedexpr`": "return (n := i) + n",
     "uses `functiondef`": "def f(x, memo=[]): return x\nreturn f(i)",
-    "lambda with defaults": "return max(self.words, key=lambda w, memo=[]: w)",
+    "uses `lambda`": "return max(self.words, key=lambda w: w[-1])",
+    "has no source": "return last(self.words[i])",
     "asks by `is`": "return self.rows is self.tensor",
     "looks up its own": "return self in self.boxes",
     "`id`, which is not": "return id(self)",
@@ -120,15 +109,13 @@ NOT_PLAIN = {
     "passes on the method `append`": "return [*map(self.items['a'].append, [1])]",
     "not named": "f = self.function; return f(i)",
     "method `grow`": "self.boxes[i].grow(); return i",
-    r"changes .*\.Counted`, which all": "return Counted(i).size",
+    "the class `Box`, which is not on": "return Box(i).size",
     r"LISTS`, which all": "return keep(i)",
     "change.*assigns to an element": "return change(self.rows)",
     "change.* assigns": "return max([self.rows], key=change)",
     r"`self\.missing`": "return self.missing(i)",
     "calls another method by": "return super().other(i)",
     "passes on a function of NumPy": "return [*map(np.sin, [self.rows[i]], [self.rows[0]])]",
-    "Setting.__setattr__` is not read": "return Setting(i).size",
-    "Property.size` is not read": "return Property(i).size",
     "names `__hidden`": "return __hidden(i)",
     "passes `allow_pickle=`": "return np.load('x', allow_pickle=True)",
     "passes `file=`": "print(i, file=self.items['a']); return i",

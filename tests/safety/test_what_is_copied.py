@@ -453,23 +453,6 @@ def test_a_variable_that_is_not_bound_yet() -> None:
     later = None
 
 
-def test_a_copy_of_a_function_computes_no_annotations() -> None:
-    """They may name what is imported for type checkers only."""
-    space: dict[str, Any] = {"__name__": __name__, "Here": int}
-    text = "def make(thing):\n    def call(x: Here) -> Here: return thing\n    return call"
-    exec(compile(text, __file__, "exec", dont_inherit=True), space)
-    lazy = space["make"](thing := Thing())
-    del space["Here"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SharedStateWarning)
-        datasets = copies(lazy=lazy, thing=thing)
-    space["Here"] = int
-    for dataset in datasets[1:]:
-        assert dataset.lazy(0) is dataset.thing is not thing
-        for name in functools.WRAPPER_ASSIGNMENTS:
-            assert getattr(dataset.lazy, name) == getattr(lazy, name)
-
-
 # ---- instances ----
 
 
