@@ -100,8 +100,7 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
         click.echo(f"Plot: {output.plot}")
     if stopped is not None:
         raise stopped
-    failed = sum(outcome.error is not None for outcome in outcomes)
-    if failed:
+    if failed := sum(outcome.error is not None for outcome in outcomes):
         raise click.ClickException(
             f"{failed} of {len(runs)} runs failed. The table shows only the others."
         )

@@ -55,8 +55,8 @@ def verify(options: Verified) -> None:
     found = run(**asdict(options), progress=True, say=click.echo)
     if columns:
         click.echo(str(found))
-        parts, right = f"of {found.parts} parts", "All checked parts are valid."
-        right = "No damage was found." if found.unread else right
+        parts = f"of {found.parts} parts"
+        right = "No damage was found." if found.unread else "All checked parts are valid."
     else:
         rate = found.bytes / 1e6 / max(found.seconds, 1e-9)
         click.echo(f"{found.records:,} records read in {found.seconds:.1f} s, {rate:,.0f} MB/s")
@@ -144,9 +144,8 @@ def inspect(options: Shown) -> None:
             with bad_values_are_usage_errors():
                 path = find(*_place(path, options.root))
         except FileNotFoundError as error:
-            raise click.ClickException(
-                f"{path} is no path here. In {in_one_line(error)}"
-            ) from error
+            said = f"{path} is no path here. In {in_one_line(error)}"
+            raise click.ClickException(said) from error
     if os.path.exists(os.path.join(path, "index.json")):
         require("arrow", pyarrow="pyarrow")
         click.echo(_described(path, options.records))
@@ -290,8 +289,8 @@ def gc(options: Collection) -> None:
     removed = collect(path, delete=not would, say=_to_stderr)
     for name, size in removed:
         click.echo(f"{'would remove' if would else 'removed'} {name}: {size_text(size)}")
-    total = size_text(sum(size for _, size in removed))
-    click.echo(f"{path}: {total} {'would be freed' if would else 'freed'}")
+    freed = size_text(sum(size for _, size in removed))
+    click.echo(f"{path}: {freed} {'would be freed' if would else 'freed'}")
 
 
 @options
@@ -386,5 +385,4 @@ def _place(name: str, root: Path | None) -> tuple[str, str]:
         raise click.UsageError(
             f"{name} is a path, and --root {root} is given as well. Give either a path or --root."
         )
-    folder, short = os.path.split(os.path.abspath(name))
-    return folder, short
+    return os.path.split(os.path.abspath(name))
