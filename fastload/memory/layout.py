@@ -79,7 +79,7 @@ class _ArrayRow:
         return leaf.flags.c_contiguous or all(s >= 0 and s % step == 0 for s in leaf.strides)
 
     def fits(self, leaf: Any) -> bool:
-        return self.suits(leaf) and bool(leaf.dtype == self.dtype) and leaf.shape == self.shape
+        return self.suits(leaf) and leaf.dtype == self.dtype and leaf.shape == self.shape
 
     def memory(self, n: int, lent: np.ndarray, offset: int, *, channels_last: bool) -> _Memory:
         """Return the memory of `n` rows, at an offset of what a pool lent."""

@@ -43,14 +43,6 @@ class Observed(Recorder):
         return worker, *self._read, stages
 
 
-class ObservedByWorker(dict[int, Observed]):
-    """The recorders of a batch in a worker process, by worker. Each worker touches its own."""
-
-    def __missing__(self, worker: int) -> Observed:
-        self[worker] = made = Observed()
-        return made
-
-
 class Looks:
     """Looks, at most every `PROBE_EVERY_S`, at what a worker's thread waited for.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Ticket
-from fastload.processes.observed import Looks, ObservedByWorker
+from fastload.processes.observed import Looks, Observed
 from fastload.processes.outcome import Outcome, fields_of
 from fastload.processes.packed_errors import dumps
 from fastload.processes.packing import Packed, pack, unpack
@@ -191,7 +192,7 @@ class Work:
     def _batch(self, ticket: Ticket) -> Batch:
         place: dict[str, Any] = {
             "keys": self._keys[ticket.lane],
-            "recorders": ObservedByWorker(),
+            "recorders": defaultdict(Observed),  # by worker: each touches its own
             "epoch": ticket.epoch,
             "ordinal": ticket.ordinal,
         }
