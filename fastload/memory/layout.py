@@ -274,9 +274,10 @@ class Layout:
 
     def put(self, slot: Slot, position: int, sample: Any) -> bool:
         """Write a sample into a slot. Return False, perhaps after some leaves of it, if it does not fit."""
-        if (found := _leaves(self._spec, sample)) is None:
+        found = (sample,) if self._spec is None else _leaves(self._spec, sample)
+        if found is None:
             return False
-        for leaf, memory, one in zip(self._leaves, slot, found, strict=True):
+        for leaf, memory, one in zip(self._leaves, slot, found):  # noqa: B905  # a keyword costs 0.1 us
             if not leaf.fits(one):
                 return False
             leaf.write(memory, position, one)
