@@ -127,6 +127,7 @@ def train(args: argparse.Namespace, images: Path) -> tuple[float, float, float]:
         dataset=ImageFolder(images, transform=plan),
         model=store.backbone(args.model, weights=args.weights, layout=args.layout),
         device="cuda" if torch.cuda.is_available() else None,
+        loader={"worker_method": "thread"},  # the images that processes open are not counted
         parts=8,
         version=f"{args.layout}, {args.size} pixels",
         replace=True,
