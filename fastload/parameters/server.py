@@ -83,20 +83,14 @@ class Server:
         self.grads_to_wait = grads_to_wait
         self._tolerance, self._scales, self._every = tolerance, scale_by_staleness, checkpoint_every
         self._initialised = False
-        self._runs: list[
-            str
-        ] = []  # of all servers, as the client has met them that made the first other call
+        # The runs of all servers, as the client has met them that made the first other call.
+        self._runs: list[str] = []
         self._is_new = True
-        self._last: dict[
-            str, tuple[int, dict[str, Any]]
-        ] = {}  # by worker: its last push, the answer
-        self._steps = 0  # number of synchronous steps
-        self._staged: dict[int, list[Gradients]] = {}  # the pushes of a step so far
-        self._mark, self._owes = (
-            -1,
-            False,
-        )  # all servers save before this step; this one has not yet
-        self._unsaved = ""  # why the last save has failed
+        # The last push of each worker, and the answer to it.
+        self._last: dict[str, tuple[int, dict[str, Any]]] = {}
+        # The number of synchronous steps, and the pushes of the next ones.
+        self._steps = 0
+        self._staged: dict[int, list[Gradients]] = {}
         self._own = Parameters(optimizer or Optimizer(), seed=seed)
         self._checkpoints = Checkpoints(self.folder, number, of, keep=keep)
         for contents in self._checkpoints.load():
@@ -182,11 +176,9 @@ class Server:
             take = self._stage if self.grads_to_wait else self._apply
             answer = take(gradients, step)
             self._last[worker] = sequence, answer
-        rows = gradients["rows"].items() if fresh else ()
-        return {
-            **answer,
-            "fresh": {name: self._own.table(name).rows(ids) for name, (ids, _) in rows},
-        }
+        named = gradients["rows"].items() if fresh else ()
+        rows = {name: self._own.table(name).rows(ids) for name, (ids, _) in named}
+        return {**answer, "fresh": rows}
 
     def checkpoint(self, version: int, step: int) -> dict[str, Any]:
         """Save, and return `saved`: False if this server is at another synchronous step than server 0 was.
