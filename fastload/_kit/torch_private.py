@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
 from torch.distributed import distributed_c10d
-from torch.nn.functional import interpolate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -268,8 +267,8 @@ def resize_antialiased(
     image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     if out is None:
         out = np.empty((*size, 3), np.uint8)
-    into = torch.from_numpy(out.reshape(1, *out.shape).transpose(0, 3, 1, 2))
-    into.copy_(interpolate(image, size, mode="bilinear", antialias=True))
+    resized = torch.nn.functional.interpolate(image, size, mode="bilinear", antialias=True)
+    torch.from_numpy(out.reshape(1, *out.shape).transpose(0, 3, 1, 2)).copy_(resized)
     return out
 
 
