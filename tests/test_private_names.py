@@ -24,11 +24,11 @@ integrations/lightning
 """Each has a library's private names in its docstring."""
 ELSEWHERE = {
     "engine/iterator": "_is_owned",
-    "isolation/kinds": "_bit_generator",
     "processes/packing": "_untyped_storage",
     "processes/parent": "_popen",
     "processes/starting": "_preload_modules",
     "random/held": "_bit_generator",
+    "safety/kinds": "_bit_generator",
     "settings": "_IterableDataset_len_called _auto_collation _index_sampler",
     "store/dask": "_parameters",
     "stream/kafka": "_ALL_BROKERS_DOWN _PARTITION_EOF _STATE _TIMED_OUT _TRANSPORT",

@@ -11,7 +11,6 @@ or do what the row says. `tests/test_torch_private.py` checks all on the oldest 
     _len_torch_dispatch_stack, _TorchDispatchModeKey   operation does more than it says
     _is_profiler_enabled                               whether a profiler runs: torch's functions know one thread only
     _get_default_store                                 the store of the ranks. No public name leads to it
-    _upsample_bilinear2d_aa, _nn                       resizes without 20 us of Python
     _set_thread_name                                   names threads for `ps`. Without it they have no names
 
 Two functions also replace code: `show_worker_info_in_threads` and `seed_in_threads`. User code holds the functions that
@@ -261,15 +260,15 @@ def resize_antialiased(
 ) -> NDArray[np.uint8]:
     """Resize uint8[h, w, 3] to uint8[*size, 3], bilinear and antialiased; into `out` if given. All are contiguous.
 
-    This is the kernel of `torch.nn.functional.interpolate`, without 20 us of Python around it.
+    `interpolate` is public, but wants other shapes.
     """
     # Permute [1, h, w, 3]. If [h, w, 3] is permuted before a dimension is added, the strides are not those of
     # channels-last memory. Then the kernel converts input and output to planes, which doubles the time.
     image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     if out is None:
         out = np.empty((*size, 3), np.uint8)
-    into = torch.from_numpy(out.reshape(1, *out.shape).transpose(0, 3, 1, 2))
-    torch._C._nn._upsample_bilinear2d_aa(image, size, False, out=into)  # type: ignore[call-arg]
+    resized = torch.nn.functional.interpolate(image, size, mode="bilinear", antialias=True)
+    torch.from_numpy(out.reshape(1, *out.shape).transpose(0, 3, 1, 2)).copy_(resized)
     return out
 
 
