@@ -19,7 +19,15 @@ if not hasattr(sys.modules["fastload"], "__distribution__"):
 
 
 class FastloadError(Exception):
-    """Base of fastload's own exceptions."""
+    """Base of fastload's own exceptions.
+
+    Examples:
+        >>> try:
+        ...     loader.load_state_dict({"version": 0})
+        ... except fastload.errors.FastloadError as error:
+        ...     print(type(error).__name__)
+        StateError
+    """
 
 
 class UsageError(FastloadError, ValueError):

@@ -82,7 +82,16 @@ def check(
 
     The command `fastload check` reads in a child process, and also reports a dataset that ends its process.
 
-    Raises TypeError if `dataset` is not a dataset.
+    Raises:
+        TypeError: `dataset` is not a dataset.
+
+    Returns:
+        A report. `print` shows it.
+
+    Examples:
+        >>> from fastload.check import check
+        >>> check(dataset, samples=8, workers=2).ok
+        True
     """
     require_dataset(dataset)
 
