@@ -158,7 +158,7 @@ class PackedDataError(FastloadError, ValueError):
 
 
 class StoreFullError(FastloadError, OSError):
-    """The file system has no room for a set. No part of the set is left behind.
+    """The file system has no room for a set. No part of the set is left.
 
     `filename` is the folder or file, `needed` and `free` are bytes. If the error comes from one of torch's worker
     processes, all are None.

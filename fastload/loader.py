@@ -242,7 +242,7 @@ class DataLoader(TorchDataLoader[T]):
         return self._choice
 
     def chosen(self) -> Chosen:
-        """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none."""
+        """Return kind and number of the workers, and why. It chooses as `iter()` does, and starts none."""
         if not self._is_ours:
             return Chosen("torch", self.num_workers)
         return self._who(Fetcher(Settings.of(self), Notices(self._warned)))

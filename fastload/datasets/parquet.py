@@ -75,7 +75,7 @@ class ParquetDataset(Dataset[Any]):
         set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state contains it.
 
     Raises:
-        FileNotFoundError: there is no file.
+        FileNotFoundError: `path` has no such file.
         ParquetError: a file cannot be read, has other columns or is replaced later.
         KeyError: a column is unknown.
         TypeError: a column has an unsupported type.

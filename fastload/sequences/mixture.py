@@ -154,11 +154,7 @@ class Mixture(RankSampler):
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks in one global step.
-
-        Raises:
-            ValueError: the loader's batch size is not known yet.
-        """
+        """Samples of all ranks in one global step. Before the loader's batch size is known: ValueError."""
         if self._global_batch is not None:
             return self._global_batch
         if self._batch_size is None:

@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import fastload
 from tests.docs.pages import DOCS
 from tests.docs.test_page_examples import Small
+from tests.plain_words import hard_words
 
 SECTION = r"^{}:\n((?:    .*\n|\n(?=    ))*)"
+CODE = re.compile(r"``?[^`]+``?|^Examples:\n.*", re.M | re.S)
 RUN_ELSEWHERE = {"fastload.compat"}
 """Names of other libraries: `tests/compat` runs the programs that call them."""
 LATER = ("distributed", "flow", "parameters", "predict", "store", "stream")
@@ -93,6 +95,7 @@ def of_prose(found: Any, doc: str) -> Iterator[str]:
         re.match(r"(It )?[Rr]aises? `?\w+", sentence) for sentence in rest if sentence != "Raises:"
     ):
         yield "Raises: stands in prose"
+    yield from (f"{hard}: write {instead}" for hard, instead in hard_words(CODE.sub("code", doc)))
     hint = getattr(found, "__annotations__", {}).get("return", "None")
     returns = inspect.isfunction(found) and hint not in (None, "None", "NoReturn", "Iterator[None]")
     says = section(doc, "Returns") or re.match(r"(Return|Yield|Raise)|.*\b[Ss]ee `", first)

@@ -59,7 +59,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         targets: the labels, int64[len(self)]. The first use reads the columns of all shards.
 
     Raises:
-        FileNotFoundError: there is no set.
+        FileNotFoundError: the set does not exist.
         PackedDataError: the set, or a record that is read, is damaged or of a newer version. The message names shard
             and record.
         ValueError: an argument is out of range.
