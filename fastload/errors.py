@@ -19,7 +19,15 @@ if not hasattr(sys.modules["fastload"], "__distribution__"):
 
 
 class FastloadError(Exception):
-    """Base of fastload's own exceptions."""
+    """Base of fastload's own exceptions.
+
+    Examples:
+        >>> try:
+        ...     loader.load_state_dict({"version": 0})
+        ... except fastload.errors.FastloadError as error:
+        ...     print(type(error).__name__)
+        StateError
+    """
 
 
 class UsageError(FastloadError, ValueError):
@@ -150,7 +158,7 @@ class PackedDataError(FastloadError, ValueError):
 
 
 class StoreFullError(FastloadError, OSError):
-    """The file system has no room for a set. No part of the set is left behind.
+    """The file system has no room for a set. No part of the set is left.
 
     `filename` is the folder or file, `needed` and `free` are bytes. If the error comes from one of torch's worker
     processes, all are None.

@@ -47,16 +47,16 @@ ENVIRONMENT = "FASTLOAD_WORKER_METHOD"
 
 
 class DataLoader(TorchDataLoader[T]):
-    """A drop-in for `torch.utils.data.DataLoader` that loads with threads, or with processes of its own.
+    """A drop-in for `torch.utils.data.DataLoader` that loads with threads, or with worker processes.
 
     All of torch's arguments keep their meaning. `num_workers` counts threads or processes; 0 runs the same code in the
-    loop's own thread. Each worker reads its own copy of an iterable dataset, as in torch.
+    loop's own thread.
 
     Memory: at most (batches in flight + batches kept by the loop + 1) x bytes of a batch. At most `prefetch_batches`
-    batches are in flight, or `prefetch_factor * num_workers` if only that is given. The default is
-    `2 + ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for processes, your
-    own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. A TensorDataset with batches of up to
-    1 MiB starts no worker: the loop copies them faster. These arguments are beyond torch's, and keyword-only:
+    batches are in flight, or `prefetch_factor * num_workers` if only that is given. The default is `2 +
+    ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for processes, your own
+    `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. A TensorDataset with batches of up to 1 MiB
+    starts no worker: the loop copies them faster. These arguments are beyond torch's, and keyword-only:
 
     Args:
         seed: makes the order of `shuffle=True`, and what any other sampler draws from global generators, a pure
@@ -64,17 +64,13 @@ class DataLoader(TorchDataLoader[T]):
             `generator` must be None. None: the loader draws as torch's does.
         on_error: what to do when a sample raises. "raise": `next()` raises the error; the next call returns the next
             batch. "skip": the batch is one sample shorter, and the error is logged. A callable gets `(index,
-            exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`. A batch that loses
-            all its samples raises `EmptyBatchError`.
-        max_errors: the most samples that `on_error` may skip or replace in one epoch. One more raises
-            `TooManyErrorsError` in place of its batch. None: any number.
+            exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`.
+        max_errors: the most samples that `on_error` may skip or replace in one epoch. None: any number.
         copy_dataset: what each thread copies at `iter()`. "state": what the dataset, transforms, `collate_fn` and
             `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers, read-only
-            memory, tables. True: data is copied too. False: nothing is. See docs/workers.md. Processes of one
-            worker copy nothing.
-        random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
-            with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
-            environment variable FASTLOAD_RANDOM_MODULES, or both. See docs/random.md.
+            memory, tables. True: data is copied too. False: nothing is, as in processes of one worker.
+        random_modules: the modules whose global random functions draw from the sample's own stream, without workers
+            only with a seed. `("python", "numpy")`, one of the two, or `()`. None: $FASTLOAD_RANDOM_MODULES, or both.
         prefetch_batches: the most batches in flight.
         prefetch_bytes: about how many bytes may be in flight, for samples of very different size. A batch that is not
             complete yet counts as the mean so far. One batch is always let in.
@@ -83,15 +79,22 @@ class DataLoader(TorchDataLoader[T]):
         memory_format: that of 4-dimensional tensors from the default collate, such as `torch.channels_last`.
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every ten seconds
             during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
-        begin_early: let persistent threads begin the next epoch early, if its order is known and the dataset holds
-            nothing such as a shared tensor. Pass False if your loop changes in another way what samples are.
+        begin_early: let persistent threads start the next epoch while the loop uses the last batches of this one.
+            Disabled if the dataset holds shared tensors or queues. Set False if the loop changes the dataset.
         snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, without effect.
-        worker_method: "auto": processes, unless your code is plainly safe in threads and threads, or the loop itself,
-            read faster. "thread", or "process" (torch calls it "multiprocessing"). "torch": torch's own iterator,
-            which always reads data pipes. None: the value of the environment variable FASTLOAD_WORKER_METHOD, or
-            "auto". See docs/workers.md.
+        worker_method: "auto": worker processes, unless your code is plainly thread-safe and threads, or the loop
+            itself, read faster. "thread", or "process" (torch calls it "multiprocessing"). "torch": torch's own
+            iterator, which always reads data pipes. None: $FASTLOAD_WORKER_METHOD, or "auto". See docs/workers.md.
         worker_processes: over how many processes `worker_method="process"` spreads the workers, which are threads with
             copies of their own, as `copy_dataset` says. None: each worker is a process. See docs/processes.md.
+
+    Raises:
+        ValueError: an argument is out of range, or two exclude each other.
+        EmptyBatchError, TooManyErrorsError: `next()`, if `on_error` skipped a whole batch, or more than `max_errors`.
+
+    Examples:
+        >>> loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2, seed=0)
+        >>> images, labels = next(iter(loader))  # of shapes (N, C, H, W) and (N,)
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class DataLoader(TorchDataLoader[T]):
         return self._choice
 
     def chosen(self) -> Chosen:
-        """Return who reads: kind and number of workers, and why. It chooses as `iter()` does, and starts none."""
+        """Return kind and number of the workers, and why. It chooses as `iter()` does, and starts none."""
         if not self._is_ours:
             return Chosen("torch", self.num_workers)
         return self._who(Fetcher(Settings.of(self), Notices(self._warned)))
@@ -298,22 +301,18 @@ class DataLoader(TorchDataLoader[T]):
     def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """Return the loop's position in the latest epoch, as plain JSON values. Any loader like this one can load it.
 
-        The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
-
-        A loader with other workers can load it, unless each reads its own copy of an iterable dataset. With
-        `RankSampler`, so can another number of ranks with the same global batch. A state saved after the last batch
-        resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the next epoch.
-
-        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: its
-        `generator`, its `state_dict()` before the epoch, and without a seed torch's global random state. It also holds
-        a checksum of the indices that were delivered.
+        The state counts the batches that the loop received, not those read ahead. A batch that raised counts. A loader
+        with other workers can load it, unless each reads its own copy of an iterable dataset. With `RankSampler`, so
+        can another number of ranks with the same global batch. A state saved after the last batch resumes an empty
+        epoch. After the loop saw the end of the epoch, it resumes with the next epoch. If the sampler draws random
+        numbers, resuming runs it again, from the state of what it draws from. A checksum compares.
 
         Args:
             ahead: how many of the latest batches the loop holds but has not used, at most 2. The state does not count
                 them. A loop that copies the next batch to the GPU during a step holds one.
 
-        Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
-        `state_dict()` of the sampler returned.
+        Raises:
+            StateError: JSON cannot hold what `state_dict()` of the sampler returned.
         """
         if not self._is_ours:
             self._warn_of_no_state()
@@ -327,8 +326,9 @@ class DataLoader(TorchDataLoader[T]):
 
         It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
 
-        Raises `StateError` if the state was made with another seed, sampler, dataset or global batch; it names the
-        field, both values, and what to do. If the sampler gives other indices than before, `iter()` raises it.
+        Raises:
+            StateError: the state is of another seed, sampler, dataset or global batch. It names the field, both values,
+                and what to do. If the sampler gives other indices than before, `iter()` raises it.
         """
         if not self._is_ours:
             self._warn_of_no_state()

@@ -20,7 +20,21 @@ class Run:
         indices: what the sampler gave for each of them.
         rows: their memory in the batch, in the containers of a sample. A leaf has one dimension more than in a sample:
             `dtype[len(run), *shape]`, a tensor for a tensor and an array for an array. Numbers have arrays of int64,
-            float64 or bool. The colours of an image may be the innermost dimension in memory, so look at the strides.
+            float64 or bool. An image of shape (C, H, W) may lie in memory as (H, W, C), so look at the strides.
+
+    Args:
+        indices, rows: see the attributes.
+        keys: returns the keys of the samples' random streams, uint64[len(run)].
+
+    Examples:
+        >>> class Squares(torch.utils.data.Dataset):
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, index): return torch.tensor(float(index) ** 2)
+        ...     def empty_sample(self): return torch.empty(())
+        ...     def fill_rows(self, run):
+        ...         run.rows[:] = torch.as_tensor(run.indices) ** 2
+        >>> next(iter(DataLoader(Squares(), batch_size=4)))
+        tensor([0., 1., 4., 9.])
     """
 
     __slots__ = ("_keys", "indices", "rows")

@@ -56,7 +56,7 @@ def check(
 ) -> Report:
     """Read some samples of a dataset serially and by workers, compare them, and say what to do.
 
-    Threads read a dataset that is plainly safe in threads, and processes read any other. A loader may choose otherwise.
+    Threads read a dataset that is plainly thread-safe, and processes read any other. A loader may choose otherwise.
 
     Args:
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
@@ -70,7 +70,7 @@ def check(
 
     - objects that cannot be copied for each worker;
     - samples that raise;
-    - code for which threads are not known to be right;
+    - code that is not known to be thread-safe;
     - samples that differ between a serial loop and workers, or between two serial loops;
     - draws from global random states, and samples that seed these;
     - a buffer that samples share;
@@ -82,7 +82,16 @@ def check(
 
     The command `fastload check` reads in a child process, and also reports a dataset that ends its process.
 
-    Raises TypeError if `dataset` is not a dataset.
+    Raises:
+        TypeError: `dataset` is not a dataset.
+
+    Returns:
+        A report. `print` shows it.
+
+    Examples:
+        >>> from fastload.check import check
+        >>> check(dataset, samples=8, workers=2).ok
+        True
     """
     require_dataset(dataset)
 
@@ -137,9 +146,9 @@ def check(
 
 
 def _unknown(finding: Unknown) -> Finding:
-    """Return the finding that code is not plainly safe in threads."""
-    what = "threads would share this" if finding.shared else "this is not plainly safe in threads"
-    remedy = finding.remedy or "leave it out of samples, or vouch for it by fastload.threads_ok()"
+    """Return the finding that code is not plainly thread-safe."""
+    what = "threads would share this" if finding.shared else "this is not plainly thread-safe"
+    remedy = finding.remedy or "leave it out of samples, or declare it by fastload.threads_ok()"
     advice = f"Processes read it as torch does. For threads, {remedy}."
     return Finding("note", f"{what}: {finding.what}", advice)
 

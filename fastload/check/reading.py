@@ -42,7 +42,15 @@ NAP_S, LATE = 200e-6, 3
 
 
 def require_dataset(dataset: Any) -> None:
-    """Raise TypeError if `dataset` is no dataset that the check can read. The message says what to give instead."""
+    """Raise TypeError if `dataset` is no dataset that the check can read. The message says what to give instead.
+
+    Args:
+        dataset: any object.
+
+    Examples:
+        >>> from fastload.check import require_dataset
+        >>> require_dataset(dataset)
+    """
     if isinstance(dataset, TorchDataLoader):
         raise TypeError(f"expected a dataset, got a {type(dataset).__name__}. Give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):

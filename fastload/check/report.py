@@ -12,7 +12,14 @@ Level = Literal["fault", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fact about a dataset, and what to do."""
+    """A fact about a dataset, and what to do.
+
+    Examples:
+        >>> from fastload.check import Finding
+        >>> print(Finding("note", "samples draw", "Nothing to do."))
+        note: samples draw
+               Nothing to do.
+    """
 
     level: Level
     """"fault": samples of workers would differ from those of a serial loop, or nothing can be compared. "note":
@@ -38,7 +45,14 @@ class Findings(list[Finding]):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of `check`."""
+    """The result of `check`.
+
+    Examples:
+        >>> from fastload.check import check
+        >>> report = check(dataset, samples=8, workers=2)
+        >>> report.samples, report.failed
+        (8, 0)
+    """
 
     dataset: str
     samples: int

@@ -35,7 +35,7 @@ def check(options: Samples) -> None:
     DATASET is MODULE:NAME, or MODULE:FUNCTION for a function or class that makes it without arguments. Modules in the
     current folder are found too.
 
-    Threads read a dataset that is plainly safe in threads, and processes read any other. The report says which, and
+    Threads read a dataset that is plainly thread-safe, and processes read any other. The report says which, and
     why. It says if they give the same samples, how much of the time holds the GIL, and what to change. It finds shared
     file positions, draws from global random state, and iterable datasets that are not sharded. The reading happens in a
     child process, so a dataset that crashes is reported as well. The exit code is 1 if the samples differ, if a sample

@@ -146,11 +146,18 @@ class ImageFileList(ImageFiles):
             `classes` of the training set: otherwise the numbers differ.
         rank, world_size: take only every `world_size`-th path, from number `rank` on.
 
-    Raises `FileListError`, which names file and line, if `base_dir` is not a directory. It does so too if the list is
-    missing, empty, not a text file, or has fewer paths than there are ranks. The same error is raised for a path
-    without a parent directory, or of a class that is not in `classes`. Listed files are not checked for existence: that
-    takes a system call for each. A missing file raises FileNotFoundError when it is read. A note names its line in the
-    list.
+    Listed files are not checked for existence: that takes a system call for each.
+
+    Raises:
+        FileListError: `base_dir` is not a directory, or the list is missing, empty, not a text file, or shorter than
+            the number of ranks. Also for a path without a parent directory, or of a class that is not in `classes`.
+            The message names file and line.
+        FileNotFoundError: a listed file is missing, when it is read. A note names its line in the list.
+
+    Examples:
+        >>> images = fastload.datasets.ImageFileList("train.txt")
+        >>> len(images), images.classes
+        (4, ['cat', 'dog'])
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -221,8 +228,16 @@ class ImageFolder(ImageFiles):
         extensions: the extensions of the files to take, such as ".jpg".
         rank, world_size: take only every `world_size`-th file, from number `rank` on.
 
-    Raises FileNotFoundError if `root` does not exist or has no directory, or if a class has no image. Raises
-    NotADirectoryError if `root` is a file, and `FileListError` if there are fewer images than ranks.
+    Raises:
+        FileNotFoundError: `root` does not exist or has no directory, or a class has no image.
+        NotADirectoryError: `root` is a file.
+        FileListError: there are fewer images than ranks.
+
+    Examples:
+        >>> images = fastload.datasets.ImageFolder("images")
+        >>> image, label = images[0]
+        >>> image.size, images.classes[label]
+        ((64, 48), 'cat')
     """
 
     fastload_per_worker = ("transform", "target_transform")

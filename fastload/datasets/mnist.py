@@ -58,8 +58,16 @@ class MNIST(Dataset[tuple[Any, Any]]):
         folder: where the files were found.
         synthetic: whether SYNTHETIC.txt lies beside them.
 
-    Raises NoDatasetError if the files are missing or cannot be downloaded. Raises IdxError if a file is damaged, or is
-    not what its name says.
+    Raises:
+        NoDatasetError: the files are missing or cannot be downloaded.
+        IdxError: a file is damaged, or is not what its name says.
+
+    Examples:
+        >>> from fastload.datasets.digits import generate_digits
+        >>> folder = generate_digits("digits", train=64, test=1)
+        >>> digits = fastload.datasets.MNIST("digits", tensors=True)
+        >>> next(iter(DataLoader(digits, batch_size=64)))[0].shape
+        torch.Size([64, 1, 28, 28])
     """
 
     fastload_per_worker = ("transform", "target_transform")

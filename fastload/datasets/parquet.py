@@ -74,8 +74,18 @@ class ParquetDataset(Dataset[Any]):
         columns, label, filters: the arguments.
         set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state contains it.
 
-    Raises FileNotFoundError if there is no file. Raises `ParquetError` if a file cannot be read, has other columns or
-    is replaced later. Raises KeyError for an unknown column, and TypeError for one of an unsupported type.
+    Raises:
+        FileNotFoundError: `path` has no such file.
+        ParquetError: a file cannot be read, has other columns or is replaced later.
+        KeyError: a column is unknown.
+        TypeError: a column has an unsupported type.
+
+    Examples:
+        >>> import pyarrow, pyarrow.parquet
+        >>> table = pyarrow.table({"x": [0.5, 1.5], "y": [0, 1]})
+        >>> pyarrow.parquet.write_table(table, "table.parquet")
+        >>> fastload.datasets.ParquetDataset("table.parquet", columns="x", label="y")[1]
+        (tensor(1.5000, dtype=torch.float64), tensor(1))
     """
 
     fastload_per_worker = ()

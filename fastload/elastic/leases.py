@@ -43,7 +43,17 @@ class Leases:
     From the first lease to `close()`, each `Leases` uses two threads and two connections to the store. A shard costs
     four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
 
-    Raises what the store raises, and `StoreLostError` if the store is gone.
+    Raises:
+        StoreLostError: the store is gone. Other errors of the store are raised as they are.
+        ShardError: `max_tries` workers have failed at one shard.
+        LeaseLostError: see `on_lost`.
+
+    Examples:
+        >>> leases = fastload.elastic.Leases(dataset, shard=100)
+        >>> sampler = fastload.elastic.LeaseSampler(leases, batch_size=50)
+        >>> len([labels for images, labels in DataLoader(dataset, batch_sampler=sampler)])
+        10
+        >>> leases.close()
     """
 
     def __init__(
@@ -99,10 +109,13 @@ class Leases:
             begun.trained(lease)
 
     def begin(self, number: int, *, order: str = "") -> Epoch:
-        """Begin an epoch, and give back the shards of another epoch that this worker holds. `LeaseSampler` calls this.
+        """Return a new epoch, and give back the shards of another that this worker holds. `LeaseSampler` calls this.
 
         Args:
-            order: describes the order of the samples. Raises ValueError if another worker gave a different one.
+            order: describes the order of the samples.
+
+        Raises:
+            ValueError: another worker gave a different `order`.
         """
         joined = self._join()
         if self._epoch is not None:
@@ -142,7 +155,8 @@ class Leases:
 
         Each worker calls this, before its first epoch.
 
-        Raises StateError if the state is of a dataset of another length, or of shards of another size.
+        Raises:
+            StateError: the state is of a dataset of another length, or of shards of another size.
         """
         self._forget_parent()
         if self._epoch is not None:

@@ -19,14 +19,6 @@ from fastload.order.sampler import PlacedBatch, RankSampler
 class LeaseSampler(BatchSampler):
     """Gives a loader the batches of the shards that this worker leases.
 
-        leases = Leases(len(dataset), shard=512)
-        loader = DataLoader(dataset, batch_sampler=LeaseSampler(leases, batch_size=64, seed=0), num_workers=8, seed=0)
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-            for x, y in loader:
-                train(x, y)
-            torch.save({"model": model.state_dict(), "leases": leases.state_dict()}, path)
-
     The order of an epoch is that of `RankSampler` for one rank, cut into shards. A sample's random stream is that of
     its position in this order. So an epoch's samples, and what is drawn for them, do not depend on the workers. No
     batch has samples of two shards.
@@ -42,6 +34,15 @@ class LeaseSampler(BatchSampler):
 
     `len()` is the number of batches of all workers together. `loader.state_dict()` raises StateError: the state is that
     of the leases.
+
+    Examples:
+        >>> leases = fastload.elastic.Leases(len(dataset), shard=100)
+        >>> sampler = fastload.elastic.LeaseSampler(leases, batch_size=64, seed=0)
+        >>> loader = DataLoader(dataset, batch_sampler=sampler, seed=0)
+        >>> for images, labels in loader:
+        ...     pass
+        >>> state = {"leases": leases.state_dict()}
+        >>> leases.close()
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class LeaseSampler(BatchSampler):
         return whole * -(-self.leases.terms.shard // self.batch_size) + -(-rest // self.batch_size)
 
     def begin(self, epoch: int) -> Epoch:
-        """Begin an epoch of the leases."""
+        """Return a new epoch of the leases."""
         return self.leases.begin(epoch, order=self._about)
 
     def state_dict(self) -> NoReturn:

@@ -107,14 +107,14 @@ def _warn_of_shared(settings: Settings, found: CodeSafety, stacklevel: int) -> N
     faults = (x for x in found.findings if x.shared or (all_shared and x.changes))
     if (fault := next(faults, None)) is not None:
         remedy = f" {fault.remedy.capitalize()}." if fault.remedy else ""
-        said = f"fastload: in threads, samples can be wrong: {fault.what}.{remedy}"
+        said = f"fastload: data race, so samples can be wrong: {fault.what}.{remedy}"
         warnings.warn(said, SharedStateWarning, stacklevel=stacklevel + 1)
 
 
 def _warn_of_threads(reason: str, why: str, stacklevel: int) -> None:
     warnings.warn(
-        f"fastload: threads read what is not plainly safe in threads: {reason}. Worker processes are no choice: {why}. "
-        'worker_method="thread" silences this.',
+        f"fastload: cannot prove that the code is thread-safe: {reason}. Worker processes cannot start: {why}. "
+        'So threads read. worker_method="thread" silences this.',
         SharedStateWarning,
         stacklevel=stacklevel + 1,
     )

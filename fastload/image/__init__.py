@@ -23,11 +23,10 @@ if TYPE_CHECKING:
         RandomResizedCrop,
         Resize,
         ResizeCenterCrop,
-        decode_pixels,
         is_known_plan,
         open_image,
     )
-    from fastload.image.regions import Box, Region
+    from fastload.image.regions import Box, Region, decode_pixels
 
 __all__ = [
     "IMAGENET_MEAN",

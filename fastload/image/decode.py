@@ -20,10 +20,18 @@ Pixels = NDArray[np.uint8]
 
 
 def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
-    """Read and decode the whole image at `path`: RGB, 8 bits a channel. No file stays open.
+    """Return the whole image at `path`, decoded: RGB, 8 bits a channel. No file stays open.
 
-    See `open_rgb`. If the file cannot be read, raises OSError with its `filename`: FileNotFoundError, PermissionError,
-    or an input/output error.
+    Args:
+        path: file of an image in any format that Pillow knows.
+
+    Raises:
+        DecodeError: see `open_rgb`.
+        OSError: the file cannot be read. The error has its `filename`.
+
+    Examples:
+        >>> fastload.image.decode_rgb("images/cat/0.jpg").size
+        (64, 48)
     """
     name = os.fspath(path)
     with stage("read"):
@@ -60,15 +68,24 @@ def read_file(name: str) -> bytes:
 
 
 def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
-    """Decode the bytes of a whole image: RGB, 8 bits a channel.
+    """Return a whole image, decoded from its bytes: RGB, 8 bits a channel.
 
     It accepts any format that Pillow knows, and recognises it by its content, not by its name. Pillow converts grey,
     palette and CMYK images, and images with alpha, to RGB. 16-bit channels are reduced to their upper 8 bits. Like
     torchvision, it does not apply the EXIF orientation. Many threads may call it at once: the pixels are decoded with
     the GIL released.
 
-    Raises `DecodeError`, with `name`, if the bytes are empty, truncated, damaged or not an image. It raises it too if
-    the image has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or no obvious RGB (floating point).
+    Args:
+        encoded: bytes of the image.
+        name: name of its file, for errors.
+
+    Raises:
+        DecodeError: the bytes are empty, truncated, damaged or not an image, the image has more pixels than twice
+            `PIL.Image.MAX_IMAGE_PIXELS`, or no obvious RGB (floating point).
+
+    Examples:
+        >>> fastload.image.open_rgb(encoded, name="0.jpg").mode
+        'RGB'
     """
     return _decoding(name, lambda: as_rgb(_opened(encoded)))
 

@@ -21,16 +21,23 @@ def normalize_on(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that copies uint8[N, 3, H, W] to `device`, and there computes `(pixel / 255 - mean) / std`.
+    """Return a function that copies images to `device`, and there computes `(pixel / 255 - mean) / std`.
 
-    It copies a quarter of the bytes of a float32 batch, and the CPU does none of the arithmetic. From pinned memory the
-    copy does not block. The result is `dtype`[N, 3, H, W]. It lies in channels-last memory if `channels_last` is true,
-    or if the batch does (`memory_format` of the loader). In float32 it equals torchvision's ToTensor and Normalize
-    within 1e-6.
+    It takes uint8 of shape (N, 3, H, W), and returns `dtype` of the same shape. It copies a quarter of the bytes of a
+    float32 batch, and the CPU does none of the arithmetic. From pinned memory the copy does not block. In float32 the
+    result equals torchvision's ToTensor and Normalize within 1e-6.
 
-        normalize = fastload.image.normalize_on("cuda")
-        for images, labels in loader:
-            images = normalize(images)
+    Args:
+        device: device to copy to.
+        mean, std: mean and standard deviation of each channel, on the scale of 0 to 1.
+        dtype: dtype of the result.
+        channels_last: let the result lie in channels-last memory. It does so too if the batch does (`memory_format` of
+            the loader).
+
+    Examples:
+        >>> normalize = fastload.image.normalize_on("cpu")
+        >>> for images, labels in loader:
+        ...     images = normalize(images)
     """
     factor, shift = factor_and_shift(channels("mean", mean), channels("std", std))
     factor, shift = factor.to(device), shift.to(device)

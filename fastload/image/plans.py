@@ -56,6 +56,9 @@ class Plan(ABC):
             result has. On photographs that changes pixels by 1 to 5 of 255 on average.
         region_decode: decode only the box of a JPEG, if the image kernels have libjpeg-turbo. It gives the same
             pixels faster. Changed bits outside of the box go unseen: see docs/images.md.
+
+    Examples:
+        >>> plan = fastload.image.ResizeCenterCrop(256, 224, upright=True)
     """
 
     _: KW_ONLY
@@ -87,9 +90,12 @@ class Plan(ABC):
         return self.region(height, width)
 
     def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
-        """Decode the bytes of an image to uint8[3, H, W] (or float32). Draw from `sample_generator()`.
+        """Return an image from its bytes: uint8 of shape (3, H, W), or float32. Draw from `sample_generator()`.
 
-        `name` is the name of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
+        `name` is the name of its file, for errors.
+
+        Raises:
+            DecodeError: the image is damaged: see `open_rgb`.
         """
         # Here torch draws only from the generator. So calls can skip torch's function modes, which would cost a
         # microsecond each.
@@ -104,7 +110,8 @@ class Plan(ABC):
     ) -> tuple[Pixels, Region]:
         """Return an image's pixels, perhaps scaled down, and the region in them. `choose` picks it in the full image.
 
-        Raises what `decode` raises.
+        Raises:
+            DecodeError: see `decode`.
         """
         image = read_header(encoded, name=name)
         tag = orientation(image, name=name) if self.upright else 1
@@ -124,9 +131,10 @@ class Plan(ABC):
         return pixels, scaled(region, height, width, pixels)
 
     def resample(self, pixels: Pixels) -> torch.Tensor:
-        """Turn decoded pixels, uint8[H, W, 3], into uint8[3, H, W] (or float32), as `decode` does.
+        """Return decoded pixels, uint8 of shape (H, W, 3), as `decode` does: uint8 of shape (3, H, W), or float32.
 
-        Raises ValueError if the pixels have another dtype or shape, or there are no pixels.
+        Raises:
+            ValueError: the pixels have another dtype or shape, or there are no pixels.
         """
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise ValueError(
@@ -135,12 +143,9 @@ class Plan(ABC):
         return self.resample_rows(lambda first, stop: pixels[first:stop], *pixels.shape[:2])
 
     def resample_rows(
-        self,
-        rows: Callable[[int, int], Pixels],
-        height: int,
-        width: int,
+        self, rows: Callable[[int, int], Pixels], height: int, width: int
     ) -> torch.Tensor:
-        """Do as `resample` does for an image of `height` by `width` pixels, but read only the rows that it needs.
+        """Return what `resample` does for an image of `height` by `width` pixels, but read only the rows that it needs.
 
         Call `rows(first, stop)` once, which returns uint8[stop - first, width, 3].
         """
@@ -177,7 +182,11 @@ class Plan(ABC):
 
     @abstractmethod
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size to which the box of an image is resized. Raises ValueError if it has too many pixels."""
+        """Return the size to which the box of an image is resized.
+
+        Raises:
+            ValueError: the size has too many pixels.
+        """
 
     def finished(self, pixels: Pixels, region: Region) -> torch.Tensor:
         """Return the region of `pixels` as a result: of the result's dtype, in new memory."""
@@ -228,6 +237,11 @@ class RandomResizedCrop(Plan):
         scale: the bounds of the box's share of the image's area.
         ratio: the bounds of the box's width / height.
         flip: the probability, 0 to 1, of mirroring. torchvision's RandomResizedCrop never mirrors.
+
+    Examples:
+        >>> plan = fastload.image.RandomResizedCrop(224, flip=0.5)
+        >>> plan.decode(encoded, name="0.jpg").shape  # (C, H, W)
+        torch.Size([3, 224, 224])
     """
 
     size: Size
@@ -286,7 +300,15 @@ class RandomResizedCrop(Plan):
 
 @dataclass(frozen=True)
 class Resize(Plan):
-    """The whole image, resized as torchvision's Resize does: to (height, width), or the shorter side to one number."""
+    """The whole image, resized as torchvision's Resize does: to (height, width), or the shorter side to one number.
+
+    Args:
+        size: (height, width), or one number for the shorter side. For the others see `Plan`.
+
+    Examples:
+        >>> fastload.image.Resize((32, 48)).decode(encoded, name="0.jpg").shape
+        torch.Size([3, 32, 48])
+    """
 
     size: Size
 
@@ -305,7 +327,16 @@ class Resize(Plan):
 
 @dataclass(frozen=True)
 class ResizeCenterCrop(Plan):
-    """torchvision's Resize(`resize`) and then CenterCrop(`crop`). The usual values for validation are (256, 224)."""
+    """torchvision's Resize(`resize`) and then CenterCrop(`crop`). The usual values for validation are (256, 224).
+
+    Args:
+        resize: size of `Resize`.
+        crop: size of the crop. For the others see `Plan`.
+
+    Examples:
+        >>> plan = fastload.image.ResizeCenterCrop(256, 224)
+        >>> images = fastload.datasets.ImageFolder("images", transform=plan)
+    """
 
     resize: Size = 256
     crop: Size = 224
@@ -330,33 +361,34 @@ class ResizeCenterCrop(Plan):
         return resized(height, width, self.resize)
 
 
-def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
-    """Return the pixels of an image, uint8[H, W, 3] in RGB, with its longer side at most `max_size`.
-
-    Raises `DecodeError`, with `name`, as `open_rgb` and `read_header` do.
-    """
-    if max_size is not None and max_size < 1:
-        raise ValueError(f"max_size must be a number of pixels above 0, got {max_size!r}")
-    image = read_header(encoded, name=name)
-    height, width = image.height, image.width
-    longer = max(height, width)
-    size = height, width
-    if max_size is not None and longer > max_size:
-        size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
-    pixels = pixels_at_least(image, *size, name=name)
-    with no_torch_function():
-        if pixels.shape[:2] == size:
-            return np.array(pixels, order="C")
-        return resize_antialiased(boxed(pixels, Box(0, 0, *pixels.shape[:2])), size)
-
-
 def is_known_plan(transform: Any) -> bool:
-    """Return whether `transform` is one of this module's plans, and not of a subclass."""
+    """Return whether `transform` is one of this module's plans, and not of a subclass.
+
+    Args:
+        transform: any object.
+
+    Examples:
+        >>> fastload.image.is_known_plan(fastload.image.Resize(256))
+        True
+    """
     return type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop)
 
 
 def open_image(encoded: Encoded, transform: Any, *, name: str) -> Any:
-    """Return the result of `transform` for an image's bytes. A plan decodes them; other transforms get a PIL image."""
+    """Return the result of `transform` for an image's bytes. A plan decodes them; other transforms get a PIL image.
+
+    Args:
+        encoded: bytes of the image.
+        transform: a plan, a callable that takes an RGB `PIL.Image.Image`, or None for the image itself.
+        name: name of its file, for errors.
+
+    Raises:
+        DecodeError: see `open_rgb`.
+
+    Examples:
+        >>> fastload.image.open_image(encoded, fastload.image.Resize(32), name="0.jpg").shape
+        torch.Size([3, 32, 42])
+    """
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):

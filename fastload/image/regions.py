@@ -1,4 +1,4 @@
-"""Regions of images as values, and functions that cut pixels by them."""
+"""Regions of images as values, functions that cut pixels by them, and the pixels of a whole image, made smaller."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fastload.image.decode import Pixels
+from fastload._kit.torch_private import no_torch_function, resize_antialiased
+from fastload.image.decode import Encoded, Pixels, pixels_at_least, read_header
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels."""
+    """A rectangle in pixels.
+
+    Attributes:
+        top, left: position of the corner.
+        height, width: size of the rectangle.
+
+    Examples:
+        >>> fastload.image.Box(top=0, left=8, height=32, width=32).width
+        32
+    """
 
     top: int
     left: int
@@ -23,6 +33,11 @@ class Region(NamedTuple):
     """The steps for an image: resize its `box` to `size` (height, width), cut out `window`, and mirror it if `flip`.
 
     The window may reach beyond the resized image. There it is black, as in torchvision's centre crop.
+
+    Examples:
+        >>> box = fastload.image.Box(0, 8, 32, 32)
+        >>> fastload.image.Region(box, size=(224, 224), flip=True).window is None
+        True
     """
 
     box: Box
@@ -69,3 +84,33 @@ def windowed(image: Pixels, window: Box | None, *, flip: bool) -> Pixels:
         black[y : y + part.shape[0], x : x + part.shape[1]] = part
         part = black
     return np.array(part[:, ::-1], order="C") if flip else part
+
+
+def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
+    """Return the pixels of an image, uint8 of shape (H, W, 3) in RGB.
+
+    Args:
+        encoded: bytes of the image.
+        name: name of its file, for errors.
+        max_size: the most pixels of its longer side. None: as it is.
+
+    Raises:
+        DecodeError: see `open_rgb`.
+
+    Examples:
+        >>> fastload.image.decode_pixels(encoded, name="0.jpg").shape
+        (48, 64, 3)
+    """
+    if max_size is not None and max_size < 1:
+        raise ValueError(f"max_size must be a number of pixels above 0, got {max_size!r}")
+    image = read_header(encoded, name=name)
+    height, width = image.height, image.width
+    longer = max(height, width)
+    size = height, width
+    if max_size is not None and longer > max_size:
+        size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
+    pixels = pixels_at_least(image, *size, name=name)
+    with no_torch_function():
+        if pixels.shape[:2] == size:
+            return np.array(pixels, order="C")
+        return resize_antialiased(boxed(pixels, Box(0, 0, *pixels.shape[:2])), size)

@@ -22,12 +22,9 @@ def prefetch_to(
 ) -> DeviceLoader[T]:
     """Return the batches of `loader` on `device`, each copied while the loop computes on the previous one.
 
-        for images, labels in fastload.prefetch_to(loader, "cuda"):
-            ...
-
-    The copies run on their own stream. You can use a batch at once in the stream that is current when you get it:
-    that stream waits for the copy, and the batch's memory is not reused before that stream is done with it. Only
-    pinned memory (`pin_memory=True`) is copied asynchronously. Other memory is safe too, but the loop waits for it.
+    The copies run on their own stream. You can use a batch at once in the stream that is current when you get it: that
+    stream waits for the copy, and the batch's memory is not reused before that stream is done with it. Only pinned
+    memory (`pin_memory=True`) is copied asynchronously. Other memory is safe too, but the loop waits for it.
 
     Tensors are found in tuples, named tuples, lists, mappings and packed sequences, nested in any way. All else in a
     batch is passed on. A batch that is already on the device is handed on, not copied.
@@ -48,7 +45,12 @@ def prefetch_to(
     For any other iterable, and for a subclass whose `__iter__` returns an iterator of its own, `state_dict()` and
     `load_state_dict()` raise AttributeError if you call them, at the latest once an epoch has begun.
 
-    Raises ValueError if `depth` is below 1 or torch sees no such device.
+    Raises:
+        ValueError: `depth` is below 1, or torch finds no such device.
+
+    Examples:
+        >>> for images, labels in fastload.prefetch_to(loader, "cpu"):
+        ...     loss = images.float().mean()
     """
     if integer("depth", depth) < 1:
         raise ValueError(f"depth must be 1 or more, got {depth}")

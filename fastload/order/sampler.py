@@ -115,10 +115,10 @@ def permuted_by_window(
 class RankSampler(Sampler[int]):
     """One rank's part of a global order of samples, by strides.
 
-    Local position k of rank r is global position `k * world_size + r` (see `block`). So local batch k of all
-    ranks together is one contiguous global batch, for any world size that divides the global batch,
-    and the sampler need not know the batch size. The global order is the same on all ranks: a pure
-    function of (seed, epoch), or 0, 1, 2, ... without shuffle.
+    Local position k of rank r is global position `k * world_size + r` (see `block`). So local batch k of all ranks
+    together is one contiguous global batch, for any world size that divides the global batch, and the sampler need not
+    know the batch size. The global order is the same on all ranks: a pure function of (seed, epoch), or 0, 1, 2, ...
+    without shuffle.
 
     Args:
         length_or_dataset: number of samples of the whole dataset, or anything with `len()`.
@@ -140,9 +140,18 @@ class RankSampler(Sampler[int]):
             size, the batches of all ranks, one after another, are in the global order, as Accelerate wants them. "pad"
             and "drop" then make the length a multiple of `block * world_size`. The batch size must be a multiple of it.
 
-    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` advances to the next epoch by itself
-    each time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
+    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` advances to the next epoch by itself each time that
+    `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
     DistributedSampler.
+
+    Raises:
+        ValueError: an argument is out of range, or only one of a pair is given.
+
+    Examples:
+        >>> sampler = fastload.RankSampler(dataset, rank=1, world_size=4, seed=0)
+        >>> loader = DataLoader(dataset, batch_size=50, sampler=sampler)
+        >>> len(sampler), len(loader)
+        (125, 3)
     """
 
     planned: ClassVar[bool] = False
@@ -322,7 +331,11 @@ class RankSampler(Sampler[int]):
         """Return what a state must know of a planned order after global `position`, as JSON values."""
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
-        """Resume from what `plan_state` returned. Raise StateError if it is of another plan."""
+        """Resume from what `plan_state` returned.
+
+        Raises:
+            StateError: it is of another plan.
+        """
 
 
 class PlacedBatch(list[int]):

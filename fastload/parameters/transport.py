@@ -49,7 +49,7 @@ class InProcess:
         return lambda: answer
 
     def close(self) -> None:
-        """Do nothing, because the server belongs to the caller who created it."""
+        """Do nothing, because the server belongs to its caller."""
 
 
 def servers_in(store: Store, wait_s: float) -> int:

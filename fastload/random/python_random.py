@@ -190,7 +190,7 @@ def unusable() -> str | None:
     functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
     of_inst = {k for k in functions if getattr(random, k).__self__ is GLOBAL}
     if new := (methods - vars(_Routed).keys()) | (of_inst - _STAND_INS.keys()):
-        return f"`random.{min(new)}` is in C, and nothing routes it"
+        return f"`random.{min(new)}` is in C, and nothing patches it"
     try:
         return None if _works() else "a test at the start drew other numbers than Python's `random`"
     except Exception as error:

@@ -338,22 +338,9 @@ class Fixed:
 
 @contextmanager
 def random_stream(
-    *,
-    seed: int,
-    epoch: int,
-    position: int,
-    index: Any,
-    batch: bool = False,
+    *, seed: int, epoch: int, position: int, index: Any, batch: bool = False
 ) -> Iterator[None]:
-    """Draw in the block what a loader with `seed` draws for one sample, or for one batch.
-
-    So a plain loop can reproduce any batch, one stream after another:
-
-        for k, index in enumerate(indices):
-            with fastload.random_stream(seed=7, epoch=0, position=first + k, index=index):
-                samples.append(dataset[index])
-        with fastload.random_stream(seed=7, epoch=0, position=first, index=indices[0], batch=True):
-            expected = collate_fn(samples)
+    """Draw in the block what a loader with `seed` draws for one sample or batch, so that a loop can repeat it.
 
     Args:
         seed, epoch: of the loader.
@@ -361,6 +348,12 @@ def random_stream(
             order of the epoch: with `RankSampler`, `local position * world_size + rank`.
         index: what the sampler gave for the sample, or for the first sample of the batch.
         batch: enter the stream of a batch, in which `collate_fn` and `__getitems__` run.
+
+    Examples:
+        >>> with fastload.random_stream(seed=7, epoch=0, position=5, index=42):
+        ...     sample = dataset[42]
+        >>> with fastload.random_stream(seed=7, epoch=0, position=5, index=42, batch=True):
+        ...     batch = torch.utils.data.default_collate([sample])
     """
     keys = StreamKeys(integer("seed", seed), integer("epoch", epoch))
     make = keys.batch if batch else keys.sample
@@ -375,6 +368,9 @@ def sample_generator() -> torch.Generator:
 
     Torch's random functions draw from the same generator there, so both draw from one stream. Use it only while the
     sample is read. Outside of a loader and of `random_stream`, it is torch's default generator.
+
+    Examples:
+        >>> noise = torch.rand(3, generator=fastload.sample_generator())
     """
     return _seeded() or torch.default_generator
 
@@ -393,6 +389,9 @@ def sample_rng() -> np.random.Generator:
 
     Use it for all draws that are not torch's: `rng.random()`, `rng.integers(n)`, `rng.shuffle(list)`. Outside of a
     loader and of `random_stream`, it is a new one, seeded by a draw from torch's default generator.
+
+    Examples:
+        >>> angle = fastload.sample_rng().uniform(-10, 10)
     """
     stream = current_stream()
     if stream is None or not stream.source:

@@ -35,6 +35,12 @@ def threads_ok(*names: str | type) -> None:
 
     Args:
         names: names of top-level packages, as in `import name`, and classes.
+
+    Raises:
+        ValueError: a name is neither a class nor the name of a top-level package.
+
+    Examples:
+        >>> fastload.threads_ok("mylibrary", type(dataset))
     """
     for name in names:
         if not isinstance(name, type) and not (isinstance(name, str) and name.isidentifier()):

@@ -55,7 +55,7 @@ _OUTSIDE = ("global", "free")
 
 @dataclass(frozen=True)
 class Finding:
-    """Why code is not plainly safe in threads.
+    """Why code is not plainly thread-safe.
 
     Args:
         what: a clause that names it, and the code that decides.

@@ -47,7 +47,7 @@ class WorkerCopies:
 
 @dataclass(frozen=True)
 class CodeSafety:
-    """What reading the code found. Without findings, the code is plainly safe in threads."""
+    """What reading the code found. Without findings, the code is plainly thread-safe."""
 
     findings: tuple[Finding, ...] = ()
     cuda: bool = False
@@ -96,7 +96,7 @@ class Survey:
     def code(
         self, random_modules: Collection[str] | None = None, *, whole: bool = False
     ) -> CodeSafety:
-        """Read the code that samples can run, and return whether it is plainly safe in threads.
+        """Read the code that samples can run, and return whether it is plainly thread-safe.
 
         Args:
             random_modules: the loader's: whose global functions draw from the sample's stream.
@@ -224,4 +224,4 @@ def _not_routed(random_modules: Collection[str] | None) -> Iterator[Finding]:
         if why := module.unusable():
             owner = {"python": "Python's", "numpy": "NumPy's", "torch": "torch's"}[name]
             what = f"threads would share {owner} global random generator, which this installation"
-            yield Finding(f"{what} cannot route: {why}", shared=True)
+            yield Finding(f"{what} cannot patch per thread: {why}", shared=True)

@@ -27,8 +27,15 @@ def lengths_of(source: Any, dataset: Sized | int | None = None, *, least: int = 
         dataset: the samples, or their number. Then there must be as many lengths.
         least: the least length that is allowed.
 
-    Raises TypeError if the lengths are not integers. Raises ValueError if one is less than `least`, if a column has
-    nulls, or if `dataset` has another number of samples. Raises KeyError for an unknown column.
+    Raises:
+        TypeError: the lengths are not integers.
+        ValueError: one is less than `least`, a column has nulls, or `dataset` has another number of samples.
+        KeyError: a column is unknown.
+
+    Examples:
+        >>> from fastload.sequences import lengths_of
+        >>> lengths_of(lambda i: len(texts[i]), texts)[:3]
+        array([50, 51, 52])
     """
     samples = None if dataset is None else samples_in("dataset", dataset)
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):

@@ -36,13 +36,9 @@ _CHUNK, _CHUNK_OF_SOURCE = 8192, 512
 class Mixture(RankSampler):
     """A sampler that mixes datasets by weight.
 
-    Use it with its `dataset`, which holds the sources one after another, in the order of their names:
-
-        mixture = Mixture({"code": code, "web": web}, weights={"code": 0.3, "web": 0.7}, seed=0)
-        loader = fastload.DataLoader(mixture.dataset, batch_size=32, sampler=mixture, num_workers=8)
-
-    Each source has its own epochs, each in a new order. No sample of a source comes twice before all of it came once,
-    over the whole training. The global batches are the same for any number of ranks and workers.
+    Use it with its `dataset`, which holds the sources one after another. Each source has its own epochs, each in a new
+    order. No sample of a source comes twice before all of it came once, over the whole training. The global batches are
+    the same for any number of ranks and workers.
 
     Args:
         sources: datasets by name, or their lengths.
@@ -65,14 +61,20 @@ class Mixture(RankSampler):
         rank, world_size: see `RankSampler`.
 
     A state of the loader holds what each source has given. It can be loaded with another number of ranks at the same
-    global batch, with other weights, and with sources added or removed. Sources that stay continue, and new ones
-    begin. The weights of this mixture hold from the first step that is read after it, unless the state has changes by
+    global batch, with other weights, and with sources added or removed. Sources that stay continue, and new ones begin.
+    The weights of this mixture hold from the first step that is read after it, unless the state has changes by
     `set_weights`. If sources differ, these are dropped. Steps before a loaded state cannot be read again.
 
-    Cost: about 0.6 us a sample. Other threads may call its methods while a loader uses it.
+    Cost: about 0.6 us a sample. Any thread may call its methods while a loader uses it.
 
-    Raises ValueError for weights that are negative, not finite, all 0, or name other sources. Raises it too if sources
-    are `Packed` or `TokenWindows` whose rows do not fit into one batch.
+    Raises:
+        ValueError: weights are not valid, or sources are `Packed` or `TokenWindows` whose rows do not fit into one
+            batch.
+
+    Examples:
+        >>> sources = {"a": texts[:100], "b": texts[100:]}
+        >>> mixture = fastload.sequences.Mixture(sources, weights={"a": 0.3, "b": 0.7})
+        >>> loader = DataLoader(mixture.dataset, 32, sampler=mixture, collate_fn=list)
     """
 
     planned = sources_vary = True
@@ -144,7 +146,7 @@ class Mixture(RankSampler):
 
     @property
     def dataset(self) -> ConcatDataset[Any]:
-        """The sources, one after another. Raise AttributeError if one was given by its length."""
+        """The sources, one after another. There is none if one was given by its length: AttributeError."""
         for name, source in self.sources.items():
             if not isinstance(source, Sized):
                 raise AttributeError(f"source {name!r} is a length, {source}: give its dataset")
@@ -152,7 +154,7 @@ class Mixture(RankSampler):
 
     @property
     def global_batch(self) -> int:
-        """Samples of all ranks in one global step. Raise ValueError before the loader's batch size is known."""
+        """Samples of all ranks in one global step. Before the loader's batch size is known: ValueError."""
         if self._global_batch is not None:
             return self._global_batch
         if self._batch_size is None:
@@ -162,9 +164,10 @@ class Mixture(RankSampler):
         return self._batch_size * self.world_size
 
     def check_loader(self, size: int | None, dataset: Any) -> None:
-        """Store the batch size. Raise ValueError if a global batch is not a whole number of batches on each rank.
+        """Store the batch size.
 
-        Raise it too if a ConcatDataset has other sources than this mixture, or has them in another order.
+        Raises:
+            ValueError: a global batch is not a whole number of batches, or a ConcatDataset has other sources.
         """
         super().check_loader(size, dataset)
         if type(dataset) is ConcatDataset and not _in_order(dataset, self):
@@ -208,7 +211,8 @@ class Mixture(RankSampler):
 
         Loaders read ahead. So choose a step that no rank has been given, such as `next_step + 1000`.
 
-        Raises ValueError if this rank was given the step already; the message names the first possible one.
+        Raises:
+            ValueError: this rank was given the step already; the message names the first possible one.
         """
         at_step = integer("at_step", at_step)
         with self._lock:
@@ -346,7 +350,11 @@ class Mixture(RankSampler):
         )
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
-        """See `RankSampler`. Raise StateError if a source has other samples, or the mixture other arguments."""
+        """See `RankSampler`.
+
+        Raises:
+            StateError: a source has other samples, or the mixture other arguments.
+        """
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
         check_state(found, self)
         schedule = self._schedule.without_changes()

@@ -65,10 +65,19 @@ class Packed(Dataset[dict[str, Tensor]]):
         useful_share: the share of tokens that are no padding, 0 to 1.
         set_id: hash of the lengths, the arguments and the `set_id` of `dataset`. A loader's state contains it.
 
-    Reading raises what `dataset` raises, with a note that names the row. It raises SequenceError if a sample, or one of
-    its values of `also`, has another length than planned, TypeError if these are no integers in one dimension, and
-    KeyError if a key is missing. The constructor raises ValueError for arguments out of range, and if no sample has
-    tokens.
+    An error of `dataset` has a note that names the row.
+
+    Raises:
+        ValueError: an argument is out of range, or no sample has tokens.
+        SequenceError: a sample that is read, or one of its values of `also`, has another length than planned.
+        TypeError: the values of a sample that is read are not integers in one dimension.
+        KeyError: a sample that is read lacks a key.
+
+    Examples:
+        >>> from fastload.sequences import Packed
+        >>> rows = Packed(texts, length=256, lengths=[len(text) for text in texts])
+        >>> rows[0]["tokens"].shape
+        torch.Size([256])
     """
 
     fastload_per_worker = ("dataset",)

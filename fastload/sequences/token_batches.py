@@ -54,7 +54,18 @@ class TokenBatchSampler(RankSampler):
 
     Cost: a plan of 100 million samples takes 8 to 11 s and 2 GB. `len()` and `useful_share` make it, too.
 
-    Raises TypeError if lengths are not integers, and ValueError if one is over the budget or an argument out of range.
+    Raises:
+        TypeError: lengths are not integers.
+        ValueError: a length is over the budget, or an argument is out of range.
+
+    Examples:
+        >>> from fastload.sequences import TokenBatchSampler
+        >>> lengths = [len(text) for text in texts]
+        >>> sampler = TokenBatchSampler(lengths, budget=2000, seed=0)
+        >>> loader = DataLoader(texts, batch_sampler=sampler, collate_fn=list)
+        >>> batch = next(iter(loader))
+        >>> len(batch) * max(map(len, batch)) <= 2000
+        True
     """
 
     planned = True
@@ -118,7 +129,11 @@ class TokenBatchSampler(RankSampler):
 
     @property
     def batches_per_step(self) -> int:
-        """The number of batches of all ranks in an optimizer step. Raise ValueError if the ranks do not divide it."""
+        """The number of batches of all ranks in an optimizer step.
+
+        Raises:
+            ValueError: it is not a multiple of the number of ranks.
+        """
         step = self._given_step or self.world_size
         if step % self.world_size:
             raise ValueError(
@@ -148,7 +163,11 @@ class TokenBatchSampler(RankSampler):
                 yield PlacedBatch(plan.order[begin:end].tolist(), position)
 
     def check_loader(self, size: int | None, dataset: Any) -> None:
-        """See `RankSampler`. Raise ValueError if batches of batches would be made."""
+        """See `RankSampler`.
+
+        Raises:
+            ValueError: batches of batches would be made.
+        """
         super().check_loader(size, dataset)
         if size is not None:
             raise ValueError(

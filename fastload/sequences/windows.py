@@ -64,10 +64,17 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         left_out: the number of tokens that are in no window, neither as a token nor as a target.
         set_id: hash of the files' names, sizes and dtypes, and of the arguments. A loader's state contains it.
 
-    Raises ValueError for arguments out of range, dtypes other than integers and an `end` that one of them cannot hold.
-    Raises OSError if a file cannot be read.
-    Raises SequenceError if a file is empty, is not of whole tokens, is not a NumPy file as its name says, or changed
-    since the dataset was created, and if a window has more than `max_segments` documents.
+    Raises:
+        ValueError: an argument is out of range, a dtype is not of integers, or cannot hold `end`.
+        OSError: a file cannot be read.
+        SequenceError: a file is empty, is not of whole tokens, is not a NumPy file as its name says, or changed since
+            the dataset was created. Also if a window has more than `max_segments` documents.
+
+    Examples:
+        >>> from fastload.sequences import TokenWindows
+        >>> np.save("tokens.npy", np.arange(100, dtype=np.uint16))
+        >>> TokenWindows("tokens.npy", length=8)[1]["targets"]
+        tensor([ 9, 10, 11, 12, 13, 14, 15, 16])
     """
 
     fastload_per_worker = ()

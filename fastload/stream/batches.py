@@ -147,7 +147,7 @@ class Batches(Iterator[Batch]):
                 survey.warn_of_shared(stacklevel=5)
                 for fault in survey.code(whole=True).findings:
                     if fault.shared:
-                        said = f"fastload: in threads, samples can be wrong: {fault.what}"
+                        said = f"fastload: data race, so samples can be wrong: {fault.what}"
                         warnings.warn(said, SharedStateWarning, stacklevel=5)
                         break
             yield own

@@ -15,7 +15,13 @@ LOADER_STAGES = ("sampler", "sample", "collate", "pin")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The measurements of one stage."""
+    """The measurements of one stage.
+
+    Examples:
+        >>> epoch = list(loader)
+        >>> loader.stats().stages["sample"].count
+        500
+    """
 
     name: str
     seconds: float

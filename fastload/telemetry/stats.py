@@ -25,6 +25,12 @@ class Stats(Snapshot):
 
     Read it as a balance. If `consumer_wait_s` is a large share of `elapsed_s`, the loader bounds the run. If
     `worker_wait_s` is a large share of `workers * elapsed_s`, the training step does.
+
+    Examples:
+        >>> epoch = list(loader)
+        >>> stats = loader.stats()
+        >>> stats.samples, stats.batches
+        (500, 10)
     """
 
     __slots__ = ()

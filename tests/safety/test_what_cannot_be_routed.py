@@ -76,7 +76,7 @@ def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     torch_random._failure = None
 
 
-FAILED = "this installation cannot route: a test at the start drew other numbers"
+FAILED = "this installation cannot patch per thread: a test at the start drew other numbers"
 
 
 def read(whose: str, **options: Any) -> tuple[list[float], set[int], Any, list[str]]:
@@ -111,12 +111,12 @@ def test_threads_that_were_asked_for_are_warned_of(whose: str) -> None:
     _, processes, stats, (warning,) = read(whose, worker_method="thread")
     assert stats.worker_method == "thread"
     assert processes == {os.getpid()}
-    assert f"samples can be wrong: threads would share {whose} global" in warning
+    assert f"data race, so samples can be wrong: threads would share {whose} global" in warning
 
 
 def test_a_module_that_is_turned_off_need_not_be_routed(whose: str) -> None:
     *_, stats, _ = read(whose, worker_method="auto", random_modules=())
-    assert ("cannot route" in stats.worker_reason) is (whose == "torch's")
+    assert ("cannot patch" in stats.worker_reason) is (whose == "torch's")
 
 
 def test_a_loader_without_workers_reads_in_the_loop(whose: str) -> None:

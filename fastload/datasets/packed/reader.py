@@ -52,15 +52,27 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     the largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
     16 shards are open at once, or a quarter of the process's limit of open files if that is more.
 
-    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged or of a newer version, and
-    ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and record, if they are damaged.
-    It raises `DecodeError` if a payload is undamaged but not an image, and IndexError.
-
     Attributes:
         path, mode, schema, made: see `fastload.datasets.manifest.Index`.
         classes, class_to_idx: class names in the order of their numbers, and the number of each. Empty if the set has
             no classes.
         targets: the labels, int64[len(self)]. The first use reads the columns of all shards.
+
+    Raises:
+        FileNotFoundError: the set does not exist.
+        PackedDataError: the set, or a record that is read, is damaged or of a newer version. The message names shard
+            and record.
+        ValueError: an argument is out of range.
+        DecodeError: a payload that is read is undamaged, but not an image.
+        IndexError: there is no such sample.
+
+    Examples:
+        >>> from fastload.datasets.packed.packing import pack
+        >>> _ = pack("train.txt", "packed", base_dir=".")
+        >>> plan = fastload.image.ResizeCenterCrop(32, 32)
+        >>> image, label = fastload.datasets.PackedDataset("packed", transform=plan)[0]
+        >>> image.shape, label
+        (torch.Size([3, 32, 32]), 0)
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -153,7 +165,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return f"{place} ({_extras(sources, row)[0]})"
 
     def load(self, index: int) -> None:
-        """Load the columns of the shard of sample `index`, if they are not loaded. Raises what reading it raises."""
+        """Load the columns of the shard of sample `index`, if they are not loaded. Errors are those of reading it."""
         number, _ = self._place(index)
         self._shards.table(number)
 

@@ -34,9 +34,6 @@ _WORK = ".packing"
 class PackedWriter:
     """Writes a packed set, record by record.
 
-        with PackedWriter("set", mode="encoded", columns={"caption": pyarrow.string()}) as writer:
-            writer.add(payload, label=3, source="a.jpg", caption="a dog")
-
     Leaving the `with` block completes the set. After an exception or a kill, the directory does not open as a set, but
     its complete shards stay there. A writer with the same arguments takes them over, and says in `done` how many inputs
     they hold. Add only the inputs after these. If you give the same records, the set is the same, byte by byte, as
@@ -48,14 +45,24 @@ class PackedWriter:
         columns: name and Arrow type of each extra column.
         classes: class names in the order of their numbers; () if labels are not class numbers.
         made: how the set is written, as JSON values. A stopped writer's shards are taken over only if its value is
-        equal. shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
+            equal.
+        shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
             fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
 
-    Raises FileExistsError if `path` already holds a set, or shards of a stopped writer with other arguments. Raises
-    BlockingIOError if another process writes there, ValueError for arguments out of range, and OSError if the disk is
-    full or cannot be written.
+    Raises:
+        FileExistsError: `path` already holds a set, or shards of a stopped writer with other arguments.
+        BlockingIOError: another process writes there.
+        ValueError: an argument is out of range.
+        OSError: the disk is full or cannot be written.
+
+    Examples:
+        >>> with fastload.datasets.PackedWriter("set", mode="encoded") as writer:
+        ...     for number, text in enumerate([b"one", b"two"]):
+        ...         writer.add(text, label=number, source=f"{number}.txt")
+        >>> fastload.datasets.PackedDataset("set", decode=False)[1]
+        (b'two', 1)
     """
 
     def __init__(
@@ -159,7 +166,11 @@ class PackedWriter:
         self.rejected.append((source, " ".join(reason.split())))
 
     def finish(self) -> Index:
-        """Write the waiting records and the index. Now the set is complete, and takes no more records."""
+        """Write the waiting records and the index. Now the set is complete, and takes no more records.
+
+        Returns:
+            The index of the set.
+        """
         if self._index is not None:
             return self._index
         if self._rows:
