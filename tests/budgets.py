@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_945,
-    "loaded beside the way": 2_637,
+    "the way of an index": 3_946,
+    "loaded beside the way": 2_632,
     "the core's other files": 512,
     # folders, without the files and folders that have a row of their own
     "fastload/safety": 1_684,
@@ -28,25 +28,25 @@ BUDGETS = {
     "fastload/integrations": 707,
     "fastload/bench": 636,
     "fastload/check": 647,
-    "fastload/cli": 1_580,
+    "fastload/cli": 1_577,
     "fastload/compat": 440,
     "fastload/datasets": 1_626,
     "fastload/datasets/packed": 1_672,
     "fastload/distributed": 1_740,
     "fastload/elastic": 712,
     "fastload/flow": 924,
-    "fastload/image": 911,
+    "fastload/image": 908,
     "fastload/image/kernels": 145,
     "kernels in C": 1_498,
     "fastload/measure": 672,
-    "fastload/parameters": 1_704,
+    "fastload/parameters": 1_693,
     "fastload/sequences": 1_333,
     "fastload/store": 2_978,
     "fastload/stream": 1_058,
     "fastload/train": 1_155,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_287,
+    "process workers": 2_284,
     "verdicts and allow list": 194,
 }
 
