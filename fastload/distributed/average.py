@@ -34,8 +34,13 @@ def average_gradients(
     The mean is the sum divided by the number of ranks. If all ranks have equal batches, it is the mean of the global
     batch.
 
-    Raise ValueError on all ranks if a gradient is sparse on one. Raise RankError if `comm` is given, and MPI does not
-    know the ranks that the launcher has started.
+    Raises:
+        ValueError: a gradient is sparse on one rank. All ranks raise it.
+        RankError: `comm` is given, and MPI does not know the ranks that the launcher has started.
+
+    Examples:
+        >>> if fastload.distributed.init("gloo").world_size > 1:
+        ...     fastload.distributed.average_gradients(model)
     """
     if comm is not None:
         from mpi4py import MPI

@@ -18,6 +18,12 @@ class Control:
 
     Args:
         timeout: time that a rank waits for the others in a call. None: the timeout of `init`.
+        rank: this rank.
+
+    Examples:
+        >>> control = fastload.distributed.Control(fastload.distributed.init("gloo"))
+        >>> control.gather("ready")
+        ['ready']
     """
 
     def __init__(self, rank: Rank, *, timeout: timedelta | None = None) -> None:
@@ -56,7 +62,7 @@ class Control:
         return found.bool()
 
     def cast(self, vote: int) -> Vote:
-        """Give a vote. `Vote.result` returns the greatest vote of all ranks."""
+        """Return a vote in progress. `Vote.result` returns the greatest vote of all ranks."""
         ballot = torch.tensor([vote], dtype=torch.int64)
         if self._group is None:
             return Vote(ballot, None)
@@ -65,14 +71,27 @@ class Control:
 
 
 class Vote:
-    """A vote of all ranks in progress."""
+    """A vote of all ranks in progress.
+
+    Args:
+        ballot, work: tensor with this rank's vote, and its all-reduce, or None on one rank. `Control.cast` gives both.
+
+    Examples:
+        >>> control = fastload.distributed.Control(fastload.distributed.init("gloo"))
+        >>> control.cast(1).result()
+        1
+    """
 
     def __init__(self, ballot: torch.Tensor, work: Any) -> None:
         self._ballot = ballot
         self._work = work
 
     def result(self) -> int:
-        """Return the greatest vote of any rank. Raises RuntimeError if a rank has died."""
+        """Return the greatest vote of any rank.
+
+        Raises:
+            RuntimeError: a rank has died.
+        """
         if self._work is not None:
             self._work.wait()
         return int(self._ballot)

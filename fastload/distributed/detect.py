@@ -110,8 +110,14 @@ class Detected:
 def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
     """Return the rank by `detect_by_variables`. Get missing values from mpi4py, on all ranks, or from the node file.
 
+    Args:
+        environ: the environment variables.
+
     Raises:
         RankError: see `detect_by_variables` and `check_world`. Also if the node file cannot be read, or lists no host.
+
+    Examples:
+        >>> rank = fastload.distributed.detect_rank().rank
     """
 
     def ask(launcher: Launcher) -> Answer:
@@ -203,8 +209,7 @@ def detect_by_variables(
     `ask` is called with the launcher only if a value is missing.
 
     Raises:
-        RankError: a value is not a count or too large, two variables disagree, or a value is missing. The message names
-            the variables with their values.
+        RankError: a value is missing, not a count, or too large, or two variables disagree. The message names them.
     """
     claims = _claims(environ)
     launcher = _launcher(environ, claims)

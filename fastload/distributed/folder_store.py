@@ -33,8 +33,15 @@ class FolderStore(Store):
     system reports changes by other machines. Any thread may make any call. A store stays in memory until the
     process ends.
 
-    Raises OSError if the folder is gone, or cannot be read or written, and `DistStoreError` if `wait` or `get` takes
-    too long.
+    Raises:
+        OSError: the folder is gone, or cannot be read or written.
+        DistStoreError: `wait` or `get` takes too long.
+
+    Examples:
+        >>> store = fastload.distributed.FolderStore("keys")
+        >>> store.set("epoch", "3")
+        >>> store.get("epoch")
+        b'3'
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class FolderStore(Store):
             time.sleep(_NAP_S)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key. Return True if it existed."""
+        """Delete a key, and return True if it existed."""
         with self._changing():
             try:
                 os.unlink(self._path(key))

@@ -75,6 +75,13 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
     Raises:
         RankError: see `detect_rank`.
         RendezvousError: the other ranks did not connect, or there is no way to find them.
+
+    Returns:
+        This rank.
+
+    Examples:
+        >>> fastload.distributed.init("gloo").rank
+        0
     """
     global _joined
     if _joined is not None:
@@ -96,7 +103,12 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
 
 
 def shutdown() -> None:
-    """Undo `init()`. It is called at exit too, and may be called any number of times, also without `init()`."""
+    """Undo `init()`. It is called at exit too, and may be called any number of times, also without `init()`.
+
+    Examples:
+        >>> rank = fastload.distributed.init("gloo")
+        >>> fastload.distributed.shutdown()
+    """
     global _joined
     joined, _joined = _joined, None
     if joined is None:
@@ -113,8 +125,22 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     """End this rank after an uncaught error. One rank prints the error, and all end with `code`.
 
     The first rank that calls this prints `line`, or the traceback without one. The others print nothing. If some ranks
-    do not call it within 3 s, and MPI would wait for them at its end, the whole job is aborted. Raise SystemExit.
-    Return if there is only one process, or if `init()` did not make the process group.
+    do not call it within 3 s, and MPI would wait for them at its end, the whole job is aborted. It returns if there is
+    only one process, or if `init()` did not make the process group.
+
+    Args:
+        error: the uncaught error.
+        line: text to print in place of the traceback.
+        code: exit code of all ranks.
+
+    Raises:
+        SystemExit: with `code`, unless it returns.
+
+    Examples:
+        >>> try:
+        ...     loss = model(torch.ones(1, 48)).sum()
+        ... except RuntimeError as error:
+        ...     fastload.distributed.end_job(error)
     """
     joined = _joined
     if joined is None or joined.store is None:
@@ -203,6 +229,9 @@ def cores() -> int:
     all cores of the machine, the ranks of the node are assumed to share them.
 
     Warn (UserWarning) if the launcher bound the rank to one core of several, and name the option to change.
+
+    Examples:
+        >>> loader = DataLoader(dataset, num_workers=fastload.distributed.cores())
     """
     joined = _joined or _Joined(detect_rank().rank)
     return cores_of(joined.rank, joined.on_node, stacklevel=2)
@@ -214,14 +243,27 @@ def store_of_ranks() -> Store | None:
 
 
 def met_by() -> str:
-    """Return the backend and how the ranks found each other, as text, or "not initialised" before `init()`."""
+    """Return the backend and how the ranks found each other, as text, or "not initialised" before `init()`.
+
+    Examples:
+        >>> isinstance(fastload.distributed.met_by(), str)
+        True
+    """
     if _joined is None:
         return "not initialised"
     return f"{_joined.backend}, by {_joined.met_by}" if _joined.backend else _joined.met_by
 
 
 def backend_for(backend: str) -> str:
-    """Return the backends by device for "auto", and any other backend unchanged."""
+    """Return the backends by device for "auto", and any other backend unchanged.
+
+    Args:
+        backend: as in `init`.
+
+    Examples:
+        >>> fastload.distributed.backend_for("gloo")
+        'gloo'
+    """
     if backend != "auto":
         return backend
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -269,8 +311,20 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
 def device_of(rank: Rank, count: int) -> int:
     """Return the index of the rank's own device, of `count` that torch finds: its local rank.
 
-    It is 0 if a launcher restricts each rank to one device with a variable. Raise `RankError` if there are fewer
-    devices than ranks. NCCL refuses to share one, and sharing distorts measurements.
+    It is 0 if a launcher restricts each rank to one device with a variable. NCCL refuses to share one, and sharing
+    distorts measurements.
+
+    Raises:
+        RankError: there are fewer devices than ranks.
+
+    Args:
+        rank: the rank, as `init` returns it.
+        count: number of devices that torch finds.
+
+    Examples:
+        >>> rank = fastload.distributed.init("gloo")
+        >>> fastload.distributed.device_of(rank, 1)
+        0
     """
     if count == 1 and any(os.environ.get(name) for name in _SHOWN):
         return 0

@@ -60,8 +60,10 @@ class WindowDataset(Dataset[Sample]):
 
     Memory: a copy of this rank's rows, until `close()`.
 
-    Raises ValueError on all ranks if the columns of one rank break these rules, RuntimeError if MPI was not started for
-    several threads, and RankError if MPI does not know the ranks that the launcher has started.
+    Raises:
+        ValueError: the columns of one rank break these rules. All ranks raise it.
+        RuntimeError: MPI was not started for several threads.
+        RankError: MPI does not know the ranks that the launcher has started.
     """
 
     fastload_per_worker = ()

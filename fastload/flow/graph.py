@@ -22,7 +22,15 @@ class PipelineGraph:
         name: name of the graph, with the same rules as that of a task. Its logs are in `.fastload-flow/NAME`.
         folder: folder in which the tasks run. None: the current folder when the graph runs.
 
-    Raises ValueError if the name is not allowed.
+    Raises:
+        ValueError: the name is not allowed.
+
+    Examples:
+        >>> graph = fastload.flow.PipelineGraph("greetings")
+        >>> first = graph.add_task(fastload.flow.Task("first", command=["true"]))
+        >>> second = graph.add_task(fastload.flow.Task("second", command=["true"]))
+        >>> graph.order()
+        ['first', 'second']
     """
 
     def __init__(
@@ -40,7 +48,9 @@ class PipelineGraph:
             after: tasks, or names of tasks, that must succeed before. None: the task that was added last. An empty
                 list: no tasks.
 
-        Raise TypeError if `task` is not a task, and FlowError if the graph has a task of this name.
+        Raises:
+            TypeError: `task` is not a task.
+            FlowError: the graph has a task of this name.
         """
         if not isinstance(task, Task):
             raise TypeError(
@@ -72,7 +82,11 @@ class PipelineGraph:
         return self._after[name]
 
     def order(self) -> list[str]:
-        """Return the names of all tasks, each after those that it waits for. Raise FlowError if there is no order."""
+        """Return the names of all tasks, each after those that it waits for.
+
+        Raises:
+            FlowError: there is no order.
+        """
         sorter = TopologicalSorter(dict.fromkeys(self._tasks, ()))
         for name, before in self._after.items():
             sorter.add(name, *before)

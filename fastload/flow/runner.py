@@ -53,6 +53,12 @@ class Outcome:
         reasons: why each task ran, would run, or failed.
         logs: file with the output of each task that ran.
         seconds: run time of each task that ran.
+
+    Examples:
+        >>> graph = fastload.flow.PipelineGraph("greetings")
+        >>> task = graph.add_task(fastload.flow.Task("hello", command=["true"]))
+        >>> fastload.flow.run(graph, dry_run=True, say=lambda line: None).states
+        {'hello': 'waiting'}
     """
 
     states: dict[str, State]
@@ -81,13 +87,24 @@ def run(
         only: run only these tasks, whatever the states of the tasks that they wait for.
         say: called with a line about each change of a task's state. None: print it on standard error.
         check: first check that the tasks can be started, as far as that is known before any has run.
+        graph: the tasks.
 
     If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
     tasks get SIGTERM, and are killed after 10 s. The log `.fastload-flow/GRAPH/TASK.log` in the graph's folder gets the
     output of a task at once. Standard output gets it after the task has ended.
 
-    Raise FlowError if a task failed, and name its log. Raise it also if the graph has a cycle or another process runs
-    one of the tasks. If a task cannot be started, raise it before anything runs.
+    Returns:
+        The state of each task.
+
+    Raises:
+        FlowError: a task failed (the message names its log), the graph has a cycle, or another process runs one of the
+            tasks. If a task cannot be started, nothing runs.
+
+    Examples:
+        >>> graph = fastload.flow.PipelineGraph("greetings")
+        >>> task = graph.add_task(fastload.flow.Task("hello", command=["true"]))
+        >>> fastload.flow.run(graph, say=lambda line: None).states
+        {'hello': 'done'}
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be 1 or more, got {max_parallel}")

@@ -38,6 +38,9 @@ class Resources:
         ppn: ranks per host. None: all ranks on one host.
         cores: cores per rank. None: 1, or the default of the batch system.
         directives: extra lines for the header of the batch job, such as "-A PROJECT" or "-l filesystems=home".
+
+    Examples:
+        >>> resources = fastload.flow.Resources(walltime="0:30:00", ppn=4)
     """
 
     walltime: str = "1:00:00"
@@ -67,7 +70,14 @@ class Task:
         env: environment variables, in addition to those of this process.
         resources: resources of its batch job.
 
-    Raises TypeError or ValueError if a value is not allowed. At its start, raises FlowError if there is nothing to run.
+    Raises:
+        TypeError, ValueError: a value is not allowed.
+        FlowError: there is nothing to run, when it starts.
+
+    Examples:
+        >>> task = fastload.flow.Task("hello", command=["echo", "hello"], outputs=[])
+        >>> task.name
+        'hello'
     """
 
     kind = "command"
@@ -120,7 +130,11 @@ class Task:
         return base / (self.exec_path or ".")
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list. Raise FlowError if there is nothing to run."""
+        """Return the argument list.
+
+        Raises:
+            FlowError: there is nothing to run.
+        """
         if not self.command and self.script is None:
             raise FlowError("it has no command. Set command=")
         return [*self.command, *([] if self.script is None else [self.script]), *self.args]
@@ -141,13 +155,25 @@ class Task:
 
 
 class PythonTask(Task):
-    """A Python script. `command` is this Python by default. See `Task` for the arguments."""
+    """A Python script. `command` is this Python by default. See `Task` for the arguments.
+
+    Args:
+        name, command, script, args, exec_path, inputs, outputs, env, resources: see `Task`. `command` is this Python by
+            default.
+
+    Examples:
+        >>> task = fastload.flow.PythonTask("prepare", script="prepare.py", args=["--size", 256])
+    """
 
     kind = "python"
     _shown = ("python",)
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list. Raise FlowError if no script is set."""
+        """Return the argument list.
+
+        Raises:
+            FlowError: no script is set.
+        """
         return [*(self.command or [sys.executable]), self._script_path(), *self.args]
 
     def _script_path(self) -> str:
@@ -166,8 +192,12 @@ class MPITask(PythonTask):
         launcher: "auto", "openmpi", "hydra", "pals", "srun" or "torchrun". "auto": `mpiexec` if it is on PATH, else
             srun in a Slurm job.
         launcher_options: extra arguments for the launcher, such as ["--oversubscribe"].
+        name: see `Task`.
 
     A `command` that is set, such as "mpirun -n 4 python3", is used as it is.
+
+    Examples:
+        >>> task = fastload.flow.MPITask("train", script="train.py", parallelism=8)
     """
 
     kind = "mpi"
@@ -194,7 +224,11 @@ class MPITask(PythonTask):
         self.launcher_options = tuple(str(option) for option in found)
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list of the launcher. Raise FlowError, LaunchError or OSError if it cannot be made."""
+        """Return the argument list of the launcher.
+
+        Raises:
+            FlowError, LaunchError, OSError: it cannot be made.
+        """
         program = (self._script_path(), *self.args)
         if self.command:
             return [*self.command, *program]
@@ -240,6 +274,12 @@ class PytorchTask(MPITask):
     """A training script on several ranks, which connect by `fastload.distributed` or torch's own variables.
 
     It is like `MPITask`, but without `mpiexec`, torchrun starts the ranks.
+
+    Args:
+        name, parallelism, hostfile, launcher, launcher_options: see `MPITask`.
+
+    Examples:
+        >>> task = fastload.flow.PytorchTask("train", script="train.py", parallelism=8)
     """
 
     kind = "pytorch"
@@ -252,11 +292,15 @@ class FunctionTask(Task):
     Args:
         function: function of a module or a script, or method of an object. Lambdas and inner functions do not work.
         args, kwargs: its arguments. They are pickled, like the function.
+        name: see `Task`.
 
     The process has the same `sys.path`. If the call needs the main script, the process first imports it as
     `__mp_main__`, as multiprocessing does. So put the code that the script runs under `if __name__ == "__main__":`.
     Only such processes can unpickle objects of the script's own classes. If you save pickled objects, define their
     class in a module.
+
+    Examples:
+        >>> task = fastload.flow.FunctionTask("count", len, args=[[1, 2, 3]])
     """
 
     kind = "function"

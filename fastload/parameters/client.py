@@ -46,6 +46,10 @@ def connect(
         wait_s: seconds to wait for the servers to write their addresses.
 
     Connections are made when they are needed.
+
+    Examples:
+        >>> client = fastload.parameters.PSClient(fastload.parameters.connect())
+        >>> client.close()
     """
 
     def stub(place: Server | str | Callable[[], str]) -> Stub:
@@ -69,12 +73,6 @@ def connect(
 class PSClient:
     """The parameters of a model, on servers.
 
-        client = PSClient(connect(["grpc://node1:7000", "grpc://node2:7000"]))
-        for i in range(client.ps_num):
-            client.push_dense_parameters(model.named_parameters(), i, 0)
-        versions = [-1] * client.ps_num
-        values, _ = client.pull_dense_parameters(range(client.ps_num), versions)
-
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
         worker: a name for messages. Two clients with the same name are still two workers.
@@ -83,10 +81,17 @@ class PSClient:
     Several threads may make calls. Pulls run in parallel, and pushes one after another. A call is sent to all servers
     at once. It is repeated if a connection breaks. Even then, a push is applied only once.
 
-    Raises `ParametersError` if a server refuses a call or gives no answer. Raises `ParametersLostError` if a server has
-    restarted: resume all servers and workers from the checkpoint.
-
     Every returned tensor belongs to the caller, is on the CPU, and begins at a multiple of 64 bytes.
+
+    Raises:
+        ParametersError: a server refuses a call or gives no answer.
+        ParametersLostError: a server has restarted: resume all servers and workers from the checkpoint.
+
+    Examples:
+        >>> client = fastload.parameters.PSClient(fastload.parameters.connect())
+        >>> accepted = client.push_dense_parameters(model.named_parameters(), 0, 0)
+        >>> values, versions = client.pull_dense_parameters([0], [-1])
+        >>> client.close()
     """
 
     def __init__(
@@ -211,13 +216,16 @@ class PSClient:
         compute and push again. Gradients of one id add up. This does not change its arguments, and the caller may
         change them after the call.
 
-        Raises ParametersError if a gradient has NaN or infinite numbers. Then no server has changed anything.
+        Then no server has changed anything.
 
         Args:
             grads: gradients of dense parameters. Parameters whose gradient is None are left out.
             edl_grads: gradients of rows, by table.
             learning_rate: learning rate of this push. None: that of the servers.
             model_versions: for each server, the version with which the gradients were computed.
+
+        Raises:
+            ParametersError: a gradient has NaN or infinite numbers.
         """
         self._expect_one_for_each_server(model_versions)
         tables = {name: _summed(given) for name, given in edl_grads.items()}
@@ -284,7 +292,8 @@ class PSClient:
     def checkpoint(self) -> int:
         """Have all servers save a checkpoint in their folder. Return its version.
 
-        Raises ParametersError if the servers have no folder.
+        Raises:
+            ParametersError: the servers have no folder.
         """
         for table in list(self._flushes):
             table.flush()

@@ -18,13 +18,6 @@ from fastload.parameters.tables import TableInfo
 class Embedding(nn.Module):
     """Rows of a table on servers, by their ids: int64[...] become float32[..., dim].
 
-        table = Embedding("user", dim=64, client=client)
-        loader = DataLoader(data, 512, num_workers=4, collate_fn=table.prefetching("user", default_collate))
-        for batch in loader:
-            loss = head(table(batch["user"]), batch["x"])
-            loss.backward()
-            table.push(0.05)
-
     Args:
         name: name of the table.
         dim: numbers in a row.
@@ -41,8 +34,20 @@ class Embedding(nn.Module):
 
     The layer has no parameters, so optimizers, DDP and `state_dict()` do not see it. In training, `forward` prepares
     gradients for `push`. In evaluation, and without gradients, it only pulls. A process must have only one `Embedding`
-    for a table. Raises `ParametersError` if the servers refuse a call or give no answer, and IndexError if an id is
-    outside `rows`.
+    for a table.
+
+    Raises:
+        ParametersError: the servers refuse a call or give no answer.
+        IndexError: an id is outside `rows`.
+
+    Examples:
+        >>> table = fastload.parameters.Embedding("user", dim=4)
+        >>> rows = table(torch.tensor([[3, 7], [3, 1]]))
+        >>> rows.shape
+        torch.Size([2, 2, 4])
+        >>> rows.sum().backward()
+        >>> table.push(0.05)
+        >>> table.close()
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class Embedding(nn.Module):
         super().zero_grad(set_to_none)
 
     def train(self, mode: bool = True) -> Self:
-        """Begin training or evaluation. Evaluation first waits for all pushes."""
+        """Begin training or evaluation. Evaluation first waits for all pushes. Return the layer."""
         if not mode:
             self.flush()
         return super().train(mode)

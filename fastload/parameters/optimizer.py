@@ -23,6 +23,10 @@ class Optimizer:
 
     Each row of a table has its own state and its own count of steps. So a row without a gradient does not change, like
     a parameter without a gradient in `torch.optim`.
+
+    Examples:
+        >>> adam = fastload.parameters.Optimizer(name="adam", lr=1e-3)
+        >>> server = fastload.parameters.Server(optimizer=adam)
     """
 
     name: Literal["sgd", "adagrad", "adam"] = "sgd"

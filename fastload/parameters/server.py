@@ -49,8 +49,14 @@ class Server:
             while a server saves. If a save fails, the server logs that, and saves at the next multiple.
         keep: number of checkpoints to keep.
         seed: seed of new rows, the same for all servers.
+        number, of: number of this server, and of servers.
 
     `answer` may be called from several threads. It makes the calls one after another. Other methods take no lock.
+
+    Examples:
+        >>> server = fastload.parameters.Server(optimizer=fastload.parameters.Optimizer(lr=0.1))
+        >>> client = fastload.parameters.PSClient(fastload.parameters.connect(server))
+        >>> client.close()
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class Server:
         return {"runs": self._runs}
 
     def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
-        """Accept the first values of the dense parameters. Later calls change nothing."""
+        """Accept the first values of the dense parameters. Later calls change nothing. Return the answer."""
         taken = not self._initialised
         if taken:
             version = checked_version(version)
@@ -137,7 +143,7 @@ class Server:
         return {"taken": taken}
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Create those tables that do not exist yet."""
+        """Create those tables that do not exist yet. Return the answer."""
         for info in [TableInfo(**info) for info in infos]:
             self._own.add_table(info)
         return {}
@@ -154,7 +160,7 @@ class Server:
         return {"rows": self._own.table(table).rows(ids)}
 
     def set_rows(self, table: str, ids: Tensor, values: Tensor) -> dict[str, Any]:
-        """Set the rows of distinct `ids`."""
+        """Set the rows of distinct `ids`. Return the answer."""
         self._own.table(table).set_rows(ids, values)
         return {}
 
@@ -170,6 +176,9 @@ class Server:
 
         An asynchronous server applies it. Server 0 of synchronous ones gives it a `step`, and the client tells the
         others. `fresh`: also return the new rows.
+
+        Returns:
+            The answer to the client.
         """
         last, answer = self._last.get(worker, (0, {}))
         if sequence > last:

@@ -31,6 +31,10 @@ class TableInfo:
         dim: number of values in a row.
         initializer: how a new row is drawn. "uniform(0.05)": from -0.05 to 0.05. "normal(0.05)": with this standard
             deviation. "constant(0)" or "zeros". These numbers are the defaults.
+
+    Examples:
+        >>> fastload.parameters.TableInfo("user", dim=64, initializer="normal(0.05)").rule()
+        ('normal', 0.05)
     """
 
     name: str
@@ -47,7 +51,11 @@ class TableInfo:
             raise ValueError(f"table {self.name!r} has rows of {self.initializer!r}. Give a number")
 
     def rule(self) -> tuple[str, float]:
-        """Return the name of the initializer and its number. Raise ValueError if the initializer is unknown."""
+        """Return the name of the initializer and its number.
+
+        Raises:
+            ValueError: the initializer is unknown.
+        """
         found = re.fullmatch(r"(\w+)(?:\(([-+.\deE]+)\))?", self.initializer)
         if found is None or found[1] not in _DEFAULTS:
             raise ValueError(

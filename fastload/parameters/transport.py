@@ -20,7 +20,12 @@ class ServerGoneError(ConnectionError):
 
 
 class Stub(Protocol):
-    """The link to one server. All methods can be called from several threads."""
+    """The link to one server. All methods can be called from several threads.
+
+    Examples:
+        >>> [stub] = fastload.parameters.connect()
+        >>> stub.close()
+    """
 
     @property
     def name(self) -> str:
@@ -29,7 +34,9 @@ class Stub(Protocol):
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call; return a function that waits for the answer, and must be called.
 
-        Both raise ServerGoneError if the connection breaks, and ParametersError if the server refuses the call.
+        Raises:
+            ServerGoneError: the connection breaks. The returned function raises it, too.
+            ParametersError: the server refuses the call. The same.
         """
 
     def close(self) -> None:
@@ -37,14 +44,23 @@ class Stub(Protocol):
 
 
 class InProcess:
-    """A server in this process. `start` makes the call at once, and does not copy its tensors."""
+    """A server in this process. `start` makes the call at once, and does not copy its tensors.
+
+    Args:
+        server: the server.
+
+    Examples:
+        >>> server = fastload.parameters.Server()
+        >>> client = fastload.parameters.PSClient([fastload.parameters.InProcess(server)])
+        >>> client.close()
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.name = "in this process"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Make a call."""
+        """Make a call, and return a function that returns its answer."""
         answer = self._server.answer(method, arguments)
         return lambda: answer
 

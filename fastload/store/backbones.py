@@ -32,8 +32,14 @@ def backbone(
             by channel, row and column, 2,048 x 7 x 7 = 100,352 numbers for an image of 224 pixels.
         seed: seed of random weights.
 
-    Raise `UsageError` if torchvision does not have the network, if it has no such layout, or if the weights do not fit
-    or cannot be downloaded.
+    Raises:
+        UsageError: torchvision does not have the network, it has no such layout, or the weights do not fit or cannot be
+            downloaded.
+
+    Examples:
+        >>> network = fastload.store.backbone("resnet18", weights="random")
+        >>> network(torch.zeros(2, 3, 64, 64)).shape  # (N, C, H, W) to (N, features)
+        torch.Size([2, 512])
     """
     if layout not in ("pooled", "flat"):
         raise UsageError(f'layout must be "pooled" or "flat", got {layout!r}')

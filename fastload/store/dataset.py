@@ -46,8 +46,15 @@ class SetDataset(Dataset[Any]):
         made: how the set was made.
         classes: class names in the order of their numbers, or empty without classes.
 
-    Raises FileNotFoundError if the set does not exist, `PackedDataError` if it is damaged, and KeyError if it lacks a
-    column.
+    Raises:
+        FileNotFoundError: the set does not exist.
+        PackedDataError: it is damaged.
+        KeyError: it lacks a column.
+
+    Examples:
+        >>> _ = fastload.store.put({"x": torch.zeros(10, 3), "y": torch.arange(10)}, "numbers")
+        >>> fastload.store.get("numbers", data="x", label="y")[3]
+        (tensor([0., 0., 0.]), tensor(3))
     """
 
     fastload_per_worker = ("transform",)
@@ -109,7 +116,8 @@ class SetDataset(Dataset[Any]):
     def values(self, name: str) -> Any:
         """Return a column for all rows of this dataset, in their order: a tensor, or a list of Python values.
 
-        Raise KeyError for an unknown column.
+        Raises:
+            KeyError: the column is unknown.
         """
         known = [column for column, _ in self.schema]
         SampleColumns(name, None, known=known, where=f"{self.path}: the set")

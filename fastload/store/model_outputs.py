@@ -71,14 +71,22 @@ def predictions(
     A part is written as soon as it is complete. If a rank ends or fails, complete parts are kept. The next call, on any
     number of ranks, makes only the missing ones.
 
-    Raise FileExistsError, which names the differing parts of the key, if another set has this name. A set of an earlier
-    fastload has no version: pass `version=` to reuse it under that version, if weights and rows are the same. Raise
-    StoreFullError after the first batch if the rows will not fit. Raise TypeError if the model does not return tensors
-    with one row per sample. Raise what dataset and model raise.
+    Returns:
+        The set, opened.
 
-    On several ranks, raise PrepareError. It names the first rank that failed and its reason, and has the error as
-    `__cause__` on that rank. Or it names the rank whose model or dataset differs from that of rank 0. The ranks that
-    have not failed first make their parts. An error on all ranks is raised unchanged.
+    Raises:
+        FileExistsError: another set has this name. The message names the differing parts of the key. A set of an
+            earlier fastload has no version: pass `version=` to reuse it, if weights and rows are the same.
+        StoreFullError: the rows will not fit. It comes after the first batch.
+        TypeError: the model does not return tensors with one row per sample.
+        PrepareError: on several ranks: names the first rank that failed and its reason, which is `__cause__` there. Or
+            it names the rank whose model or dataset differs. The others first make their parts. An error on all ranks
+            is raised unchanged, as what dataset and model raise.
+
+    Examples:
+        >>> answers = fastload.store.predictions("answers", dataset=dataset, model=torch.nn.Flatten())
+        >>> answers[0]["y"].shape
+        torch.Size([48])
     """
     forward = Forward(model, partial(_unlabelled, inputs=inputs or _first), _named)
     more = {"inputs": inputs or ""}
@@ -117,6 +125,19 @@ def features(
         data, label: the keys of `x` and `y`, if samples are dicts.
         dtype: dtype of the column "x".
         parts: number of parts of the set, of nearly equal size. None: one per 512 rows, and at most 64.
+
+    Returns:
+        The set, opened.
+
+    Raises:
+        FileExistsError: another set has this name. The message names the differing parts of the key.
+        StoreFullError: the rows will not fit. It comes after the first batch.
+        TypeError: the model does not return a tensor with one row per sample.
+
+    Examples:
+        >>> features = fastload.store.features("codes", dataset=dataset, model=torch.nn.Flatten())
+        >>> features[0][0].shape
+        torch.Size([48])
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")

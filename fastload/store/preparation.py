@@ -30,6 +30,12 @@ class Prepared:
         path, id, rows: path, id and number of rows of the set.
         made, reused: number of parts that this call made, and number of parts that existed before.
         skipped: (source, reason) of each source that failed, with `on_error="skip"`.
+
+    Examples:
+        >>> np.savez("a.npz", x=np.arange(3))
+        >>> prepared = fastload.store.prepare(np.load, ["a.npz"], "numbers", workers=0)
+        >>> prepared.rows, prepared.made
+        (3, 1)
     """
 
     path: str

@@ -72,10 +72,22 @@ def prepare(
     preparation, the next call makes only the missing parts. If several processes prepare the same name at the same
     time, one works, and the others wait for the set.
 
-    Raise PrepareError with the source that failed, and FileExistsError if another set has this name. Raise
-    StoreFullError if there is no room, and ValueError if there are no sources or no rows. Raise RankError if MPI, which
-    runs the executor, does not know the ranks of the launcher. Complete parts are kept for the next call, unless
-    `fastload set gc` deletes them.
+    Complete parts are kept for the next call, unless `fastload set gc` deletes them.
+
+    Returns:
+        The counts of the set, see `Prepared`.
+
+    Raises:
+        PrepareError: the function raised. The message names the source.
+        FileExistsError: another set has this name.
+        StoreFullError: there is no room.
+        ValueError: there are no sources or no rows.
+        RankError: MPI, which runs the executor, does not know the ranks of the launcher.
+
+    Examples:
+        >>> np.savez("a.npz", x=np.arange(3))
+        >>> fastload.store.prepare(np.load, ["a.npz"], "numbers", workers=0).rows
+        3
     """
     _check(sources, executor, workers, on_error)
     with preparation(

@@ -30,7 +30,7 @@ def get(
     root: str | os.PathLike[str] | None = None,
     source: Places | None = None,
 ) -> SetDataset:
-    """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
+    """Return the set `name` as a map-style dataset; see `SetDataset` for its samples.
 
     Args:
         name: name of the set, or its path.
@@ -49,9 +49,17 @@ def get(
             of a server is read from the file $FASTLOAD_TOKEN_FILE. The certificate of the authority that signed the
             server's own is read from $FASTLOAD_TLS_CA. None: missing parts are an error.
 
-    Raise FileNotFoundError with the existing names, and KeyError with the existing columns. Raise `PackedDataError` if
-    parts are missing or damaged, or if a source cannot be read. Raise StoreFullError if there is no room for copies.
-    Raise ValueError if this node has no part or the rows cannot be balanced.
+    Raises:
+        FileNotFoundError: the set does not exist. The message has the existing names.
+        KeyError: a column is unknown. The message has the existing ones.
+        PackedDataError: parts are missing or damaged, or a source cannot be read.
+        StoreFullError: there is no room for copies.
+        ValueError: this node has no part, or the rows cannot be balanced.
+
+    Examples:
+        >>> _ = fastload.store.put({"x": torch.zeros(10, 3)}, "numbers")
+        >>> len(fastload.store.get("numbers"))
+        10
     """
     sources = open_sources(source) if source else []
     root, name = locate(name, root, make=bool(sources))

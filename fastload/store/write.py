@@ -60,8 +60,20 @@ def put(
 
     A column has one row per sample. All rows have the same shape and dtype, and no row is missing. Memory: one part.
 
-    Raise FileExistsError if the name is taken, and StoreFullError if there is no room. Raise TypeError or ValueError
-    for columns that cannot be stored, with the part, the column and the row. After an error, no files are left.
+    After an error, no files are left.
+
+    Returns:
+        The id of the set.
+
+    Raises:
+        FileExistsError: the name is taken.
+        StoreFullError: there is no room.
+        TypeError, ValueError: columns cannot be stored. The message has the part, the column and the row.
+
+    Examples:
+        >>> id = fastload.store.put({"x": torch.zeros(10, 3), "y": torch.arange(10)}, "numbers")
+        >>> len(fastload.store.get("numbers"))
+        10
     """
     made = {**(made or {}), **({"owner": owner()} if temporary else {})}
     if is_dask(data):

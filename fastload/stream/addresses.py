@@ -24,8 +24,15 @@ def open_source(address: str, *, key: str | None = None) -> Source:
             Several topics are separated by commas.
         key: name of the key in JSON lines, see `JSONLines`.
 
-    Raise UsageError if the address is none of these, ModuleNotFoundError if its library is not installed, and any
-    error of the source.
+    Raises:
+        UsageError: the address is none of these.
+        ModuleNotFoundError: its library is not installed. Errors of the source are raised as they are.
+
+    Examples:
+        >>> with open("messages.jsonl", "w") as file:
+        ...     _ = file.write("[1, 2]")
+        >>> [message.value for message in fastload.stream.open_source("messages.jsonl")]
+        [[1, 2]]
     """
     of_kafka = address.startswith("kafka:")
     if key is not None and (of_kafka or os.path.isdir(address)):
@@ -58,7 +65,15 @@ def open_sink(address: str) -> Sink:
     """Return the sink at an address: "-", a file that gets JSON lines, a folder, or "kafka://SERVERS/TOPIC".
 
     A path that does not exist becomes a file if the name has a suffix, such as .jsonl, else a folder.
-    Raise what `open_source` raises.
+
+    Args:
+        address: the address.
+
+    Raises:
+        UsageError: see `open_source`.
+
+    Examples:
+        >>> fastload.stream.open_sink("answers.jsonl").close()
     """
     if address.startswith("kafka:"):
         servers, topic, _ = _of_kafka(address)
@@ -89,6 +104,10 @@ def json_to_tensors(value: Any) -> Any:
 
     Args:
         value: a JSON value, bytes of JSON, or the path of a file of JSON.
+
+    Examples:
+        >>> fastload.stream.json_to_tensors(b'{"x": [1, 2]}')
+        {'x': tensor([1., 2.])}
     """
     if isinstance(value, os.PathLike):
         value = Path(value).read_bytes()

@@ -38,11 +38,7 @@ def predict(
     device: torch.device | str | None = None,
     on_failed: OnFailed | None = None,
 ) -> Answers:
-    """Answer the messages of a source, in its order. Return an iterator of (key, answer).
-
-        with fastload.predict(model, source, decode=to_tensor) as answers:
-            for key, answer in answers:
-                ...
+    """Return the answers to the messages of a source, in its order: pairs of (key, answer).
 
     The model gets batches of `batch_size` messages. A batch that is not full is answered `max_wait_ms` after its first
     message has arrived. If messages arrive faster than the model answers, the source is read only as fast as the model
@@ -65,12 +61,22 @@ def predict(
         on_failed: called for *poison* messages: those that cannot be decoded, or on which the model raises. They get no
             answer. The function gets the message and the error, on the loop's thread; then the message is acknowledged.
             None: raise `PredictError`, after the answers of earlier messages.
+        batch_size: the most messages in a batch.
+        max_wait_ms: the most milliseconds that a batch waits for more messages.
 
-    If a batch fails, each of its messages is answered separately, to find the poison. If the model fails on
-    all of them, it gets again the last batch that it answered. If it fails on that too, or has answered none, the model
-    itself is broken: its error is raised, and nothing is acknowledged.
+    If a batch fails, each of its messages is answered separately, to find the poison. If the model fails on all of
+    them, it gets again the last batch that it answered. If it fails on that too, or has answered none, the model itself
+    is broken: its error is raised, and nothing is acknowledged.
 
-    Raise any error of the source, after the answers of all earlier messages.
+    Raises:
+        PredictError: see `on_failed`. Errors of the source are raised as they are, after the answers of earlier
+            messages.
+
+    Examples:
+        >>> values = torch.rand(3, 48)
+        >>> with fastload.predict(model, values, num_workers=0) as answers:
+        ...     [(key, answer.shape) for key, answer in answers]
+        [('0', torch.Size([2])), ('1', torch.Size([2])), ('2', torch.Size([2]))]
     """
     if num_workers is None:
         num_workers = 1 if decode is None else usable_cores()
@@ -93,6 +99,16 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     Attributes:
         answered, failed: numbers of messages.
         idle_s: seconds in which the loop waited and there were no messages.
+
+    Args:
+        model, device, on_failed: see `predict`, which creates it.
+        batches: batches of messages.
+
+    Examples:
+        >>> with fastload.predict(model, torch.rand(3, 48)) as answers:
+        ...     _ = list(answers)
+        >>> answers.answered, answers.failed
+        (3, 0)
     """
 
     fastload_per_worker = ()  # workers share it, because `decode` may call `stop`

@@ -37,6 +37,13 @@ class Folder:
         path: the folder, on a local disk. The kernel does not report what other machines write to a network disk.
         pattern: pattern of names, as in a shell.
         done, failed: folders for the files, relative to `path`. They must be on the same file system.
+
+    Examples:
+        >>> _ = open("a.json", "w").close()
+        >>> folder = fastload.stream.Folder(".", "*.json")
+        >>> next(iter(folder)).key
+        'a.json'
+        >>> folder.close()
     """
 
     def __init__(

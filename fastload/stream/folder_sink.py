@@ -22,6 +22,13 @@ class FolderSink:
 
     An answer that comes again replaces itself, so the effect is *exactly once*. In the name, special characters of a
     key are percent-encoded, and a name that is too long ends with a hash of the key.
+
+    Args:
+        path: the folder.
+
+    Examples:
+        >>> sink = fastload.stream.FolderSink("answers")
+        >>> sink.write([(fastload.stream.Message("a", None), 0.5)])  # answers/a.json
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

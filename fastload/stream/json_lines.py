@@ -41,7 +41,15 @@ class JSONLines:
         key: name of the member that is the key of a line's object: text or a number. None: the key is "line 1",
             "line 2" ...
 
-    Raises TypeError if reading the open file does not give its bytes unchanged, such as one that decompresses.
+    Raises:
+        TypeError: reading the open file does not give its bytes unchanged, such as one that decompresses.
+
+    Examples:
+        >>> with open("messages.jsonl", "w") as file:
+        ...     _ = file.write('{"id": 7, "x": [1, 2]}')
+        >>> lines = fastload.stream.JSONLines("messages.jsonl", key="id")
+        >>> [(message.key, message.value["x"]) for message in lines]
+        [(7, [1, 2])]
     """
 
     def __init__(
@@ -246,6 +254,14 @@ class JSONLinesSink(_Lines):
 
     The operating system has a line before its message is acknowledged, so a killed process loses none. After a restart,
     unacknowledged messages come again, so a key may have two lines: *at least once*.
+
+    Args:
+        file: a path, or an open file. None: standard output.
+
+    Examples:
+        >>> sink = fastload.stream.JSONLinesSink("answers.jsonl")
+        >>> sink.write([(fastload.stream.Message("a", None), 0.5)])
+        >>> sink.close()
     """
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
@@ -262,6 +278,14 @@ class SideList(_Lines):
     """Failed messages as lines {"key": ..., "error": ..., "value": ...}, appended to a file. Use it as `on_failed`.
 
     The value is the input of `decode`, as text if it is not a JSON value.
+
+    Args:
+        file: a path, or an open file. None: standard output.
+
+    Examples:
+        >>> failed = fastload.stream.SideList("failed.jsonl")
+        >>> failed(fastload.stream.Message("a", "text"), ValueError("is not a number"))
+        >>> failed.close()
     """
 
     def __call__(self, message: Message, error: Exception) -> None:

@@ -44,8 +44,9 @@ class Kafka:
             headers and time.
         config: more settings of librdkafka.
 
-    Raises StreamError if no broker answers within 30 s. The iteration raises it if the brokers refuse the topic or the
-    group.
+    Raises:
+        StreamError: no broker answers within 30 s. The iteration raises it if the brokers refuse the topic or the
+            group.
     """
 
     def __init__(
@@ -160,7 +161,11 @@ class KafkaSink:
         )
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
-        """Write the answers, and return when the brokers have all. Raise StreamError if they refuse one."""
+        """Write the answers, and return when the brokers have all.
+
+        Raises:
+            StreamError: the brokers refuse an answer.
+        """
         for message, answer in answers:
             key = str(message.key).encode(errors="surrogateescape")
             self._produce(key, to_json(message, answer).encode())

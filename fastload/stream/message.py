@@ -16,6 +16,10 @@ class Message(NamedTuple):
             unique in its source. Folders and Kafka turn it into text: for them, 7 and "7" are the same key.
         value: the input of `decode`.
         at: position in the source, for `acknowledge`.
+
+    Examples:
+        >>> fastload.stream.Message("a", [1, 2]).value
+        [1, 2]
     """
 
     key: str | int | float
@@ -25,7 +29,11 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The value of a message that the source could not read, or that has failed. It goes to the side list."""
+    """The value of a message that the source could not read, or that has failed. It goes to the side list.
+
+    Examples:
+        >>> poison = fastload.stream.Poison("{", ValueError("is not JSON"))
+    """
 
     text: str
     error: Exception
@@ -33,7 +41,15 @@ class Poison:
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of messages. A plain iterable also works: its values are numbered, and nothing is acknowledged."""
+    """A source of messages. A plain iterable also works: its values are numbered, and nothing is acknowledged.
+
+    Examples:
+        >>> class Numbers:
+        ...     def __iter__(self): return iter([fastload.stream.Message("a", 1)])
+        ...     def acknowledge(self, messages): pass
+        ...     def stop(self): pass
+        ...     def close(self): pass
+    """
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages, on one thread that is not the loop's. End at the end of the input, or after `stop`."""
@@ -76,7 +92,13 @@ class Plain:
 
 
 class Sink(Protocol):
-    """A sink for answers."""
+    """A sink for answers.
+
+    Examples:
+        >>> class Printed:
+        ...     def write(self, answers): print(answers)
+        ...     def close(self): pass
+    """
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
         """Write the answers, and return when the end of this process can no longer lose them."""
