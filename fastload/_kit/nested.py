@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -21,24 +22,26 @@ def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
 
     Containers keep their types. A mapping that cannot be made from a dict becomes a dict.
     """
+    if isinstance(nested, Tensor):  # first, as most parts of batches are leaves
+        return function(nested)
     if isinstance(nested, PackedSequence):  # its batch sizes must stay on the CPU
         data, sizes, *indices = nested
         parts = [map_leaves(part, function) for part in (data, *indices)]
         return nested if parts[0] is data else PackedSequence(parts[0], sizes, *parts[1:])
-    if isinstance(nested, Mapping):
-        values = {key: map_leaves(value, function) for key, value in nested.items()}
-        if all(value is nested[key] for key, value in values.items()):
-            return nested
-        return _like_mapping(nested, values)
     if isinstance(nested, tuple | list):
         parts = [map_leaves(part, function) for part in nested]
-        if all(new is old for new, old in zip(parts, nested, strict=True)):
+        if all(map(is_, parts, nested)):
             return nested
         if isinstance(nested, list):
             clone = copy.copy(nested)
             clone[:] = parts
             return clone
         return type(nested)(*parts) if hasattr(nested, "_fields") else type(nested)(parts)
+    if isinstance(nested, Mapping):
+        values = {key: map_leaves(value, function) for key, value in nested.items()}
+        if all(value is nested[key] for key, value in values.items()):
+            return nested
+        return _like_mapping(nested, values)
     return function(nested)
 
 

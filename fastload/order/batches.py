@@ -96,6 +96,8 @@ class SampledOrder(Order):
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
         draws = self._unasked or start.draws is not None
+        # Torch's RandomSampler draws a seed at its first batch, and from then on from a generator that is all its own.
+        self._draws_once, self._has_drawn = _is_random(sampler, generator=None), False
         self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), self._random_states()
@@ -187,9 +189,10 @@ class SampledOrder(Order):
             draws = self.progress.draws
             given = (
                 next(self._indices)
-                if draws is None
+                if draws is None or self._has_drawn
                 else self._drawing.next(self._indices, self._ordinal)
             )
+            self._has_drawn = self._draws_once
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
             if draws is not None:
@@ -375,10 +378,14 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
 
 def _drawn(sampler: Any) -> Iterator[Any]:
     """Return an epoch's indices, if the sampler draws."""
-    single = single_sampler(sampler)
-    if _is_plain(sampler, RandomSampler) and sampler is not single and not single.replacement:
-        return random_batches(sampler)
-    return iter(sampler)
+    return random_batches(sampler) if _is_random(sampler) else iter(sampler)
+
+
+def _is_random(sampler: Any, **attributes: Any) -> bool:
+    """Return whether `sampler` has the order of `random_batches`, and its single sampler these attributes."""
+    wanted, single = {"replacement": False, **attributes}, single_sampler(sampler)
+    plain = _is_plain(sampler, RandomSampler) and sampler is not single
+    return plain and all(getattr(single, name) == value for name, value in wanted.items())
 
 
 def set_id_of(dataset: Any) -> str | None:

@@ -69,6 +69,7 @@ class GlobalDraws:
         if not self._looks_at_numpy:
             return
         self._looks += 1
+        self._looks_at_numpy = self._looks < 4
         self._changes += self._numpy != _numpy_state()
         if self._changes == self._looks == 4:
             self._noticed.add(shared_draws("NumPy's global random state"))

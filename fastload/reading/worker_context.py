@@ -60,7 +60,7 @@ class WorkerContext:
         self.filler = fetcher.source.filler_of(own.dataset)
         self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if worker == 0:  # one worker looks for all, because a look costs some 100 us
+        if worker == 0 and fetcher.keyed:  # one looks for all, because a look costs some 100 us
             for stage in self._blocks:
                 looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
                 self._looks[stage] = [looked]
