@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
-from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +29,7 @@ def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
         return nested if parts[0] is data else PackedSequence(parts[0], sizes, *parts[1:])
     if isinstance(nested, tuple | list):
         parts = [map_leaves(part, function) for part in nested]
-        if all(map(is_, parts, nested)):
+        if all(new is old for new, old in zip(parts, nested, strict=True)):
             return nested
         if isinstance(nested, list):
             clone = copy.copy(nested)

@@ -97,7 +97,8 @@ class SampledOrder(Order):
         self._unasked = start.draws is None and not draws_nothing(sampler)
         draws = self._unasked or start.draws is not None
         # Torch's RandomSampler draws a seed at its first batch, and from then on from a generator that is all its own.
-        self._draws_once, self._has_drawn = _is_random(sampler, generator=None), False
+        self._draws_once = _is_random(sampler) and single_sampler(sampler).generator is None
+        self._has_drawn = False
         self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), self._random_states()
@@ -178,13 +179,8 @@ class SampledOrder(Order):
         if self._unasked:
             self._keep_draws()
             self._unasked = False
-        place: dict[str, Any] = {
-            "keys": self._keys,
-            "recorders": self.recorders,
-            "epoch": self.epoch,
-            "ordinal": self._ordinal,
-            "position": self._position,
-        }
+        place: dict[str, Any] = {"keys": self._keys, "recorders": self.recorders}
+        place |= {"epoch": self.epoch, "ordinal": self._ordinal, "position": self._position}
         try:
             draws = self.progress.draws
             given = (
@@ -381,11 +377,10 @@ def _drawn(sampler: Any) -> Iterator[Any]:
     return random_batches(sampler) if _is_random(sampler) else iter(sampler)
 
 
-def _is_random(sampler: Any, **attributes: Any) -> bool:
-    """Return whether `sampler` has the order of `random_batches`, and its single sampler these attributes."""
-    wanted, single = {"replacement": False, **attributes}, single_sampler(sampler)
-    plain = _is_plain(sampler, RandomSampler) and sampler is not single
-    return plain and all(getattr(single, name) == value for name, value in wanted.items())
+def _is_random(sampler: Any) -> bool:
+    """Return whether `random_batches` gives what `sampler` does."""
+    single = single_sampler(sampler)
+    return _is_plain(sampler, RandomSampler) and sampler is not single and not single.replacement
 
 
 def set_id_of(dataset: Any) -> str | None:
