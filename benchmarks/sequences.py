@@ -67,7 +67,7 @@ def _mixing(name: str, scale: int) -> Figures:
         resumed = _MIXED[name](data, folder)
         began = perf_counter()
         resumed.load_state_dict(state)
-        found = _tokens(next(iter(resumed)))
+        found = _tokens(next(batches := iter(resumed)))
         resume_s = perf_counter() - began
     exact = float(np.array_equal(expected, found))
     return {"rate": rate, "resume_ms": 1000 * resume_s, "exact": exact}

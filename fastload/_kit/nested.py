@@ -21,15 +21,12 @@ def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
 
     Containers keep their types. A mapping that cannot be made from a dict becomes a dict.
     """
+    if isinstance(nested, Tensor):  # first, as most parts of batches are leaves
+        return function(nested)
     if isinstance(nested, PackedSequence):  # its batch sizes must stay on the CPU
         data, sizes, *indices = nested
         parts = [map_leaves(part, function) for part in (data, *indices)]
         return nested if parts[0] is data else PackedSequence(parts[0], sizes, *parts[1:])
-    if isinstance(nested, Mapping):
-        values = {key: map_leaves(value, function) for key, value in nested.items()}
-        if all(value is nested[key] for key, value in values.items()):
-            return nested
-        return _like_mapping(nested, values)
     if isinstance(nested, tuple | list):
         parts = [map_leaves(part, function) for part in nested]
         if all(new is old for new, old in zip(parts, nested, strict=True)):
@@ -39,6 +36,11 @@ def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
             clone[:] = parts
             return clone
         return type(nested)(*parts) if hasattr(nested, "_fields") else type(nested)(parts)
+    if isinstance(nested, Mapping):
+        values = {key: map_leaves(value, function) for key, value in nested.items()}
+        if all(value is nested[key] for key, value in values.items()):
+            return nested
+        return _like_mapping(nested, values)
     return function(nested)
 
 

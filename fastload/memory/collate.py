@@ -88,7 +88,9 @@ def data_bytes(data: Any) -> int:
             parts = part.values()
         elif kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
             parts = tuple.__iter__(part) if issubclass(kind, tuple) else part
-        elif issubclass(kind, UserDict):  # the batches of Hugging Face's tokenizers
+        elif kind is not torch.Tensor and issubclass(
+            kind, UserDict
+        ):  # the batches of Hugging Face's tokenizers
             parts = (vars(part).get("data"),)
         else:
             nbytes += _leaf_bytes(part)

@@ -96,6 +96,9 @@ class SampledOrder(Order):
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
         draws = self._unasked or start.draws is not None
+        # Torch's RandomSampler draws a seed at its first batch, and from then on from a generator that is all its own.
+        self._draws_once = _is_random(sampler) and single_sampler(sampler).generator is None
+        self._has_drawn = False
         self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), self._random_states()
@@ -176,20 +179,16 @@ class SampledOrder(Order):
         if self._unasked:
             self._keep_draws()
             self._unasked = False
-        place: dict[str, Any] = {
-            "keys": self._keys,
-            "recorders": self.recorders,
-            "epoch": self.epoch,
-            "ordinal": self._ordinal,
-            "position": self._position,
-        }
+        place: dict[str, Any] = {"keys": self._keys, "recorders": self.recorders}
+        place |= {"epoch": self.epoch, "ordinal": self._ordinal, "position": self._position}
         try:
             draws = self.progress.draws
             given = (
                 next(self._indices)
-                if draws is None
+                if draws is None or self._has_drawn
                 else self._drawing.next(self._indices, self._ordinal)
             )
+            self._has_drawn = self._draws_once
             if isinstance(given, PlacedBatch):
                 place |= {"position": given.position, "keys": self._placed_keys}
             if draws is not None:
@@ -374,10 +373,13 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
 
 def _drawn(sampler: Any) -> Iterator[Any]:
     """Return an epoch's indices, if the sampler draws."""
+    return random_batches(sampler) if _is_random(sampler) else iter(sampler)
+
+
+def _is_random(sampler: Any) -> bool:
+    """Return whether `random_batches` gives what `sampler` does."""
     single = single_sampler(sampler)
-    if _is_plain(sampler, RandomSampler) and sampler is not single and not single.replacement:
-        return random_batches(sampler)
-    return iter(sampler)
+    return _is_plain(sampler, RandomSampler) and sampler is not single and not single.replacement
 
 
 def set_id_of(dataset: Any) -> str | None:

@@ -24,6 +24,7 @@ from fastload.order.state import known_length
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
+_Ints = npt.NDArray[np.int64]
 _ROUNDS = np.array([mix64(i + 1) for i in range(24)], np.uint64)
 _LARGEST = 1 << 62  # window or run: beyond any length, and an int64
 # Added to a key to select the order of runs, and the position of the short run. The order in window w adds w itself.
@@ -38,9 +39,7 @@ def epoch_number(value: object) -> int:
     return epoch
 
 
-def permuted(
-    positions: npt.NDArray[np.int64], n: int, key: int | _Words, which: Any = None
-) -> npt.NDArray[np.int64]:
+def permuted(positions: _Ints, n: int, key: int | _Words, which: _Ints | None = None) -> _Ints:
     """Return the images of `positions` under the permutation of 0..n-1 that `key` selects.
 
     Args:
@@ -80,9 +79,7 @@ def permuted(
     return out.astype(np.int64)
 
 
-def permuted_by_window(
-    positions: npt.NDArray[np.int64], n: int, key: int, *, window: int, run: int
-) -> npt.NDArray[np.int64]:
+def permuted_by_window(positions: _Ints, n: int, key: int, *, window: int, run: int) -> _Ints:
     """Return the images of `positions` under a permutation of 0..n-1 that shuffles within windows.
 
     The permutation permutes whole runs of `run` neighbours, cuts the result into windows, and permutes each window.

@@ -261,9 +261,8 @@ class Streams:
                 not depend on its worker.
         """
         seeded = self.seeded or initialised
-        held = None
-        if self.keyed and generators:
-            held = Keyed(generators, own_state=not seeded)
+        keys = self.keyed and generators
+        held = Keyed(generators, own_state=not seeded) if keys else None
         return Stream(modules=self.modules, held=held, keyed=self.keyed, seeded=seeded)
 
 

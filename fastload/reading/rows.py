@@ -226,33 +226,34 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
         layout = Layout(parts[0].sample, filled=True)
         if not all(layout.fits(part.sample) for part in parts):
             return None
-    ends, gatherer = np.array(dataset.cumulative_sizes), Gatherer()
+    ends, gatherer = np.array(dataset.cumulative_sizes, np.uint64), Gatherer()
     copies = all(part.copies for part in parts)
 
     def fill(run: Run) -> Iterable[int]:
         indices = as_indices(run.indices)
         if indices is None or dataset.datasets != datasets:  # replaced since the loader began
             return range(len(run))
-        numbers = np.searchsorted(ends, indices, side="right")
-        numbers[indices < 0] = len(ends)
-        present, counts = np.unique(numbers, return_counts=True)
+        numbers = ends.searchsorted(indices.view(np.uint64), "right")  # negative ones are huge
+        counts = np.bincount(numbers)
+        present = counts.nonzero()[0]
         if copies and 4 * len(present) > len(run):  # a call for each part would cost more
             return range(len(run))
-        places = np.argsort(numbers, kind="stable")  # each part fills neighbouring rows
-        moved = bool((numbers[1:] < numbers[:-1]).any())
+        places = numbers.argsort(kind="stable")  # each part fills neighbouring rows
+        indices = indices[places]
+        moved = len(present) > 1
         rows = map_leaves(run.rows, _empty_like) if moved else run.rows
-        stops = np.cumsum(counts).tolist()
+        stops = counts[present].cumsum().tolist()
         missing: list[int] = []
         for number, start, stop in zip(present.tolist(), [0, *stops], stops, strict=False):
             own = places[start:stop]
             if number == len(ends):  # negative or out of range: torch reads it or raises
                 missing += own.tolist()
                 continue
-            begin = ends[number - 1] if number else 0
-            part = _part(run, rows, slice(start, stop), own, (indices[own] - begin).tolist())
-            missing += own[positions(parts[number].fill(part), len(own))].tolist()
+            begin = int(ends[number - 1]) if number else 0
+            part = _part(run, rows, slice(start, stop), own, (indices[start:stop] - begin).tolist())
+            missing += [int(own[k]) for k in positions(parts[number].fill(part), len(own))]
         if moved:
-            back = np.argsort(places)
+            back = places.argsort()
             for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
                 if isinstance(leaf, torch.Tensor):
                     gatherer.gather(made, back, leaf)

@@ -18,7 +18,7 @@ from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
 from fastload.safety import WorkerCopies
 from fastload.settings import Settings
-from fastload.telemetry import Place, Recorder, recording, span
+from fastload.telemetry import Place, recording, span
 
 
 class WorkerContext:
@@ -60,7 +60,7 @@ class WorkerContext:
         self.filler = fetcher.source.filler_of(own.dataset)
         self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if worker == 0:  # one worker looks for all, because a look costs some 100 us
+        if worker == 0 and fetcher.keyed:  # one looks for all, because a look costs some 100 us
             for stage in self._blocks:
                 shared = MODULES.keys() - stream.modules
                 self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]
@@ -115,7 +115,7 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
         samples = context.fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:
-        samples, cpu_s = _read(batch, start, stop, context, recorder)
+        samples, cpu_s = _read(batch, start, stop, context)
     seconds = perf_counter() - started
     if samples:  # 0 if the lane had ended, or the batch was dropped
 
@@ -137,19 +137,14 @@ def _tell(context: WorkerContext) -> None:
             context.fetcher.notices.warn(what, sentence, UserWarning)
 
 
-def _read(
-    batch: Batch,
-    start: int,
-    stop: int,
-    context: WorkerContext,
-    recorder: Recorder,
-) -> tuple[int, float]:
+def _read(batch: Batch, start: int, stop: int, context: WorkerContext) -> tuple[int, float]:
     """Read the claimed samples with worker info and recorder in place. Return their number, and the CPU seconds."""
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
     try:
-        with recording(recorder), span("sample"), context.looking("sample"):
+        own = recording(batch.recorders[context.worker])
+        with own, span("sample"), context.looking("sample"):
             samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.

@@ -316,14 +316,12 @@ class Mixture(RankSampler):
     def _indices_in(self, source: int, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices in a source of the samples that it gives as its `number`-th, from 0: int64[k]."""
         size = int(self._sizes[source])
-        epoch: NDArray[np.int64] = number // size
-        position = number - epoch * size
+        epoch, position = np.divmod(number, size)
         if not self.shuffle:
             return position
-        first = int(epoch.min())
-        epochs = np.arange(first, int(epoch.max()) + 1).astype(np.uint64)
-        keys = mix64s(np.uint64(self._keys[source]) ^ mix64s(epochs))
-        return permuted(position, size, keys, epoch - first)
+        epochs = np.arange(int(epoch.min()), int(epoch.max()) + 1)
+        keys = mix64s(np.uint64(self._keys[source]) ^ mix64s(epochs.astype(np.uint64)))
+        return permuted(position, size, keys, epoch - epochs[0])
 
     # ---- its state ----
 
@@ -373,9 +371,8 @@ class Mixture(RankSampler):
         )
         point = Point(epoch, found["epoch_began"], then, found["step"], given)
         shares = self._new_shares(schedule, point.next_epoch() if ended else point)
-        if found["part"] and found["numbers"] != _by_name(
-            self.lengths, shares.numbers(point, 1).sum(axis=0)
-        ):
+        rest = shares.numbers(point, min(1, found["part"])).sum(axis=0)
+        if found["part"] and _by_name(self.lengths, rest) != found["numbers"]:
             raise StateError(
                 f"step: the state ends within global step {found['step']}, and this Mixture has other weights or "
                 "sources for the rest of it. Save the state after a whole global step to change them"

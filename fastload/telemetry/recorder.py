@@ -185,13 +185,11 @@ class Recorder:
         self._switches = 0
         # Stages that were entered and not left, innermost last. They are not in the `stage` itself, because threads
         # share it and calls re-enter it.
-        self.running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
+        self.running: list[tuple[object, float, float, AbstractContextManager[Any]]] = []
 
     def add(self, stage: str, seconds: float, count: int = 1, *, cpu_seconds: float = 0.0) -> None:
         """Record `count` durations of `seconds` in a stage. This thread computed for `cpu_seconds` of their sum."""
-        histogram = self._stages.get(stage)
-        if histogram is None:
-            histogram = self._new(stage)
+        histogram = self._stages.get(stage) or self._new(stage)
         histogram.add(seconds, count)
         histogram.cpu_seconds += cpu_seconds
 

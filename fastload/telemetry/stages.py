@@ -60,10 +60,8 @@ class _Stage:
     def __enter__(self) -> None:
         recorder = _local.recorder
         if recorder is not None:
-            traced = None
-            if profiler_is_on():
-                traced = span(self._name)
-                traced.__enter__()
+            traced = span(self._name)
+            traced.__enter__()
             recorder.running.append((self, perf_counter(), thread_time(), traced))
 
     def __exit__(
@@ -81,8 +79,7 @@ class _Stage:
             return  # it was entered in another thread
         _, started, cpu_started, traced = running.pop(at)
         recorder.add(self._name, ended - started, cpu_seconds=thread_time() - cpu_started)
-        if traced is not None:
-            traced.__exit__(kind, exc, tb)
+        traced.__exit__(kind, exc, tb)
 
 
 @lru_cache(maxsize=256)
