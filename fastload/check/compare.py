@@ -139,10 +139,7 @@ def check(
 def _unknown(finding: Unknown) -> Finding:
     """Return the finding that code is not plainly safe in threads."""
     what = "threads would share this" if finding.shared else "this is not plainly safe in threads"
-    remedy = (
-        finding.remedy
-        or "leave it out of samples, or declare it thread-safe by fastload.threads_ok()"
-    )
+    remedy = finding.remedy or "leave it out of samples, or name it to fastload.threads_ok()"
     advice = f"Processes read it as torch does. For threads, {remedy}."
     return Finding("note", f"{what}: {finding.what}", advice)
 
