@@ -39,6 +39,7 @@ CORE_FOLDERS = (
 CORE_TESTS = (
     "tests/contracts/",
     "tests/promises/",
+    "tests/random/",
     "tests/safety/",
     "tests/telemetry/",
     "tests/test_",

@@ -65,7 +65,7 @@ QUICK = ("-n", "auto", "-m", "not slow")
 
 
 def in_python(version: str) -> Step:
-    tests = ("tests/safety", "tests/promises", "tests/image")
+    tests = ("tests/safety", "tests/random", "tests/promises", "tests/image")
     pytest = ("bash", "scripts/test", "--python", version)
     return Step(f"Python {version}", (*QUICK, *tests), pytest=pytest)
 

@@ -1,7 +1,7 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names.
 - Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py`. Locks are made
-  only in `engine/`, `random/` and `safety/copies.py`.
+  only in `engine/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too. import-linter, a check of
 `scripts/test`, finds circles of files and folders. It does not count an import of the package that holds the file, so
@@ -36,8 +36,6 @@ CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
 WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
 SLOTS = PACKAGE / "memory" / "slots.py"
 """May have a lock: one worker makes the slot of a batch."""
-COPIES = PACKAGE / "safety" / "copies.py"
-"""May have a lock: it sets the recursion limit, which all threads have in common."""
 PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "child.py")}
 PROCESSES = {
     PACKAGE / "processes" / f"{name}.py"
@@ -222,7 +220,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
 
 THREADS_HERE = {WORKERS, POOL, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
 LOCKS_HERE = {
-    *{WINDOW, PACKAGE / "engine" / "waiting.py", COPIES, SLOTS},
+    *{WINDOW, PACKAGE / "engine" / "waiting.py", SLOTS},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},
     *{path for path in MODULES if room_of(path) == "random"},
 }

@@ -129,8 +129,9 @@ class Graph:
         """Return whether the elements of a container are data: there is much below it, and it is no code."""
         if not isinstance(kind, kinds.Container) or self._copy_data or len(x) < objects.FEW:
             return False
-        much = len(x) > objects.ELEMENTS or self._is_heavy(x, kind)
-        return much and not objects.holds_code(x)
+        if objects.holds_code(x):
+            return False
+        return len(x) > objects.ELEMENTS or self._is_heavy(x, kind)
 
     def _is_heavy(self, x: Any, kind: kinds.Container) -> bool:
         """Return whether much is below a container, to which one element adds an eighth of the limits at most."""
@@ -161,7 +162,7 @@ class Graph:
 
     def _settle(self) -> None:
         """Decide for each piece of memory whether workers share it."""
-        maps = memory.shared_maps()
+        maps = memory.shared_maps() if self._memory else []  # it takes 1 ms
         for block in memory.blocks_of(self._memory):
             why = block.why_shared(maps, copy_data=self._copy_data)
             if why is None:

@@ -5,13 +5,13 @@
 - Epochs, positions, repeats of an index and ranks draw different numbers.
 - A sample draws the same numbers in a world of another size, and when it is read again.
 - The random states of the main thread stay as they are. A `worker_init_fn` that seeds does no harm. See also
-  `tests/safety/test_torch_random.py`.
+  `tests/random/test_torch_random.py`.
 - Draws that cannot be keyed are noticed, with one warning.
 - A sample that calls `torch.manual_seed`, `set_rng_state` or `fork_rng` draws what it draws without a loader, and
   leaves the loop's random numbers alone.
 - `random_stream` reproduces any sample and any batch, with `collate_fn` and `__getitems__` too.
 - Every operator of torch that draws on the CPU is routed to the sample's stream or listed. See also
-  `tests/safety/test_torch_random.py`.
+  `tests/random/test_torch_random.py`.
 - In a sample `torch.initial_seed()`, `torch.get_rng_state()` and `get_worker_info().seed` have torch's types and
   ranges.
 """

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-AUTO = {"test_choice.py", "test_plain.py", "test_table.py"}
+AUTO = {"test_choice.py", "test_plain.py", "test_programs.py"}
 """The files about what `worker_method="auto"` chooses."""
 
 

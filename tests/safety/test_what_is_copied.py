@@ -20,7 +20,6 @@ import contextlib
 import contextvars
 import dataclasses
 import datetime
-import decimal
 import enum
 import functools
 import gc
@@ -35,7 +34,6 @@ import queue
 import random
 import re
 import sqlite3
-import tempfile
 import threading
 import types
 import warnings
@@ -443,16 +441,6 @@ def test_closures_that_share_a_cell() -> None:
     assert read() == 0
 
 
-def test_a_variable_that_is_not_bound_yet() -> None:
-    def call() -> Any:
-        return later
-
-    for dataset in copies(call=call)[1:]:
-        with pytest.raises(NameError):
-            dataset.call()
-    later = None
-
-
 # ---- instances ----
 
 
@@ -556,28 +544,6 @@ def test_the_finalizer_of_a_copy_is_silent() -> None:
     assert closed.qsize() == 1
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.filterwarnings("ignore::fastload.errors.SharedStateWarning")
-def test_finalizers_of_weakref_and_temporary_files_and_folders() -> None:
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with tempfile.TemporaryDirectory() as name, tempfile.NamedTemporaryFile(dir=name) as file:
-        folder = tempfile.TemporaryDirectory(dir=name)
-        dataset = Holder(folder=folder, file=file)
-        dataset.finalizer = weakref.finalize(dataset, ended.put, 1)
-        got = copies_of(dataset)
-        assert [one.folder.name for one in got] == [folder.name] * WORKERS
-        assert not any(one.finalizer.alive for one in got if one.finalizer is not dataset.finalizer)
-        del got
-        gc.collect()
-        assert Path(folder.name).is_dir()
-        assert Path(file.name).is_file()
-        assert ended.empty()
-        del dataset
-        gc.collect()
-        assert ended.qsize() == 1
-        folder.cleanup()
-
-
 # ---- when copies are made ----
 
 # They shuffle, because the order of the next epoch is unknown then, and no worker reads ahead into it.
@@ -598,13 +564,6 @@ def test_copies_are_made_at_iter(persistent: bool) -> None:
     assert len({*map(id, copies)}) == WORKERS * (1 if persistent else 3)
 
 
-def test_copies_are_collected() -> None:
-    with loader_of(Holder(thing=Thing())) as loader:
-        watched = [weakref.ref(one.thing) for one in loader]
-    gc.collect()
-    assert [watch() for watch in watched] == [None, None]
-
-
 # ---- what belongs to the graph ----
 
 
@@ -620,27 +579,6 @@ def test_worker_init_fn_acts_on_the_copy() -> None:
     got = copies_of(dataset, worker_init_fn=init)
     assert sorted((one.offset, one.seen) for one in got) == [(10, [0]), (11, [1])]
     assert (dataset.offset, dataset.seen) == (0, [])
-
-
-def test_on_error_and_on_stats_are_shared() -> None:
-    class Failing(Holder):
-        def on_error(self, index: int, error: BaseException) -> Any:
-            self.rows.append(index)
-            return "replaced"
-
-        def on_stats(self, stats: Any) -> None:
-            self.rows.append("stats")
-
-        def __getitem__(self, index: int) -> Any:
-            super().__getitem__(index)
-            self.rows.append(-1)  # the copy's
-            raise ValueError
-
-    dataset = Failing(rows=[])
-    got = copies_of(dataset, on_error=dataset.on_error, on_stats=dataset.on_stats)
-    assert got == ["replaced", "replaced"]
-    assert sorted(dataset.rows[:2]) == [0, 1]
-    assert dataset.rows[2:] == ["stats"]
 
 
 # ---- classes that are safe in threads ----
@@ -811,42 +749,3 @@ def test_an_open_database_is_refused(handle: Callable[[Any], Any]) -> None:
 # ---- what a worker inherits ----
 
 language = contextvars.ContextVar("language", default="none")
-
-
-class Inherited(Dataset[Any]):
-    """What the thread of a worker begins with; sample 0 changes it before sample 1 is read."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.looked, self.changed = threading.Barrier(2), threading.Barrier(2)
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 1:
-            self.changed.wait(DEADLINE_SECONDS)
-        found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
-        if index == 0:
-            language.set("de")
-            decimal.getcontext().prec = 3
-            np.seterr(over="raise")
-            self.changed.wait(DEADLINE_SECONDS)
-        self.looked.wait(DEADLINE_SECONDS)
-        return found
-
-
-def test_workers_begin_with_the_caller_s_context() -> None:
-    loader = fastload.DataLoader(Inherited(), num_workers=2, batch_size=None)
-
-    def load() -> list[Any]:
-        language.set("fr")
-        with decimal.localcontext() as context, np.errstate(over="ignore"):
-            context.prec = 7
-            found = list(loader)
-            assert (language.get(), context.prec, np.geterr()["over"]) == ("fr", 7, "ignore")
-        return found
-
-    over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
-    assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2

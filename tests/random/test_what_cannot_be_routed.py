@@ -17,8 +17,6 @@ import functools
 import logging
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +30,6 @@ import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import numpy_random, python_random, torch_random
 from fastload.safety import Survey, libraries
-from tests.children import ROOT
 
 DRAWS: dict[str, Callable[[], float]] = {
     "Python's": lambda: random.random(),
@@ -114,16 +111,6 @@ def test_threads_that_were_asked_for_are_warned_of(whose: str) -> None:
     assert f"data race, so samples can be wrong: threads would share {whose} global" in warning
 
 
-def test_a_module_that_is_turned_off_need_not_be_routed(whose: str) -> None:
-    *_, stats, _ = read(whose, worker_method="auto", random_modules=())
-    assert ("cannot patch" in stats.worker_reason) is (whose == "torch's")
-
-
-def test_a_loader_without_workers_reads_in_the_loop(whose: str) -> None:
-    drawn, processes, _, shared = read(whose, num_workers=0, multiprocessing_context=None)
-    assert (processes, shared, len(set(drawn))) == ({os.getpid()}, [], 16)
-
-
 @pytest.mark.usefixtures("whose")
 def test_the_test_runs_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
@@ -131,26 +118,6 @@ def test_the_test_runs_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     python_random.unusable.cache_clear()
     assert [python_random.unusable() for _ in range(3)] == [None] * 3
     assert calls == ["python"]
-
-
-REPLACED = """
-import random
-random.random = lambda: 0.5
-import fastload
-from tests.fakes import Numbers
-loader = fastload.DataLoader(Numbers(4), 2, num_workers=1, worker_method="auto")
-print([batch.tolist() for batch in loader], loader.stats().worker_reason)
-"""
-
-
-@pytest.mark.slow
-def test_a_function_that_was_replaced_before_the_import_is_named() -> None:
-    """Its owner was looked up at import, and a Python function has none."""
-    done = subprocess.run(
-        [sys.executable, "-c", REPLACED], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("[[0, 1], [2, 3]] threads would share Python's"), done.stderr
-    assert "other code had replaced `random.random`" in done.stdout
 
 
 class Holds:

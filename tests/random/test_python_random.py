@@ -1,6 +1,6 @@
 """Promises:
 - Python's `random` draws from the sample's own stream in a worker, by every name. Seeding twice repeats a draw.
-  See also `tests/safety/test_random_is_the_sample_s.py`.
+  See also `tests/random/test_random_is_the_sample_s.py`.
 - CPython's own tests of `random` pass while a loader runs.
 - In all other threads, and once no loader needs it, Python's `random` is what it always was.
 """
@@ -27,7 +27,7 @@ import pytest
 
 from fastload.random import python_random
 from tests.fakes import hasty
-from tests.safety.forks import in_child
+from tests.random.forks import in_child
 
 T = TypeVar("T")
 

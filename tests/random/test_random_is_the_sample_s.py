@@ -270,15 +270,6 @@ def test_a_module_draws_the_same_for_any_number_of_workers() -> None:
     assert [len(set(column)) for column in columns] == [48] * len(MODULE_DRAWS)
 
 
-def test_without_a_seed_torch_s_seed_decides_what_the_modules_draw() -> None:
-    def run(value: int) -> list[list[Any]]:
-        torch.manual_seed(value)
-        return epochs(Draws(lambda: random.random() + np.random.rand()), 3, seed=None)
-
-    assert run(3) == run(3)
-    assert_distinct([*run(3), *run(4)])
-
-
 def states() -> Any:
     """Return the states of the loop's own thread, as values that can be compared."""
     kind, keys, *rest = np.random.get_state()
@@ -402,20 +393,6 @@ def test_the_user_s_generators_have_their_old_state_after_each_batch(workers: in
             assert states() == here
             seen += 1
     assert seen == 6
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_error_in_a_sample_leaves_the_states(workers: int) -> None:
-    rngs, draw = drawing_from_all()
-
-    def fail(rngs: Any) -> list[float]:
-        draw(rngs)
-        raise ValueError("simulated")
-
-    before, here = states_of(rngs), states()
-    with pytest.raises(ValueError, match="simulated"):
-        epochs(Held(rngs, fail), workers)
-    assert (states_of(rngs), states()) == (before, here)
 
 
 # ---- with workers and without a seed ----

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from fastload.random import torch_random
 from tests.children import run_python
-from tests.safety.forks import in_child
+from tests.random.forks import in_child
 
 
 def generator(seed: int = 1) -> torch.Generator:

@@ -185,15 +185,3 @@ def test_a_generator_that_each_sample_makes_is_not() -> None:
             return [self.rng.random()]
 
     assert drawn(Each, 2) == drawn(Each, 0)
-
-
-def test_what_a_sample_stores_under_a_second_name_changes_no_draws() -> None:
-    class Chosen(Holds):
-        def __getitem__(self, index: int) -> list[float]:
-            self.current = self.held[index % 2]
-            return [float(self.current.random())]
-
-    def run(workers: int) -> list[tuple[float, ...]]:
-        return drawn(lambda: Chosen(two(), list), workers)
-
-    assert run(0) == run(2)

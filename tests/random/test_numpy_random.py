@@ -34,7 +34,7 @@ from numpy.random import shuffle as early_shuffle
 from fastload.random import numpy_memory, numpy_random
 from fastload.random.numpy_random import State
 from tests.fakes import hasty
-from tests.safety.forks import in_child
+from tests.random.forks import in_child
 
 ROOT = Path(__file__).parents[2]
 HELD = np.random.mtrand._rand
