@@ -19,11 +19,11 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_946,
-    "loaded beside the way": 2_632,
+    "the way of an index": 3_939,
+    "loaded beside the way": 2_623,
     "the core's other files": 512,
     # folders, without the files and folders that have a row of their own
-    "fastload/safety": 1_684,
+    "fastload/safety": 1_685,
     "fastload/telemetry": 278,
     "fastload/integrations": 707,
     "fastload/bench": 636,
@@ -40,7 +40,7 @@ BUDGETS = {
     "kernels in C": 1_498,
     "fastload/measure": 672,
     "fastload/parameters": 1_693,
-    "fastload/sequences": 1_333,
+    "fastload/sequences": 1_330,
     "fastload/store": 2_978,
     "fastload/stream": 1_058,
     "fastload/train": 1_155,
