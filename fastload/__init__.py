@@ -5,7 +5,7 @@
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
 
-The way of an index, room by room, from what a user holds to the batch:
+The way of an index, folder by folder, from what a user holds to the batch:
 
     loader        DataLoader, which a training loop holds      settings: its arguments, checked
     order/        which samples come when

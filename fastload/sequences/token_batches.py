@@ -16,7 +16,7 @@ from fastload._kit.integers import integer, positive
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
 from fastload.order.state import compare, edited
 from fastload.sequences.lengths import checked
-from fastload.sequences.token_plan import Plan, make_plan
+from fastload.sequences.token_plan import TokenPlan, make_plan
 
 _BATCHES = 128, 256  # in a pool, by default. Fewer pad more: 64 pad 4 %, 16 pad 11 to 14 %
 _AT_ONCE = 1024  # batches whose places are computed together
@@ -89,7 +89,7 @@ class TokenBatchSampler(RankSampler):
         if ends not in ("pad", "drop"):
             raise ValueError(f'ends must be "pad" or "drop", got {ends!r}')
         self.lengths = checked(lengths)
-        self._latest: tuple[int | None, Plan] | None = None
+        self._latest: tuple[int | None, TokenPlan] | None = None
         self._given_step = positive("batches_per_step", batches_per_step)
         place: dict[str, Any] = {"rank": rank, "world_size": world_size}
         super().__init__(self.lengths, shuffle=shuffle, seed=seed, ends=ends, **place)
@@ -197,12 +197,12 @@ class TokenBatchSampler(RankSampler):
     def _key(self, epoch: int) -> int | None:
         return mix64(self.seed) ^ mix64(epoch ^ (1 << 63)) if self.shuffle else None
 
-    def _count(self, plan: Plan) -> int:
+    def _count(self, plan: TokenPlan) -> int:
         batches, step = len(plan.starts) - 1, self.batches_per_step
         return (batches if self.ends == "drop" else batches + step - 1) // step * step
 
     def _places(
-        self, plan: Plan, epoch: int, start: int, stop: int
+        self, plan: TokenPlan, epoch: int, start: int, stop: int
     ) -> tuple[list[int], list[int], list[int]]:
         """Return where local batches begin and end in the plan's order, and the positions of their first samples."""
         step, key = self.batches_per_step, self._key(epoch)
@@ -215,7 +215,7 @@ class TokenBatchSampler(RankSampler):
         begins, ends = plan.starts[numbers].astype(np.int64), plan.starts[numbers + 1]
         return begins.tolist(), ends.tolist(), (begins + times * self.samples).tolist()
 
-    def _plan(self, epoch: int) -> Plan:
+    def _plan(self, epoch: int) -> TokenPlan:
         """Return the plan of an epoch. The last one stays in memory."""
         key, latest = self._key(epoch), self._latest  # `stats()` may ask in another thread
         if latest is None or latest[0] != key:

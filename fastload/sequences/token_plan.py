@@ -20,7 +20,7 @@ _ROUNDS = 4  # of the bijection. With one or two, samples a fixed distance apart
 _Words = NDArray[np.uint64]
 
 
-class Plan(NamedTuple):
+class TokenPlan(NamedTuple):
     """The batches of an epoch. Batch `k` has the samples `order[starts[k] : starts[k + 1]]`."""
 
     order: NDArray[Any]
@@ -42,7 +42,7 @@ def make_plan(
     padded: bool,
     max_samples: int | None,
     pool: int,
-) -> Plan:
+) -> TokenPlan:
     """Return the plan that `key` selects, or the one in the order of the dataset for None.
 
     Samples are dealt to pools of about `pool` samples. A pool's samples are sorted by bucket, and longest first. Then
@@ -68,7 +68,7 @@ def make_plan(
         done += len(words)
     useful = int(lengths.sum(dtype=np.uint64))
     ends = np.array([n], order.dtype)
-    return Plan(order, np.concatenate([*starts, ends]), useful, cost if padded else useful)
+    return TokenPlan(order, np.concatenate([*starts, ends]), useful, cost if padded else useful)
 
 
 class _Layout:

@@ -76,7 +76,7 @@ HAND_OVER_S = 1e-3
 takes less than a few times that, the loop itself is faster."""
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """What bounds a run."""
 
     cause: str
@@ -93,7 +93,7 @@ class Finding(NamedTuple):
 # ---- the rules ----
 
 
-def bound(stats: Snapshot) -> Finding:
+def bound(stats: Snapshot) -> Diagnosis:
     """Return what bounds the run that `stats` describes.
 
     The first rule that holds decides. Causes that make other figures mislead come first.
@@ -129,11 +129,11 @@ def bound(stats: Snapshot) -> Finding:
     )
 
 
-def _finding(cause: str, fact: str, advice: str) -> Finding:
-    return Finding(cause, advice, f"{fact}; {advice}.")
+def _finding(cause: str, fact: str, advice: str) -> Diagnosis:
+    return Diagnosis(cause, advice, f"{fact}; {advice}.")
 
 
-def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Finding:
+def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Diagnosis:
     """Return a finding that also tells if threads wait for the GIL, for a cause that would hide it."""
     if stats.gil and stats.gil_pressure > PRESSURE:
         fact += f", while threads wait for the GIL (pressure {stats.gil_pressure:.2f})"
@@ -142,7 +142,7 @@ def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Finding:
     return _finding(cause, fact, advice)
 
 
-def _too_little(stats: Snapshot) -> Finding:
+def _too_little(stats: Snapshot) -> Diagnosis:
     seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
     least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
     fact, advice = "Too early to say what bounds the run", f"look again after {least}"
@@ -154,7 +154,7 @@ def _too_little(stats: Snapshot) -> Finding:
     return _finding("nothing", f"{fact}: {seen}", advice)
 
 
-def _step(stats: Snapshot) -> Finding:
+def _step(stats: Snapshot) -> Diagnosis:
     fact = f"The training step bounds the run: the loop waited {percent(waited_share(stats))} of the time"
     idle = idle_share(stats)
     enough = ceil(1.3 * (1 - idle) * stats.workers)  # 1.3: room for what is uneven
@@ -167,7 +167,7 @@ def _step(stats: Snapshot) -> Finding:
     return _beside_gil(stats, "step", fact, advice)
 
 
-def _inline(stats: Snapshot) -> Finding:
+def _inline(stats: Snapshot) -> Diagnosis:
     each = stats.consumer_wait_s / stats.batches
     fact = f"The loop itself loads, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
@@ -178,7 +178,7 @@ def _inline(stats: Snapshot) -> Finding:
     return _finding("inline", fact, advice)
 
 
-def _straggler(stats: Snapshot) -> Finding | None:
+def _straggler(stats: Snapshot) -> Diagnosis | None:
     sample = stats.stages.get("sample")
     if (
         sample is None
@@ -203,13 +203,13 @@ def _straggler(stats: Snapshot) -> Finding | None:
     )
 
 
-def _others(stats: Snapshot) -> Finding | None:
+def _others(stats: Snapshot) -> Diagnosis | None:
     """Return a finding if other processes keep the cores from the workers. Then figures say little about the loader."""
     crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
     return _crowded(stats) if crowded and _lacks_cores(stats) else None
 
 
-def _crowded(stats: Snapshot) -> Finding:
+def _crowded(stats: Snapshot) -> Diagnosis:
     return _beside_gil(
         stats,
         "others",
@@ -220,7 +220,7 @@ def _crowded(stats: Snapshot) -> Finding:
     )
 
 
-def _gil(stats: Snapshot) -> Finding | None:
+def _gil(stats: Snapshot) -> Diagnosis | None:
     if not stats.gil or seconds_in(stats, "sample") < MOSTLY * stats.busy_s:
         return None
     used = stats.process_cpu_s / stats.elapsed_s
@@ -244,7 +244,7 @@ def _gil(stats: Snapshot) -> Finding | None:
     )
 
 
-def _turns(stats: Snapshot) -> Finding | None:
+def _turns(stats: Snapshot) -> Diagnosis | None:
     """Return a finding if there are many short waits: each library call releases the GIL and wakes a worker.
 
     Worker processes share no GIL.
@@ -266,7 +266,7 @@ def _turns(stats: Snapshot) -> Finding | None:
     )
 
 
-def _after_samples(stats: Snapshot) -> Finding | None:
+def _after_samples(stats: Snapshot) -> Diagnosis | None:
     collate, pin = seconds_in(stats, "collate"), seconds_in(stats, "pin")
     if collate > MOSTLY * stats.busy_s:
         return _finding(
@@ -284,7 +284,7 @@ def _after_samples(stats: Snapshot) -> Finding | None:
     return None
 
 
-def _idle(stats: Snapshot) -> Finding | None:
+def _idle(stats: Snapshot) -> Diagnosis | None:
     idle = idle_share(stats)
     if idle <= MOSTLY:
         return None
@@ -296,7 +296,7 @@ def _idle(stats: Snapshot) -> Finding | None:
     )
 
 
-def _work(stats: Snapshot) -> Finding:
+def _work(stats: Snapshot) -> Diagnosis:
     """Return a finding for workers that are busy with samples: there are too few, or more would not help."""
     largest = _largest(stats)
     cause = None if largest is None else {"read": "storage"}.get(largest.name, largest.name)

@@ -25,7 +25,7 @@ AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
 """The most records, and the most bytes, that wait to be written: so workers continue while the disk is slow."""
 
 
-class Prepared(NamedTuple):
+class Result(NamedTuple):
     """An input that a worker has prepared. Without a payload, it is rejected for the `reason`."""
 
     made_of: Input
@@ -37,7 +37,7 @@ class Prepared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackResult:
     """The result of packing. `records`, `rejected`, `shards` and `bytes` count the set, the rest counts this run.
 
     `taken_over` is the number of records of a stopped run, `input_bytes` the size of this run's inputs.
@@ -87,7 +87,7 @@ def pack(
     label_column: str = "label",
     columns: Sequence[str] = (),
     progress: bool = False,
-) -> Packed:
+) -> PackResult:
     """Pack the images in `source` into the set `out`.
 
     Every byte of the set is a function of the inputs, the arguments, the decoder and the encoder, and not of
@@ -164,7 +164,7 @@ def pack(
                     )
                 bar.update()
         index = writer.finish()
-    return Packed(
+    return PackResult(
         out,
         index.rows,
         len(writer.rejected),
@@ -202,7 +202,7 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
 @contextmanager
 def _prepared(
     prepare: _Prepare, inputs: Iterator[Input], workers: int | None
-) -> Iterator[Iterator[Prepared]]:
+) -> Iterator[Iterator[Result]]:
     """Yield the prepared inputs. In the block, each thread computes with one of torch's: they use all cores already."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -215,7 +215,7 @@ def _prepared(
         torch.set_num_threads(before)
 
 
-def _nbytes(prepared: Prepared) -> int:
+def _nbytes(prepared: Result) -> int:
     """Return the bytes in memory: those of the record, and of an input that a table holds."""
     encoded = prepared.made_of.encoded
     return len(prepared.payload or b"") + (len(encoded) if isinstance(encoded, bytes) else 0)
@@ -230,16 +230,16 @@ class _Prepare:
         self.mode, self.skip, self.check = mode, skip, check
         self.max_size, self.quality = max_size, quality
 
-    def __call__(self, made_of: Input) -> Prepared:
+    def __call__(self, made_of: Input) -> Result:
         try:
             return self._prepared(made_of)
         except (DecodeError, OSError) as error:
             if not self.skip:
-                return Prepared(made_of, error=error)
+                return Result(made_of, error=error)
             reason = error.strerror if isinstance(error, OSError) else error.reason
-            return Prepared(made_of, reason=reason or str(error))
+            return Result(made_of, reason=reason or str(error))
 
-    def _prepared(self, made_of: Input) -> Prepared:
+    def _prepared(self, made_of: Input) -> Result:
         name, encoded = made_of.path or made_of.name, made_of.encoded
         if made_of.path is not None:
             try:
@@ -253,13 +253,13 @@ class _Prepare:
             raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)
         if not self.check:
-            return Prepared(made_of, encoded, None, size)
+            return Result(made_of, encoded, None, size)
 
         from fastload.image import decode_pixels, encode_rgb
 
         pixels = decode_pixels(encoded, name=name, max_size=self.max_size)
         if self.mode == "encoded":
-            return Prepared(made_of, encoded, None, size)
+            return Result(made_of, encoded, None, size)
         if self.mode == "raw":
-            return Prepared(made_of, pixels.tobytes(), pixels.shape[:2], size)
-        return Prepared(made_of, encode_rgb(pixels, quality=self.quality), None, size)
+            return Result(made_of, pixels.tobytes(), pixels.shape[:2], size)
+        return Result(made_of, encode_rgb(pixels, quality=self.quality), None, size)
