@@ -134,7 +134,7 @@ class Graph:
         return len(x) > objects.ELEMENTS or self._is_heavy(x, kind)
 
     def _is_heavy(self, x: Any, kind: kinds.Container) -> bool:
-        """Return whether much is below a container, to which one element adds an eighth of the limits at most."""
+        """Return whether much is below a container. An element that is no array adds an eighth at most."""
         count = nbytes = 0
         seen, most, largest = {id(x)}, objects.BELOW // 8, objects.BELOW_BYTES // 8
         for _, part in kind.parts(x):
@@ -153,7 +153,7 @@ class Graph:
                 if of.shared is None and not isinstance(of, kinds.InC):
                     todo += (p for _, p in itertools.islice(of.parts(y), most))
             count += more
-            nbytes += min(size, largest)
+            nbytes += size if more == 1 else min(size, largest)  # one object: an array
             if count > objects.BELOW or nbytes > objects.BELOW_BYTES:
                 return True
         return False
