@@ -7,18 +7,24 @@ from functools import cached_property
 from typing import Any
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
-from fastload.engine import crew, workers
+from fastload.engine import crew
 from fastload.engine.choices import Chosen
 from fastload.engine.pinning import pin_batch, pins
-from fastload.engine.team import Team
-from fastload.engine.threads import one_torch_thread
+from fastload.engine.team import Team, join
+from fastload.engine.threads import (
+    current_device,
+    one_torch_thread,
+    random_states_kept,
+    torch_threads_kept,
+)
 from fastload.engine.window import Window
+from fastload.engine.workers import collect, work
 from fastload.memory.batch import Batch
 from fastload.processes.segments import Segments
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
-from fastload.reading.modes import modes_of_thread
+from fastload.reading.modes import Modes, modes_of_thread
 from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 from fastload.safety import WorkerCopies
@@ -88,7 +94,10 @@ class Readers:
         return self.what.source.batch(given, **place)
 
     def start(self, window: Window[Batch], seed: int) -> Team:
-        """Start the workers. `seed` is what `get_worker_info()` tells worker 0."""
+        """Start the workers. Return once all of them are set up. `get_worker_info().seed` of worker i is `seed + i`.
+
+        Raises what `worker_init_fn`, the start of a process or a user's copy method raised. Then none is left.
+        """
         raise NotImplementedError
 
 
@@ -112,12 +121,12 @@ class Loop(Readers):
             show_worker_info_in_threads()
             n = settings.num_workers
             info = make_worker_info(0, n, seed, own.dataset, rng=WorkerRng())
-        stream = self._streams.make(own.generators, initialised=False)
         modes = modes_of_thread()
         if settings.persistent_workers:
             modes = modes.shared()
-        wait = window.changes.wait
-        self._context = WorkerContext(0, own, info, stream, self.what, wait, modes)
+        self._context = WorkerContext(
+            own, info, self._streams, self.what, window.changes.wait, modes
+        )
         return Team(window)
 
     def read(self, batch: Batch) -> None:
@@ -136,12 +145,36 @@ class Threads(Readers):
     """Threads of this process, with copies of their own. They share the runs of a batch."""
 
     def start(self, window: Window[Batch], seed: int) -> Team:
-        """See `workers.start`."""
+        """See `Readers`. Each worker starts as soon as it has its copies, but one `worker_init_fn` runs at a time.
+
+        The global random states of Python, NumPy and torch are restored afterwards.
+        """
         survey, n = self._survey, self.who.number
         assert survey is not None
-        return workers.start(
-            window, self.what, survey, self._streams, num_workers=n, base_seed=seed
-        )
+        show_worker_info_in_threads()
+        device, modes = current_device(), modes_of_thread().shared()
+        team = Team(window)
+        try:
+            with torch_threads_kept() as torch_threads, random_states_kept(survey.initialises):
+                for i in range(n):
+                    with Modes().entered():  # inference mode would make inference tensors of copies
+                        own = survey.own()
+                    if i == 0:
+                        survey.warn_of_shared(stacklevel=6)
+                        self.what.notices.shared = survey.shared_state() if n > 1 else ""
+                    info = make_worker_info(i, n, seed + i, own.dataset, rng=WorkerRng())
+                    given = window, self.what, own, info, self._streams, modes
+                    team.launch(f"fastload-worker-{i}", work, *given, device, torch_threads)
+                    if survey.initialises:
+                        team.wait_until_set_up()
+                if window.collected:
+                    team.launch("fastload-collector", collect, window, device, torch_threads)
+                team.wait_until_set_up()
+        except BaseException:
+            window.close()
+            join([team])
+            raise
+        return team
 
 
 class Processes(Readers):

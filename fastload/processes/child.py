@@ -165,8 +165,8 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
     work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
     if len(job.workers) == 1:
-        own = WorkerCopies(settings.dataset, settings.collate_fn, settings.worker_init_fn)
-        return Reader(job.workers[0], job, settings, own, work, sealed.generators)
+        roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
+        return Reader(job.workers[0], job, settings, WorkerCopies(*roots, sealed.generators), work)
     survey = sealed.survey or settings.survey
     states = global_states() if survey.initialises else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none

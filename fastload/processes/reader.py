@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from fastload.processes.pausing import busy
 from fastload.processes.work import Work
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
-from fastload.reading.worker_context import WorkerContext, finish, initialise, read_run, streams_of
+from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
 from fastload.safety import WorkerCopies
 from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
@@ -40,7 +39,6 @@ class Reader:
         settings: the loader's arguments.
         own: the dataset and functions that it reads with.
         work: what it shares with the other readers.
-        generators: those of the dataset and of modules, if the loop's process has looked for them before a fork.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Reader:
         settings: Settings,
         own: WorkerCopies,
         work: Work,
-        generators: list[tuple[str, Any]] | None = None,
     ) -> None:
         _reading.by = self
         self._worker = worker
@@ -64,24 +61,17 @@ class Reader:
         info = make_worker_info(
             worker, job.num_workers, job.seed + worker, own.dataset, method, rng
         )
+        fetcher = work.fetcher
+        streams = streams_of(settings, draws=not fetcher.source.copies)
+        others = generators_of_modules if alone else tuple  # several readers would share these
         try:
-            initialise(own, info, job.modes)
+            self._context = WorkerContext(
+                own, info, streams, fetcher, work.heard.wait, job.modes, others=others
+            )
         except BaseException as exc:
             annotate(exc, f"worker {worker}; stage: worker_init_fn")
             raise
-        fetcher = work.fetcher
-        streams = streams_of(settings, draws=not fetcher.source.copies)
-        keys_modules = streams.keyed and alone  # several readers would share these generators
-        if keys_modules and own.init_fn is None and generators is not None:
-            own = replace(own, generators=generators)
-        elif keys_modules or own.init_fn is not None:
-            of_modules = generators_of_modules() if keys_modules else []
-            own = replace(own, generators=[*own.current_generators(), *of_modules])
-        stream = streams.make(own.generators, initialised=own.init_fn is not None)
         self._looks = Looks(work.heard)
-        self._context = WorkerContext(
-            worker, own, info, stream, fetcher, work.heard.wait, job.modes
-        )
 
     def serve(self) -> None:
         """Read one run after another. Raise EOFError once the loop's process sends no more."""

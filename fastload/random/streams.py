@@ -252,7 +252,7 @@ class Streams:
     keyed: bool
     seeded: bool
 
-    def make(self, generators: Sequence[tuple[str, Any]], *, initialised: bool) -> Stream:
+    def make(self, generators: Sequence[tuple[str, Any]] | None, *, initialised: bool) -> Stream:
         """Return a worker's stream.
 
         Args:
@@ -261,8 +261,9 @@ class Streams:
                 not depend on its worker.
         """
         seeded = self.seeded or initialised
-        keys = self.keyed and generators
-        held = Keyed(generators, own_state=not seeded) if keys else None
+        held = None
+        if self.keyed and generators:
+            held = Keyed(generators, own_state=not seeded)
         return Stream(modules=self.modules, held=held, keyed=self.keyed, seeded=seeded)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter, thread_time
 from typing import Any
@@ -12,7 +12,7 @@ from fastload._kit.user_errors import file_of
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import MODULES, Stream, Streams
+from fastload.random.streams import MODULES, Streams
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
@@ -24,49 +24,64 @@ from fastload.telemetry import Place, recording, span
 class WorkerContext:
     """What one worker, or the loop without workers, reads with: dataset, collate function and random stream.
 
+    It is made in the worker's thread, and first calls the `worker_init_fn`, if there is one.
+
     Args:
-        worker: the worker's id, which selects its recorder.
         own: the worker's copies of dataset and functions.
         info: what `get_worker_info()` returns in the dataset. None, for the loop, changes nothing: if the loop runs
-            inside a sample, the dataset sees the outer worker's info.
-        stream: the random stream.
+            inside a sample, the dataset sees the outer worker's info. Nor does it call a `worker_init_fn`.
+        streams: makes the random stream.
         fetcher: reads the batches.
         wait: waits until a condition holds, see `Changes.wait`.
         modes: torch's modes in which samples are read.
         lane: the window's lane from which the worker claims.
+        others: finds the generators that are the worker's alone, beside those in its copies.
     """
 
     def __init__(
         self,
-        worker: int,
         own: WorkerCopies,
         info: Any,
-        stream: Stream,
+        streams: Streams,
         fetcher: Fetcher,
         wait: Wait,
         modes: Modes,
         *,
         lane: int = 0,
+        others: Callable[[], Sequence[tuple[str, Any]]] = tuple,
     ) -> None:
-        self.worker = worker
+        init_fn = None if info is None else own.init_fn
+        if init_fn is not None:
+            set_worker_info(info)
+            try:
+                with modes.entered():
+                    init_fn(info.id)
+            finally:
+                set_worker_info(None)
+        found = own.generators
+        if streams.keyed and (found is None or init_fn is not None):
+            found = [*own.current_generators(), *others()]
+        self.stream = stream = streams.make(found, initialised=init_fn is not None)
+        self.worker = 0 if info is None else info.id  # selects its recorder
         self.dataset = own.dataset
         self.collate_fn = own.collate_fn
         self.info = info
         self.lane = lane
-        self.stream = stream
         self.wait = wait
         self.modes = modes
         self.fetcher = fetcher
         self.filler = fetcher.source.filler_of(own.dataset)
         self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if worker == 0 and fetcher.keyed:  # one looks for all, because a look costs some 100 us
+        if (
+            self.worker == 0 and fetcher.keyed
+        ):  # one looks for all, because a look costs some 100 us
             for stage in self._blocks:
                 shared = MODULES.keys() - stream.modules
                 self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]
                 if stream.keyed:
                     self._looks[stage].append(
-                        NewGenerators(own.generators, own.current_generators, stream.noticed)
+                        NewGenerators(found or (), own.current_generators, stream.noticed)
                     )
 
     @contextmanager
@@ -93,17 +108,6 @@ def streams_of(settings: Settings, *, draws: bool) -> Streams:
         keyed=draws and not settings.iterable,
         seeded=settings.seed is not None,
     )
-
-
-def initialise(own: WorkerCopies, info: Any, modes: Modes) -> None:
-    """Call the `worker_init_fn` of a worker, if it has one, in this thread."""
-    if own.init_fn is not None:
-        set_worker_info(info)
-        try:
-            with modes.entered():
-                own.init_fn(info.id)
-        finally:
-            set_worker_info(None)
 
 
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:

@@ -37,8 +37,8 @@ class WorkerCopies:
     dataset: Any
     collate_fn: Any
     init_fn: Callable[[int], None] | None
-    generators: Sequence[tuple[str, Any]] = ()
-    """The random generators in the copies, each with its path."""
+    generators: Sequence[tuple[str, Any]] | None = ()
+    """The random generators in the copies, each with its path. None: nothing has looked for them."""
 
     def current_generators(self) -> Sequence[tuple[str, Any]]:
         """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
