@@ -222,7 +222,7 @@ class DataLoader(TorchDataLoader[T]):
             iterator = LoaderIterator(readers, self._epochs)
             self._iterators[id(iterator)] = iterator
             with self._epochs.restoring():
-                iterator.begin(what.settings)
+                iterator.begin()
                 self._counts = iterator.counts
                 self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
             return iterator

@@ -67,7 +67,8 @@ class EpochCounts:
         self._final = NO_STATS
 
     def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
-        """Restart the counts at 0. `window` and `recorders` count the rest. `window.recount()` restarts its own."""
+        """Restart the counts at 0. `window` and `recorders` count the rest."""
+        window.recount()
         # One object, which is replaced: another thread may call `stats` at any time.
         self.now = Counted(
             epoch, recorders, perf_counter(), self._cpu_s(), cores_busy_s(), self._idle_s()
@@ -113,9 +114,8 @@ class EpochCounts:
 
     def learn(self) -> None:
         """Let the next choice know what this epoch shows, if there may be another one."""
-        if (
-            self._who.adapts and self._pid == os.getpid()
-        ):  # in a fork, another thread may have held a lock
+        # In a fork, another thread may have held a lock.
+        if self._who.adapts and self._pid == os.getpid():
             learn(self._settings, self.stats())
 
     def _cpu_s(self) -> float:

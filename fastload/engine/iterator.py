@@ -56,12 +56,12 @@ class LoaderIterator(Iterator[Any]):
 
     # ---- epochs ----
 
-    def begin(self, settings: Settings) -> None:
+    def begin(self) -> None:
         """Begin the first epoch, and start the workers, or begin another one with the same workers.
 
         If Ctrl-C strikes, some workers may have begun it: they are not used again.
         """
-        self._settings = settings
+        settings = self._settings
         try:
             with self._epochs.beginning(seeded=settings.seed is not None):
                 order = self._order = self._begun_ahead() or self._new_order()
@@ -71,11 +71,10 @@ class LoaderIterator(Iterator[Any]):
                 self._begun = False  # whether the loop has asked for a batch
                 self._ended = False
                 self._reports.begin(settings)
-                self._window.recount()
                 self.counts.begin(order.epoch, self._window, order.recorders)
                 starts, self._seed = self._seed is None, order.seed
                 if starts:
-                    if settings.worker_init_fn is None and self._readers.runs_ahead:
+                    if settings.worker_init_fn is None and not self._readers.in_turn:
                         self._issue()  # before the threads start: each finds work at once
                     seed = settings.seed_of_workers(order.seed, order.epoch)
                     self.team = self._readers.start(self._window, seed)
@@ -120,8 +119,7 @@ class LoaderIterator(Iterator[Any]):
             and settings.in_order
             and not settings.iterable
             and has_pure_order(settings.sampler)
-            and self._readers.runs_ahead
-            and not self._readers.hear_of_the_loop
+            and self._readers.may_begin_early
         ):
             try:
                 self._ahead = self._new_order(early=True)
@@ -134,7 +132,8 @@ class LoaderIterator(Iterator[Any]):
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
         now = Settings.of(loader)
         now.check_loadable()
-        self.begin(self._settings.followed(now))
+        self._settings = self._settings.followed(now)
+        self.begin()
 
     def _end(self) -> None:
         if self._ended:
@@ -247,7 +246,7 @@ class LoaderIterator(Iterator[Any]):
         if sampler.is_set and sampler.epoch == self._order.epoch:
             sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
-            self.begin(self._settings)
+            self.begin()
             self._begun = True
 
     def _take(self) -> Batch | None:

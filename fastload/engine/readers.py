@@ -48,8 +48,6 @@ class Readers:
 
     in_turn = False
     """Whether each worker reads whole batches, in turn, rather than all of them the runs of one."""
-    runs_ahead = True
-    """Whether workers may read from the next epoch before the loop begins it."""
 
     def __init__(self, what: Fetcher, who: Chosen) -> None:
         self.what, self.who, self._pins = what, who, pins(what.settings)
@@ -69,9 +67,13 @@ class Readers:
         return True
 
     @cached_property
-    def hear_of_the_loop(self) -> bool:
-        """Whether the loop can change what samples are while workers run, as through a `multiprocessing.Value`."""
-        return self._survey is not None and self._survey.hears_messages()
+    def may_begin_early(self) -> bool:
+        """Whether workers may read the next epoch before the loop begins it.
+
+        Processes may not: they have the dataset of `iter()`. Threads may unless the loop can change what samples are,
+        as through a `multiprocessing.Value`.
+        """
+        return not (self.in_turn or self._survey is None or self._survey.hears_messages())
 
     def window(self) -> Window[Batch]:
         """Return a window for these readers."""
@@ -181,7 +183,6 @@ class Processes(Readers):
     """Processes, each of which reads whole batches, by one worker or by several that share its runs."""
 
     in_turn = True
-    runs_ahead = False  # they have the dataset of `iter()`
 
     def _owns_copies(self) -> bool:
         # Several workers of a process do. Here, to see before a fork whether their objects can be copied.

@@ -46,7 +46,7 @@ class Epochs:
         # The order of the latest epoch, and the state that the next one resumes from. One tuple, which is replaced:
         # another thread may call `state_dict` at any time.
         self._at: tuple[Order | None, State | None] = None, None
-        self._seed_of_workers: int | None = None  # of a loaded epoch that had ended
+        self._ended_seed: int | None = None  # of a loaded epoch that had ended
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy. A copy continues to count, but does not own the running epoch."""
@@ -70,10 +70,28 @@ class Epochs:
     def beginning(self, *, seeded: bool) -> Iterator[None]:
         """Advance to the next epoch, which the block begins. If the block raises, go back.
 
-        With a seed, tell it to a stream. Not to one without `epoch`: the loop may have set another.
+        Drop a loaded state of another epoch.
         """
         with self.restoring():
-            self._begin()
+            self.number = self.coming()
+            for sampler in self._ours:
+                sampler.begin_epoch()
+            self._sampler_epoch = self._own_of_sampler()
+            self._next = self.number + 1
+            self.is_set = False
+            self._ended_seed = None
+            resume = self.resume
+            if resume is not None and resume.ended:
+                self._at, self._ended_seed = (self._at[0], None), resume.stream_seed
+            elif resume is not None and resume.epoch != self.number:
+                warnings.warn(
+                    f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The "
+                    f"loaded state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after "
+                    "loading",
+                    stacklevel=7,  # the caller of `iter(loader)`
+                )
+                self._at = self._at[0], None
+            # With a seed, tell it to a stream. Not to one without `epoch`: the loop may have set another.
             if seeded and self._stream is not None and self._sampler_epoch is not None:
                 self._stream.set_epoch(self.number)
                 self._sampler_epoch = self.number
@@ -90,26 +108,6 @@ class Epochs:
             for sampler, epoch, is_set in epochs:
                 sampler.epoch, sampler.is_set = epoch, is_set
             raise
-
-    def _begin(self) -> None:
-        """Advance to the next epoch. Drop a loaded state of another epoch."""
-        self.number = self.coming()
-        for sampler in self._ours:
-            sampler.begin_epoch()
-        self._sampler_epoch = self._own_of_sampler()
-        self._next = self.number + 1
-        self.is_set = False
-        self._seed_of_workers = None
-        resume = self.resume
-        if resume is not None and resume.ended:
-            self._at, self._seed_of_workers = (self._at[0], None), resume.stream_seed
-        elif resume is not None and resume.epoch != self.number:
-            warnings.warn(
-                f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The loaded "
-                f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
-                stacklevel=8,  # the caller of `iter(loader)`
-            )
-            self._at = self._at[0], None
 
     def begin_order(
         self,
@@ -135,26 +133,22 @@ class Epochs:
         if seed is None and settings.num_workers and not settings.iterable:
             iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
             seed = _draw(settings)
-        order = self._make_order(settings, make_batch, early=early)
-        order.begin(_draw(settings) if seed is None else seed, recorders)
-        return order
-
-    def _make_order(
-        self, settings: Settings, make_batch: Callable[..., Batch], *, early: bool
-    ) -> Order:
         initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
         resume: Any = None if early else self.resume
+        order: Order
         if settings.iterable:
-            return LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
-        rank, _ = partition(settings.sampler, settings.dataset)
-        return SampledOrder(
-            settings.sampler,
-            make_batch,
-            initial,
-            rank=rank,
-            modules=settings.modules,
-            resume=resume,
-        )
+            order = LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
+        else:
+            order = SampledOrder(
+                settings.sampler,
+                make_batch,
+                initial,
+                rank=partition(settings.sampler, settings.dataset)[0],
+                modules=settings.modules,
+                resume=resume,
+            )
+        order.begin(_draw(settings) if seed is None else seed, recorders)
+        return order
 
     def _known_seed(self, settings: Settings, running: int | None) -> int | None:
         """Return the seed of the epoch's streams, or None if it is to be drawn.
@@ -163,7 +157,7 @@ class Epochs:
         """
         if settings.seed is not None:
             return settings.seed
-        loaded = self._seed_of_workers if settings.persistent_workers else None
+        loaded = self._ended_seed if settings.persistent_workers else None
         if self.resume is not None:
             loaded = self.resume.stream_seed
         return running if loaded is None else loaded
