@@ -26,7 +26,7 @@ from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.reading.sources import own_indices
-from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
+from fastload.reading.worker_context import WorkerContext, finish, read_run
 from fastload.safety import WorkerCopies
 
 
@@ -53,9 +53,6 @@ class Readers:
         self.what, self.who, self._pins = what, who, pins(what.settings)
         self._segments = Segments()
         self.pools = what.pool, self._segments
-        # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-        self._draws = not what.source.copies and what.settings.keyed
-        self._streams = streams_of(what.settings, draws=self._draws)
         self._survey = what.settings.survey if self._owns_copies() else None
         if self._survey is not None and what.settings.num_workers:
             self._survey.check()
@@ -107,7 +104,7 @@ class Loop(Readers):
     """The loop itself, which reads a batch as it asks for it."""
 
     def _owns_copies(self) -> bool:
-        return self._draws
+        return self.what.keyed and not self.what.source.copies
 
     def start(self, window: Window[Batch], seed: int) -> Team:
         """Prepare to read in this thread, by the loader's own objects. In the place of workers, by copies of them."""
@@ -126,9 +123,7 @@ class Loop(Readers):
         modes = modes_of_thread()
         if settings.persistent_workers:
             modes = modes.shared()
-        self._context = WorkerContext(
-            own, info, self._streams, self.what, window.changes.wait, modes
-        )
+        self._context = WorkerContext(own, info, self.what, window.changes.wait, modes)
         return Team(window)
 
     def read(self, batch: Batch) -> None:
@@ -165,7 +160,7 @@ class Threads(Readers):
                         survey.warn_of_shared(stacklevel=6)
                         self.what.notices.shared = survey.shared_state() if n > 1 else ""
                     info = make_worker_info(i, n, seed + i, own.dataset, rng=WorkerRng())
-                    given = window, self.what, own, info, self._streams, modes
+                    given = window, self.what, own, info, modes
                     team.launch(f"fastload-worker-{i}", work, *given, device, torch_threads)
                     if survey.initialises:
                         team.wait_until_set_up()

@@ -10,7 +10,7 @@ from fastload.engine.threads import become_worker
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
 from fastload.processes.pausing import busy
-from fastload.random.streams import Streams, entered
+from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
 from fastload.reading.worker_context import WorkerContext, finish, read_run
@@ -22,7 +22,6 @@ def work(
     fetcher: Fetcher,
     own: WorkerCopies,
     info: Any,
-    streams: Streams,
     modes: Modes,
     device: int | None,
     torch_threads: int,
@@ -33,7 +32,7 @@ def work(
         with team.setting_up(f"worker {info.id}; stage: worker_init_fn"):
             become_worker(device, torch_threads)
             wait, lane = window.changes.wait, info.id if window.lanes > 1 else 0
-            context = WorkerContext(own, info, streams, fetcher, wait, modes, lane=lane)
+            context = WorkerContext(own, info, fetcher, wait, modes, lane=lane)
         with modes.entered(), entered(context.stream):
             while serve(window, context):
                 pass

@@ -166,7 +166,7 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
     if len(job.workers) == 1:
         roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
-        return Reader(job.workers[0], job, settings, WorkerCopies(*roots, sealed.generators), work)
+        return Reader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
     survey = sealed.survey or settings.survey
     states = global_states() if survey.initialises else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
@@ -174,12 +174,12 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     try:
         own = survey.own()
         notices.shared = survey.shared_state()
-        first = Reader(job.workers[0], job, settings, own, work)
+        first = Reader(job.workers[0], job, own, work)
         for worker in job.workers[1:]:
             if states is not None:
                 _seed(worker, job.seed, forked=forked)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, settings, survey.own(), work
+            new = worker, job, survey.own(), work
             threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
             if (error := done.get()) is not None:
                 raise error
@@ -202,7 +202,7 @@ def _marks(wire: Wire, readers: int) -> np.ndarray:
 
 def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
     """Set up a reader, tell `done` of it or of its error, and serve."""
-    work: Work = new[4]
+    work: Work = new[3]
     work.heard.join()
     if decimal := sys.modules.get("decimal"):
         decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares it

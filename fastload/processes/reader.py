@@ -21,10 +21,9 @@ from fastload.processes.pausing import busy
 from fastload.processes.work import Work
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
-from fastload.reading.worker_context import WorkerContext, finish, read_run, streams_of
+from fastload.reading.worker_context import WorkerContext, finish, read_run
 from fastload.safety import WorkerCopies
 from fastload.safety.modules import generators_of_modules
-from fastload.settings import Settings
 
 _reading = threading.local()
 """The reader of the calling thread."""
@@ -36,7 +35,6 @@ class Reader:
     Args:
         worker: its id.
         job: what the process is to do.
-        settings: the loader's arguments.
         own: the dataset and functions that it reads with.
         work: what it shares with the other readers.
     """
@@ -45,7 +43,6 @@ class Reader:
         self,
         worker: int,
         job: Job,
-        settings: Settings,
         own: WorkerCopies,
         work: Work,
     ) -> None:
@@ -61,12 +58,10 @@ class Reader:
         info = make_worker_info(
             worker, job.num_workers, job.seed + worker, own.dataset, method, rng
         )
-        fetcher = work.fetcher
-        streams = streams_of(settings, draws=not fetcher.source.copies)
         others = generators_of_modules if alone else tuple  # several readers would share these
         try:
             self._context = WorkerContext(
-                own, info, streams, fetcher, work.heard.wait, job.modes, others=others
+                own, info, work.fetcher, work.heard.wait, job.modes, others=others
             )
         except BaseException as exc:
             annotate(exc, f"worker {worker}; stage: worker_init_fn")

@@ -20,7 +20,7 @@ from fastload.memory.collate import (
     make_builder,
 )
 from fastload.memory.slots import SlotPool
-from fastload.random.streams import Stream
+from fastload.random.streams import Stream, Streams
 from fastload.reading.failures import Failures
 from fastload.reading.filling import Rows, find_filler, find_layout
 from fastload.reading.iterable import Lanes
@@ -49,6 +49,14 @@ class Fetcher:
         self._failures = Failures(settings, notices)
         self.source = _source_of(settings, self.pool, notices, self._failures)
         self._in_slots = not self.source.batches_in_parallel
+        # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
+        draws = self.keyed and not self.source.copies
+        self.streams = Streams(
+            settings.modules() if draws else frozenset(),
+            keyed=draws and not settings.iterable,
+            seeded=settings.seed is not None,
+        )
+        """Makes the random streams of the workers."""
 
     @property
     def is_light(self) -> bool:

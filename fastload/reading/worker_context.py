@@ -12,12 +12,11 @@ from fastload._kit.user_errors import file_of
 from fastload.memory.batch import Batch
 from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import MODULES, Streams
+from fastload.random.streams import MODULES
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
 from fastload.safety import WorkerCopies
-from fastload.settings import Settings
 from fastload.telemetry import Place, recording, span
 
 
@@ -30,7 +29,6 @@ class WorkerContext:
         own: the worker's copies of dataset and functions.
         info: what `get_worker_info()` returns in the dataset. None, for the loop, changes nothing: if the loop runs
             inside a sample, the dataset sees the outer worker's info. Nor does it call a `worker_init_fn`.
-        streams: makes the random stream.
         fetcher: reads the batches.
         wait: waits until a condition holds, see `Changes.wait`.
         modes: torch's modes in which samples are read.
@@ -42,7 +40,6 @@ class WorkerContext:
         self,
         own: WorkerCopies,
         info: Any,
-        streams: Streams,
         fetcher: Fetcher,
         wait: Wait,
         modes: Modes,
@@ -58,7 +55,7 @@ class WorkerContext:
                     init_fn(info.id)
             finally:
                 set_worker_info(None)
-        found = own.generators
+        streams, found = fetcher.streams, own.generators
         if streams.keyed and (found is None or init_fn is not None):
             found = [*own.current_generators(), *others()]
         self.stream = stream = streams.make(found, initialised=init_fn is not None)
@@ -99,15 +96,6 @@ class WorkerContext:
         finally:
             for look in looks:
                 look.end()
-
-
-def streams_of(settings: Settings, *, draws: bool) -> Streams:
-    """Return what makes the random streams of a loader's workers. `draws` says whether their samples may draw."""
-    return Streams(
-        settings.modules() if draws else frozenset(),
-        keyed=draws and not settings.iterable,
-        seeded=settings.seed is not None,
-    )
 
 
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:
