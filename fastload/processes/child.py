@@ -33,7 +33,7 @@ from fastload.processes.beside import Beside
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import take_positions
 from fastload.processes.packed_errors import dumps
-from fastload.processes.reader import Reader
+from fastload.processes.reader import ProcessReader
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
@@ -89,7 +89,7 @@ def main(
 _SHUT = EOFError, BrokenPipeError, ConnectionResetError
 
 
-def _serve(reader: Reader) -> None:
+def _serve(reader: ProcessReader) -> None:
     """Let one of several readers serve until the wire is shut. A fault ends the process: else the others wait on."""
     try:
         with suppress(*_SHUT):
@@ -142,7 +142,7 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
+def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReader:
     """Set up the process and its readers. Return the first; the others wait for work in threads of their own.
 
     Several readers own copies of the loader's objects, as threads of the loop's process do. One has the objects
@@ -166,7 +166,7 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
     if len(job.workers) == 1:
         roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
-        return Reader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
+        return ProcessReader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
     survey = sealed.survey or settings.survey
     states = global_states() if survey.initialises else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
@@ -174,7 +174,7 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> Reader:
     try:
         own = survey.own()
         notices.shared = survey.shared_state()
-        first = Reader(job.workers[0], job, own, work)
+        first = ProcessReader(job.workers[0], job, own, work)
         for worker in job.workers[1:]:
             if states is not None:
                 _seed(worker, job.seed, forked=forked)
@@ -207,7 +207,7 @@ def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
     if decimal := sys.modules.get("decimal"):
         decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares it
     try:
-        reader = Reader(*new)
+        reader = ProcessReader(*new)
     except BaseException as exc:
         done.put(exc)
         return

@@ -76,7 +76,7 @@ class Sealed:
         return self._settings
 
 
-class Ticket(NamedTuple):
+class TicketMessage(NamedTuple):
     """A batch that a worker process is to read. It travels as a plain tuple."""
 
     number: int

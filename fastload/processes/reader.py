@@ -29,7 +29,7 @@ _reading = threading.local()
 """The reader of the calling thread."""
 
 
-class Reader:
+class ProcessReader:
     """One worker of the process, in the thread that makes it.
 
     Args:
@@ -107,5 +107,5 @@ class Reader:
 
 def ask(index: Any, error: Exception) -> Any:
     """Do the same for the reader of the calling thread: `on_error` of the settings in a worker process."""
-    reader: Reader = _reading.by
+    reader: ProcessReader = _reading.by
     return reader.ask(index, error)

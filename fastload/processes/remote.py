@@ -21,7 +21,7 @@ from fastload.memory.batch import Batch
 from fastload.memory.layout import ALIGN
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
-from fastload.processes.jobs import Ticket
+from fastload.processes.jobs import TicketMessage
 from fastload.processes.outcome import Outcome
 from fastload.processes.packing import pack, packed_indices
 from fastload.processes.pausing import busy
@@ -163,7 +163,7 @@ class Remote:
         if retired != self._retired:
             forget = [key for key in self._known if not self._segments.has(key)]
         fresh = None if segment is None or segment.key in self._known else segment
-        ticket = Ticket(
+        ticket = TicketMessage(
             number=batch.number,
             lane=lane,
             keys=batch.keys if new else None,

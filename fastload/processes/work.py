@@ -20,7 +20,7 @@ from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
-from fastload.processes.jobs import Job, Ticket
+from fastload.processes.jobs import Job, TicketMessage
 from fastload.processes.observed import Looks, Observed
 from fastload.processes.outcome import Outcome, fields_of
 from fastload.processes.packed_errors import dumps
@@ -165,12 +165,12 @@ class Work:
         assert received is not None
         what, found = pickle.loads(received[0])
         if what == jobs.TICKET:
-            self._begin(Ticket(*found), received[1])
+            self._begin(TicketMessage(*found), received[1])
         else:
             worker, *handled = found
             self._handled[worker] = handled
 
-    def _begin(self, ticket: Ticket, descriptors: Sequence[int]) -> None:
+    def _begin(self, ticket: TicketMessage, descriptors: Sequence[int]) -> None:
         for key in ticket.forget:
             self._segments.pop(key, None)
         segment = None
@@ -189,7 +189,7 @@ class Work:
         lane = self._job.workers.index(ticket.lane) if self._iterable else 0
         self._runs.add(batch, lane)
 
-    def _batch(self, ticket: Ticket) -> Batch:
+    def _batch(self, ticket: TicketMessage) -> Batch:
         place: dict[str, Any] = {
             "keys": self._keys[ticket.lane],
             "recorders": defaultdict(Observed),  # by worker: each touches its own

@@ -61,7 +61,7 @@ def routable(names: Collection[str]) -> frozenset[str]:
     return frozenset(name for name in names if MODULES[name].unusable() is None)
 
 
-class Source(Protocol):
+class StreamSource(Protocol):
     """Something with random streams. A batch has one for each position, and one for itself (None)."""
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
@@ -88,7 +88,7 @@ class Stream:
         keyed: bool = False,
         seeded: bool = True,
     ) -> None:
-        self.source: Source | None = None
+        self.source: StreamSource | None = None
         self.at: int | None = None
         self.stale = True  # whether the generators are those of the previous position
         self.modules = modules
@@ -108,7 +108,7 @@ class Stream:
         self._twin_fresh = False
         self._words = 0  # drawn from the twin, which torch's generator must skip
 
-    def move(self, source: Source | None, at: int | None) -> None:
+    def move(self, source: StreamSource | None, at: int | None) -> None:
         """Move to a position, and begin its stream."""
         drawn = self._python_fresh  # before a signal handler that draws can change it
         self.source, self.at, self.stale = source, at, True
@@ -332,7 +332,7 @@ class Fixed:
         self._key = key
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """See `Source`."""
+        """See `StreamSource`."""
         return self._key
 
 
