@@ -19,8 +19,8 @@ from pathlib import Path
 
 BUDGETS = {
     # files named in LISTED
-    "the way of an index": 3_939,
-    "loaded beside the way": 2_623,
+    "the way of an index": 3_910,
+    "loaded beside the way": 2_635,
     "the core's other files": 512,
     # folders, without the files and folders that have a row of their own
     "fastload/safety": 1_685,
@@ -46,7 +46,7 @@ BUDGETS = {
     "fastload/train": 1_155,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_284,
+    "process workers": 2_271,
     "verdicts and allow list": 194,
 }
 

@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from fastload.safety.objects import LEAVES, own_dict, some
 CHAIN = "_ex_iterable"
 _SHUFFLE = "BufferShuffledExamplesIterable"
 _lent = WeakSet[Any]()  # streams with a state for one pass
+_kept: dict[int, tuple[Any, bytes, dict[str, Any]]] = {}
+"""By the id of a dataset that keeps the state lent to it: that state, its pickle, and what the attributes were."""
 
 
 def streams(source: Any) -> list[Any]:
@@ -74,14 +77,24 @@ def _steps(held: list[Any]) -> Iterator[Any]:
 
 
 def lend(dataset: Any, state: Any, held: list[Any]) -> None:
-    """Load a copy of `state`. A stream would begin each later pass with it, so `take_back` undoes that."""
-    load_into(dataset, copy.deepcopy(state), "lanes")
+    """Load a copy of `state` for one pass. A dataset that keeps it would begin each later pass with it."""
+    own, former = copy.deepcopy(state), dict(own_dict(dataset))
+    load_into(dataset, own, "lanes")
     _lent.update(stream for stream in held if hasattr(stream, "load_state_dict"))
+    if kept := {name for name, value in own_dict(dataset).items() if value is own}:
+        _kept[id(dataset)] = own, pickle.dumps(own), {name: former.get(name) for name in kept}
+        finalize(dataset, _kept.pop, id(dataset), None).atexit = False
 
 
-def take_back(held: list[Any]) -> None:
-    """Let the next pass of streams that `lend` loaded begin at the front."""
+def take_back(dataset: Any, held: list[Any]) -> None:
+    """Let the next pass begin at the front. A state that has changed since it was lent is the dataset's own."""
     for stream in held:
         if stream in _lent:
             _lent.discard(stream)
             stream.load_state_dict({})
+    own, lent, former = _kept.pop(id(dataset), (None, b"", {}))
+    if former and pickle.dumps(own) == lent:
+        attributes = own_dict(dataset)
+        attributes.update(
+            (name, was) for name, was in former.items() if attributes.get(name) is own
+        )

@@ -136,7 +136,7 @@ class Lane:
         Load the state into the dataset or its iterator. If neither keeps a state, read its samples again and skip them.
         """
         saved = batch.saved
-        hub_streams.take_back(self._streams)
+        hub_streams.take_back(self.dataset, self._streams)
         if saved["epoch"] is not None:
             self.dataset.set_epoch(saved["epoch"])
         _check_epoch(self.dataset, saved["state"])
@@ -202,7 +202,7 @@ class Lane:
             sample = next(self._iterator)
         except StopIteration:
             self.ended = True
-            hub_streams.take_back(self._streams)
+            hub_streams.take_back(self.dataset, self._streams)
             return None
         except BaseException:
             self.samples += 1

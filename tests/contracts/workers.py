@@ -281,6 +281,19 @@ class Remembers(Drawing):
         self.start = state["at"]
 
 
+class KeepsItsState(Remembers):
+    """Never forgets the state that it loaded, as Hugging Face's datasets do."""
+
+    loaded: Any = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.start = self.loaded["at"] if self.loaded else 0
+        yield from super().__iter__()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
 class IteratorRemembers(Drawing):
     """Its iterator has the state."""
 
@@ -308,7 +321,7 @@ class Remembering:
         self.at = state["at"]
 
 
-STREAMS = [Drawing, Shuffles, Remembers, IteratorRemembers]
+STREAMS = [Drawing, Shuffles, Remembers, KeepsItsState, IteratorRemembers]
 ITERABLE: dict[str, Callable[[], Any]] = {
     "uneven": lambda: Sharded([7, 1, 0, 13, 4, 9, 2]),
     "fewer shards than workers": lambda: Sharded([5]),
