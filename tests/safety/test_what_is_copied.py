@@ -58,6 +58,7 @@ from torch.utils.data import (
 
 import fastload
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.safety import Survey
 
 WORKERS = 2
 DEADLINE_SECONDS = 30.0
@@ -850,3 +851,19 @@ def test_workers_begin_with_the_caller_s_context() -> None:
 
     over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
     assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
+
+
+def test_a_length_of_the_user_s_does_not_decide() -> None:
+    class Endless(list[Any]):
+        def __len__(self) -> int:
+            return 10_000
+
+    class Attributes(dict[str, Any]):
+        __slots__ = ()
+        __getattr__ = dict.__getitem__
+
+    parts, names = Endless([[1]]), Attributes(a=[1])
+    own = Survey((parts, names)).own().dataset
+    assert own[0] is not parts
+    assert own[0][0] is not parts[0]
+    assert own[1]["a"] is not names["a"]
