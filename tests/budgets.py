@@ -25,7 +25,7 @@ BUDGETS = {
     # folders, without the files and folders that have a row of their own
     "fastload/safety": 1_685,
     "fastload/telemetry": 278,
-    "fastload/integrations": 707,
+    "fastload/integrations": 714,
     "fastload/bench": 636,
     "fastload/check": 647,
     "fastload/cli": 1_577,
@@ -46,7 +46,7 @@ BUDGETS = {
     "fastload/train": 1_155,
     "benchmarks": 2_564,
     # parts of their own, and parts to come
-    "process workers": 2_271,
+    "process workers": 2_276,
     "verdicts and allow list": 194,
 }
 

@@ -53,7 +53,7 @@ def _automatic(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
     settings = what.settings
     n, best = settings.num_workers, known(settings)
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
-    if before is not None and before.processes == n and before.measured == best:
+    if before is not None and before.number == before.processes == n and before.measured == best:
         return before
     found = _read_code(settings, whole=False)
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""

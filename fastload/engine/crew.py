@@ -98,6 +98,7 @@ class Crew:
         self._children = children
         self._notices = notices
         self._owner = os.getpid()
+        self._unended = [True]
         self._bell = Bell()
         self._background = background  # the loop sets it once, and receives no more
         # The thread that receives has these.
@@ -266,7 +267,14 @@ class Crew:
                 _log.warning("fastload: %s", child.waits("read a batch"))
 
     def end(self) -> None:
-        """End the processes, and the threads that run calls."""
+        """End the processes, and the threads that run calls.
+
+        If Ctrl-C struck while the thread of the crew started, two threads may call this. One of them does it.
+        """
+        try:
+            self._unended.pop()
+        except IndexError:
+            return
         for calls in self._calls.values():
             calls.put(None)
         late = monotonic() + 2 * JOIN_SECONDS

@@ -130,9 +130,9 @@ class LoaderIterator(Iterator[Any]):
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
-        now = Settings.of(loader)
-        now.check_loadable()
-        self._settings = self._settings.followed(now)
+        settings = self._settings.followed(Settings.of(loader))
+        settings.check_loadable()
+        self._settings = settings
         self.begin()
 
     def _end(self) -> None:

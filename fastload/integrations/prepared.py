@@ -10,6 +10,7 @@ The private names of Accelerate that fastload uses:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -268,6 +269,12 @@ def _data_rank(accelerator: accelerate.Accelerator) -> tuple[int, int]:
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     """Do as `accelerate.skip_first_batches`, which makes one of torch's loaders, for prepared ones of ours too."""
     if not isinstance(dataloader, Prepared):
+        if num_batches and isinstance(dataloader, DataLoader):
+            warnings.warn(
+                "fastload: this loader was not prepared, so batches are skipped as by torch, and the rest of the epoch "
+                "may have other samples than before. Prepare it: accelerator.prepare(loader)",
+                stacklevel=2,
+            )
         return accelerate.skip_first_batches(dataloader, num_batches)
     dataloader.skip(num_batches)
     return dataloader

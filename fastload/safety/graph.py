@@ -118,8 +118,8 @@ class Graph:
                 self._memory.append(x)
             return why
         if isinstance(kind, kinds.Instance) and not (kind.any and [*kinds.Instance.parts(kind, x)]):
-            if not elements:
-                return f"{len(x):,} elements"
+            if isinstance(kind, kinds.Container) and not elements:
+                return f"{kind.size(x):,} elements"
             return "a constant" if type(kind) is kinds.Instance and kind.is_constant else None
         return None
 
@@ -127,13 +127,12 @@ class Graph:
 
     def _is_data(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether the elements of a container are data: there is much below it, and it is no code."""
-        if not isinstance(kind, kinds.Container) or self._copy_data or len(x) < objects.FEW:
+        size = kind.size(x) if isinstance(kind, kinds.Container) and not self._copy_data else 0
+        if size < objects.FEW or objects.holds_code(x):
             return False
-        if objects.holds_code(x):
-            return False
-        return len(x) > objects.ELEMENTS or self._is_heavy(x, kind)
+        return size > objects.ELEMENTS or self._is_heavy(x, kind)
 
-    def _is_heavy(self, x: Any, kind: kinds.Container) -> bool:
+    def _is_heavy(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether much is below a container. An element that is no array adds an eighth at most."""
         count = nbytes = 0
         seen, most, largest = {id(x)}, objects.BELOW // 8, objects.BELOW_BYTES // 8
@@ -149,7 +148,7 @@ class Graph:
                 if isinstance(of, kinds.Memory):
                     size += memory.nbytes_of(y)
                 elif isinstance(of, kinds.Container):
-                    size += 8 * len(y)
+                    size += 8 * of.size(y)
                 if of.shared is None and not isinstance(of, kinds.InC):
                     todo += (p for _, p in itertools.islice(of.parts(y), most))
             count += more

@@ -127,9 +127,9 @@ class Instance(Kind):
 class Container(Instance):
     """A list, tuple, dict, set or deque, or an instance of a subclass of one."""
 
-    def __init__(self, cls: type, base: type) -> None:
+    def __init__(self, cls: type, base: Any) -> None:
         super().__init__(cls)
-        self._base: Any = base
+        self._base, self.size = base, base.__len__  # a subclass may have a `len()` of its own
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -172,7 +172,9 @@ class Container(Instance):
                 base.__setitem__(y, own(key), own(value))
         else:
             (set.update if base is set else base.extend)(y, [own(e) for e in base.__iter__(x)])
-        if getattr(x, "__dict__", None) is x:  # a dict whose keys are its attributes
+        if (
+            self._cls.__dictoffset__ and object.__getattribute__(x, "__dict__") is x
+        ):  # a dict whose keys are its attributes
             y.__dict__ = y
         return self._filled(y, x, copier)
 

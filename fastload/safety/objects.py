@@ -212,12 +212,11 @@ def attributes(x: Any, slots: Slots) -> Iterator[tuple[str, Any]]:
 
 def some(container: Any, count: int) -> Iterable[Any]:
     """Return about `count` elements. No code of a subclass runs."""
-    step = slice(None, None, max(1, len(container) // count))
-    if isinstance(container, list):
-        return list.__getitem__(container, step)
-    if isinstance(container, tuple):
-        return tuple.__getitem__(container, step)
-    held = dict.values(container) if isinstance(container, dict) else container
+    kind: Any = solid_base(type(container))
+    if kind in (list, tuple):
+        step = max(1, kind.__len__(container) // count)
+        return kind.__getitem__(container, slice(None, None, step))  # type: ignore[no-any-return]
+    held = dict.values(container) if issubclass(kind, dict) else kind.__iter__(container)
     return itertools.islice(held, count)
 
 

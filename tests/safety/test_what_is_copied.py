@@ -20,6 +20,7 @@ import contextlib
 import contextvars
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import gc
@@ -56,6 +57,7 @@ from torch.utils.data import (
 
 import fastload
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.safety import Survey
 
 WORKERS = 2
 DEADLINE_SECONDS = 30.0
@@ -749,3 +751,58 @@ def test_an_open_database_is_refused(handle: Callable[[Any], Any]) -> None:
 # ---- what a worker inherits ----
 
 language = contextvars.ContextVar("language", default="none")
+
+
+class Inherited(Dataset[Any]):
+    """What the thread of a worker begins with; sample 0 changes it before sample 1 is read."""
+
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.looked, self.changed = threading.Barrier(2), threading.Barrier(2)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            self.changed.wait(DEADLINE_SECONDS)
+        found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
+        if index == 0:
+            language.set("de")
+            decimal.getcontext().prec = 3
+            np.seterr(over="raise")
+            self.changed.wait(DEADLINE_SECONDS)
+        self.looked.wait(DEADLINE_SECONDS)
+        return found
+
+
+def test_workers_begin_with_the_caller_s_context() -> None:
+    loader = fastload.DataLoader(Inherited(), num_workers=2, batch_size=None)
+
+    def load() -> list[Any]:
+        language.set("fr")
+        with decimal.localcontext() as context, np.errstate(over="ignore"):
+            context.prec = 7
+            found = list(loader)
+            assert (language.get(), context.prec, np.geterr()["over"]) == ("fr", 7, "ignore")
+        return found
+
+    over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
+    assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
+
+
+def test_a_length_of_the_user_s_does_not_decide() -> None:
+    class Endless(list[Any]):
+        def __len__(self) -> int:
+            return 10_000
+
+    class Attributes(dict[str, Any]):
+        __slots__ = ()
+        __getattr__ = dict.__getitem__
+
+    parts, names = Endless([[1]]), Attributes(a=[1])
+    own = Survey((parts, names)).own().dataset
+    assert own[0] is not parts
+    assert own[0][0] is not parts[0]
+    assert own[1]["a"] is not names["a"]
