@@ -120,11 +120,11 @@ def test_the_commands_of_the_readme_run_after_its_install(
 @pytest.mark.parametrize(
     ("line", "extra"),
     [
-        ("pack . packed", "arrow"),
-        ("verify .", "arrow"),
-        ("inspect .", "arrow"),
-        ("stage . packed", "arrow"),
-        ("store ls", "arrow"),
+        ("set pack . packed", "arrow"),
+        ("set verify .", "arrow"),
+        ("set inspect .", "arrow"),
+        ("set stage . packed", "arrow"),
+        ("set ls", "arrow"),
         ("featurize . --name a", "arrow"),
         ("parameters serve --store . --number 0 --of 1", "arrow"),
         ("train --packed .", "arrow"),
