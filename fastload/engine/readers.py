@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -43,7 +44,7 @@ def readers_of(what: Fetcher, who: Chosen) -> Readers:
     return kinds[who.kind](what, who)
 
 
-class Readers:
+class Readers(ABC):
     """Workers, or the loop itself."""
 
     in_turn = False
@@ -92,12 +93,12 @@ class Readers:
         """Return a new batch of what the sampler gave."""
         return self.what.source.batch(given, **place)
 
+    @abstractmethod
     def start(self, window: Window[Batch], seed: int) -> Team:
         """Start the workers. Return once all of them are set up. `get_worker_info().seed` of worker i is `seed + i`.
 
         Raises what `worker_init_fn`, the start of a process or a user's copy method raised. Then none is left.
         """
-        raise NotImplementedError
 
 
 class Loop(Readers):
@@ -108,17 +109,16 @@ class Loop(Readers):
 
     def start(self, window: Window[Batch], seed: int) -> Team:
         """Prepare to read in this thread, by the loader's own objects. In the place of workers, by copies of them."""
-        settings, info = self.what.settings, None
+        settings, n, info = self.what.settings, self.what.settings.num_workers, None
         # The loop reads in the place of workers as one of them would: torch's sums over several threads have other
         # last bits.
-        self._alone = settings.num_workers > 0 and not self.what.source.copies
+        self._alone = n > 0 and not self.what.source.copies
         if self._survey is None:
             own = WorkerCopies(settings.dataset, settings.collate_fn, None)
         else:
             own = self._survey.own() if self._alone else self._survey.originals()
-        if settings.num_workers:
+        if n:
             show_worker_info_in_threads()
-            n = settings.num_workers
             info = make_worker_info(0, n, seed, own.dataset, rng=WorkerRng())
         modes = modes_of_thread()
         if settings.persistent_workers:

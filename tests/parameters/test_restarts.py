@@ -46,7 +46,7 @@ class Mortal(InProcess):
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         if not self.is_there:
-            raise ServerGoneError("nobody is there")
+            raise ServerGoneError("the server does not answer")
         return super().start(method, arguments)
 
 

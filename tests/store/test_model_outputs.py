@@ -3,7 +3,7 @@
 - The model's modes, gradients and the random states are unchanged afterwards.
 - A set of the same weights, version, names and number of samples is opened, and neither dataset nor model runs. Each
   reuse prints version and date. Otherwise the error names what differs, and both remedies.
-- Sets that an earlier fastload wrote are read bit for bit. Whoever names a version reuses them under it.
+- Sets that an earlier fastload wrote are read bit for bit. If the caller names a version, they are reused under it.
 - A run that was stopped resumes with the missing parts, on any number of ranks, and gives the same bytes.
 - Too little room is an error after the first batch.
 """
