@@ -82,7 +82,7 @@ LISTED = {
     """,
     "the core's other files": """
         __main__ memory/prefetch
-        _kit/disk _kit/evaluating _kit/fingerprint _kit/options _kit/pool
+        _kit/disk _kit/evaluating _kit/fingerprint _kit/guard _kit/options _kit/pool
     """,
 }
 """The files of rows that are no folders, by their paths in fastload/."""
