@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -177,16 +176,14 @@ def program(args: list[str], name: str) -> dict[str, Any]:
 
 
 def warm_runs(*modules: str) -> AbstractContextManager[Any]:
-    """Let `fastload.measure.fresh.run_fresh` start warm processes that have imported `modules`, within the context."""
+    """Let `fastload.measure.fresh.run_fresh` start warm processes that have imported `modules`, without guards, within
+    the context."""
 
     def start(command: Sequence[str], **options: Any) -> Python:
         assert command[0] == sys.executable
-        return Python(command[1:], modules=modules, **options)
+        return Python(command[1:], modules=modules, start_new_session=True, **options)
 
-    constants = {"PIPE": subprocess.PIPE, "DEVNULL": subprocess.DEVNULL}
-    return mock.patch(
-        "fastload.measure.fresh.subprocess", SimpleNamespace(Popen=start, **constants)
-    )
+    return mock.patch("fastload.measure.fresh.start_guarded", start)
 
 
 def run_python(

@@ -107,7 +107,7 @@ def sigterm_raises() -> Iterator[None]:
 
     A signal that repeats the request raises nothing, also while the command reports after the block.
     """
-    from fastload.distributed.guard import asked_to_end
+    from fastload._kit.guard import asked_to_end
 
     def stop(number: int) -> None:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt

@@ -229,8 +229,8 @@ def _dataset(path: str, for_set: ForSet) -> Any:
 
 def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
     from fastload import stream
+    from fastload._kit.guard import asked_to_end
     from fastload.distributed import detect_rank
-    from fastload.distributed.guard import asked_to_end
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()

@@ -21,7 +21,6 @@
     windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
     launch.py     command lines and job scripts from host files, as pure functions
     execute.py    finding and running a launcher
-    guard.py      signals that ask for an end; the process that runs a launcher and kills what it leaves
 """
 
 from typing import TYPE_CHECKING, Any

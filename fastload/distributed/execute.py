@@ -1,4 +1,4 @@
-"""Running a launcher: finding it, its signals, its exit code, its end (guard.py)."""
+"""Running a launcher: finding it, its signals, its exit code, its end (`_kit/guard`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import takewhile
-from typing import Any
 
-from fastload.distributed import guard
+from fastload._kit import guard
 from fastload.distributed.launch import Host, Job, Launcher, classify, command_line
 from fastload.errors import LaunchError
 
@@ -114,40 +113,9 @@ def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
     Raises:
         LaunchError: the program does not exist.
     """
-    # Until the command has started.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)
-    try:
-        child = start_guarded(command, to_ranks=to_ranks)
+    with guard.held() as before:
+        child = guard.start_guarded(command, to_ranks=to_ranks)
         with guard.forwarding(child.send_signal):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             status = child.wait()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 128 - status if status < 0 else status  # negative if the guard itself was killed
-
-
-def start_guarded(
-    command: Sequence[str], *, to_ranks: bool = False, **options: Any
-) -> subprocess.Popen[bytes]:
-    """Start `command` under a guard, and return the guard. Its exit code is the command's, or 128 + n.
-
-    Signals to the guard are forwarded as in `execute`. `guard.PARENT_DIED` kills all processes of the command, and so
-    does the end of the calling thread. `options` are those of Popen. Raise LaunchError if the program does not exist.
-    """
-    program = command[0]
-    if os.path.dirname(program):
-        program = os.path.join(options.get("cwd") or "", program)
-    if shutil.which(program, path=(options.get("env") or os.environ).get("PATH")) is None:
-        raise LaunchError(
-            f"cannot run {command[0]}: it does not exist, or is not executable. Load the module that has it, "
-            "or give its path"
-        )
-    started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
-    # Signals wait until the guard forwards them. One that killed the guard would leave the command alone.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-IS", guard.__file__, *started], start_new_session=True, **options
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

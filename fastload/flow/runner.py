@@ -1,7 +1,7 @@
 """Run a graph. Each task is a process with its descendants, a log and an exit code.
 
 One thread waits for the output of all tasks. The output of a task ends when all its processes have ended. Each task
-runs under a guard, which ends when this process ends (`fastload.distributed.guard`).
+runs under a guard, which ends when this process ends (`fastload._kit.guard`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from fastload._kit.disk import locked_path, write_all
-from fastload.distributed.execute import start_guarded
-from fastload.distributed.guard import PARENT_DIED
+from fastload._kit.guard import PARENT_DIED, start_guarded
 from fastload.errors import FlowError
 from fastload.flow.check import check_commands
 from fastload.flow.graph import PipelineGraph

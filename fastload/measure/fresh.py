@@ -8,31 +8,32 @@ its standard input is closed, which happens when all have made theirs.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from fastload._kit.disk import write_file
+from fastload._kit.guard import PARENT_DIED, held, start_guarded
 from fastload.errors import FastloadError
 from fastload.measure.processes import MemoryReader
 
 _READ_BYTES = 1 << 20
 _LOOK_AGAIN_S = 0.05
 
-Child = subprocess.Popen[bytes]
+Child = Popen[bytes]
+"""The guard of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Ended:
     results: list[dict[str, Any]]
     error: str | None
     status: int
-    """Exit code of the rank that failed first, or minus the number of the signal that ended it. 0 if none failed."""
+    """Exit code of the rank that failed first, or 128 + the number of the signal that ended it. 0 if none failed."""
     peak_bytes: int | None
     """The largest memory seen of all processes, or None if it was not read."""
     messages: str
@@ -62,7 +63,8 @@ def run_fresh(
     """Run `python -m MODULE`, which calls `answer`, in one process per rank, and wait for all of them.
 
     If a rank fails, the others are killed. If an exception ends this call early, KeyboardInterrupt included, it first
-    kills the processes and their children. Call this in the main thread only.
+    kills the processes and their children. If this process is killed, the guards kill them. Call this in the main
+    thread only.
 
     Args:
         module: name of the module.
@@ -83,20 +85,17 @@ def run_fresh(
         messages = [scratch / f"messages-{rank}" for rank in range(ranks)]
         (scratch / "input.json").write_text(json.dumps(content))
         try:
-            with _signals_held():
+            with held():
                 for rank in range(ranks):
                     with messages[rank].open("wb") as stderr:
                         stdout: Any = stderr
                         if say is not None:  # only rank 0 prints the lines of a run
-                            stdout = subprocess.DEVNULL if rank else subprocess.PIPE
-                        # A session per rank: Ctrl-C in the terminal reaches only this process, and one signal ends a
-                        # rank with all its children.
-                        child = subprocess.Popen(
+                            stdout = DEVNULL if rank else PIPE
+                        child = start_guarded(
                             [sys.executable, "-m", module, str(scratch), str(rank)],
-                            stdin=subprocess.PIPE,
+                            stdin=PIPE,
                             stdout=stdout,
                             stderr=stderr,
-                            start_new_session=True,
                             env=environ,
                         )
                     children.append(stack.enter_context(child))
@@ -128,7 +127,6 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
     call when the rank is ready, which returns when all ranks are.
     """
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-    _end_with_parent()
 
     def barrier() -> None:
         (folder / f"ready-{rank}").touch()
@@ -147,11 +145,11 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
 
 def ending(status: int) -> str:
     """Describe how a process ended that wrote no result."""
-    if status < 0:
-        name = signal.Signals(-status).name
+    if status > 128:
+        name = signal.Signals(status - 128).name
         hint = ": the system may be out of memory" if name == "SIGKILL" else ""
         return f"the run was ended by {name}{hint}"
-    return f"the run ended with exit code {status} and left no figures"
+    return f"the run ended with exit code {status} and left no result"
 
 
 def _sentence(error: Exception) -> str:
@@ -162,38 +160,10 @@ def _sentence(error: Exception) -> str:
     return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
 
 
-def _end_with_parent() -> None:
-    """Let this process and its children be killed when its parent ends in any way.
-
-    The children of a fork server would not notice: their parent, the server, lives on.
-    """
-    PR_SET_PDEATHSIG = 1
-    signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGKILL))
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back in the block, so that no new process is started and then forgotten."""
-    waiting: list[int] = []
-    before = {
-        number: signal.signal(number, lambda arrived, _: waiting.append(arrived))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        while waiting:
-            signal.raise_signal(waiting.pop())
-
-
 def _end(children: Sequence[Child]) -> None:
     """Kill the children that still run, with all processes that they started, and wait for their end."""
     for child in children:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+        child.send_signal(PARENT_DIED)
     for child in children:
         child.wait()  # After Ctrl-C, `with child` alone would wait a quarter of a second at most.
 
@@ -230,7 +200,6 @@ def _watch(
             if failed is not None and running:
                 _end(running)
                 continue
-            # Their children may keep the output open, so after their end only available output is read.
             ready = selector.select(_LOOK_AGAIN_S if running else 0)
             if not running and not ready:
                 return failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -54,8 +54,12 @@ def tree_memory(pid: int) -> int | None:
     If n processes share a page, each of them counts 1/n of it (PSS). Return None if they ended or the kernel is older
     than 5.4.
     """
+    return _memory((pid, *descendants(pid)))
+
+
+def _memory(pids: Iterable[int]) -> int | None:
     allocated = 0
-    for process in (pid, *descendants(pid)):
+    for process in pids:
         try:
             lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()[1:]
         except OSError:  # It ended after it was listed, or belongs to another user.
@@ -67,7 +71,7 @@ def tree_memory(pid: int) -> int | None:
 
 
 class MemoryReader:
-    """Reads the memory of some processes and their descendants repeatedly.
+    """Reads the memory of the descendants of some processes repeatedly.
 
     A reading walks page tables and takes time. So the next one waits until readings take at most 2 % of a core.
 
@@ -85,7 +89,7 @@ class MemoryReader:
         if time.perf_counter() < self._due:
             return
         before_s = time.process_time()
-        found = sum(tree_memory(pid) or 0 for pid in self._pids)
+        found = _memory(below for pid in self._pids for below in descendants(pid)) or 0
         spent_s = time.process_time() - before_s
         self._due = time.perf_counter() + max(_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
         self.peak = max(self.peak or 0, found) or None

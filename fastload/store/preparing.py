@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from fastload._kit.cores import usable_cores
 from fastload._kit.fingerprint import fingerprint
+from fastload._kit.guard import end_with_parent
 from fastload.distributed.detect import check_world, mpi4py
 from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
@@ -242,9 +242,4 @@ def _executor(
 def _begin(parent: int) -> None:
     """Make this worker process end silently on Ctrl-C, and when its parent ends, even if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-_PR_SET_PDEATHSIG = 1
+    end_with_parent(parent, signal.SIGKILL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any, Self
 
+from fastload._kit.guard import asked_to_end
 from fastload.distributed import Control, Vote
-from fastload.distributed.guard import asked_to_end
 
 
 class Stopping:
@@ -14,7 +14,7 @@ class Stopping:
 
     A rank that gets a signal must not stop alone, because the others would wait for its gradients. So each rank votes
     before every step. The vote travels during a step and is counted after it, so no rank waits for it. Which signals
-    are one request, and which one ends at once, is in `fastload.distributed.guard`.
+    are one request, and which one ends at once, is in `fastload._kit.guard`.
     """
 
     def __init__(self, control: Control) -> None:

@@ -28,8 +28,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fastload._kit.guard import Request
 from fastload.cli import main
-from fastload.distributed.guard import Request
 from fastload.errors import FlowError
 from fastload.flow import MPITask, PipelineGraph, PythonTask, Task, run, runner
 from fastload.flow.pipefile import read_pipeline

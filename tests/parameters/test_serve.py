@@ -116,7 +116,7 @@ def test_a_later_ctrl_c_ends_a_server_whose_save_hangs(tmp_path: Path) -> None:
     program = """
 import threading
 from fastload.cli import main
-from fastload.distributed import guard
+from fastload._kit import guard
 from fastload.parameters import Server
 
 def save(self, version):

@@ -289,7 +289,7 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
 def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
     (project / "slow.py").write_text(
         "import os, threading\n"
-        "from fastload.distributed import guard\n"
+        "from fastload._kit import guard\n"
         "guard.TOGETHER_S = -1.0\n"  # each signal is a later one
         "takes = guard.Request.takes\n"
         "def noted(request, number):\n"

@@ -6,7 +6,7 @@
 - `fastload flow status` knows the jobs of a Slurm without an accounting database.
 
 A controller, one node and munge run as children of the test, from a folder of its own. They need root and the packages
-slurm-wlm and munge of Debian or Ubuntu. Each has a guard (`fastload.distributed.guard`), which kills all that it has
+slurm-wlm and munge of Debian or Ubuntu. Each has a guard (`fastload._kit.guard`), which kills all that it has
 started when the test process ends, in whatever way. A time limit of Slurm is a minute at least.
 """
 
@@ -28,8 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.distributed.execute import start_guarded
-from fastload.distributed.guard import PARENT_DIED
+from fastload._kit.guard import PARENT_DIED, start_guarded
 from fastload.train.checkpoint import Checkpoint
 from tests.distributed.launching import clean_environment, command
 from tests.promises.reading import wait_until

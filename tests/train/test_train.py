@@ -368,7 +368,7 @@ def test_a_signal_ends_the_training_after_the_step_with_a_checkpoint(
 def test_a_later_ctrl_c_ends_the_training_at_once_and_a_later_sigterm_does_not(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.distributed.guard.TOGETHER_S", -1.0)
+    monkeypatch.setattr("fastload._kit.guard.TOGETHER_S", -1.0)
 
     def twice(number: int) -> Callable[[int, torch.Tensor], None]:
         def on_step(step: int, _: torch.Tensor) -> None:

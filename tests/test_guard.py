@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastload.distributed.guard import Request, asked_to_end, forwarding
+from fastload._kit.guard import Request, asked_to_end, forwarding
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
-LATER = "fastload.distributed.guard.TOGETHER_S"
+LATER = "fastload._kit.guard.TOGETHER_S"
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_signals_of_two_seconds_are_one_request(
     first: int, second: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("fastload.distributed.guard.time.monotonic", lambda: now)
+    monkeypatch.setattr("fastload._kit.guard.time.monotonic", lambda: now)
     request = Request()
     assert request.takes(first)
     assert request.number == first

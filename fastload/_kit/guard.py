@@ -1,12 +1,12 @@
-"""Signals that ask a process to end, and the guard that runs a launcher and kills its remaining processes.
+"""The one runner of child processes, and the signals that ask a process to end.
 
-`asked_to_end` and `forwarding` serve every command. They stand beside the guard, which needs them and can import no
-other file of fastload: it is started by path.
+`start_guarded` starts a command under a guard, which is this file as a program. The guard kills what the command leaves
+when it ends, and all of it when the process that asked for it ends in any way. It is started by path, so it imports
+nothing of fastload. `asked_to_end` and `forwarding` serve every command.
 
-The guard runs the launcher in a separate session. A batch system signals every process of the job's session. If the
+The guard runs the command in a separate session. A batch system signals every process of the job's session. If the
 launcher were in it, Open MPI's launcher would get the signal as well as its ranks, and kill them half a second later.
-Here only `fastload submit` sends signals. When that is killed, the kernel sends a signal, and the guard kills every
-process that the launcher has started.
+Here only the process that started the guard sends signals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -34,7 +34,6 @@ _ABORTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """At these, Open MPI's launcher kills its ranks half a second later, and srun at once."""
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
 PARENT_DIED = signal.SIGALRM  # not a forwarded signal
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TOGETHER_S = 2.0
 """Seconds after the first SIGINT or SIGTERM in which others belong to the same request."""
 
@@ -125,18 +124,65 @@ def _handling(numbers: Iterable[int], act: Callable[[int, Any], None]) -> Iterat
         _open.pop()
 
 
-def main(submit: str, to_ranks: str, *command: str) -> int:
-    """Run `command`, and end all its processes when it or the process `submit` ends. Return an exit code.
+@contextmanager
+def held() -> Iterator[Iterable[int]]:
+    """Let the forwarded signals wait in the block. Yield what was blocked before.
 
-    `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, not to their launcher.
+    A signal between the start of a process and its entry in a list would leave the process alone.
     """
-    signal.signal(PARENT_DIED, _stop)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    libc.prctl(_PR_SET_PDEATHSIG, int(PARENT_DIED))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
-        if os.getppid() != int(submit):
-            raise SystemExit(128 + signal.SIGKILL)
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_guarded(
+    command: Sequence[str], *, to_ranks: bool = False, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `command` under a guard, and return the guard. Its exit code is the command's, or 128 + n.
+
+    Signals to the guard are forwarded to the command's process group. `PARENT_DIED` kills all processes of the command,
+    and so does the end of the calling thread. `options` are those of Popen. Raise `LaunchError` if the program does
+    not exist.
+
+    Args:
+        to_ranks: SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, not to their launcher.
+    """
+    import shutil  # the guard itself needs neither, and starts faster
+
+    from fastload.errors import LaunchError
+
+    program = command[0]
+    if os.path.dirname(program):
+        program = os.path.join(options.get("cwd") or "", program)
+    if shutil.which(program, path=(options.get("env") or os.environ).get("PATH")) is None:
+        raise LaunchError(
+            f"cannot run {command[0]}: it does not exist, or is not executable. Load the module that has it, "
+            "or give its path"
+        )
+    started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
+    with held():  # until the guard forwards them
+        return subprocess.Popen(
+            [sys.executable, "-IS", __file__, *started], start_new_session=True, **options
+        )
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """Let the kernel send this process a signal when the thread that started it ends. Exit if `parent` has ended."""
+    PR_SET_PDEATHSIG = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def main(parent: str, to_ranks: str, *command: str) -> int:
+    """Run `command`, and end all its processes when it or the process `parent` ends. Return an exit code."""
+    PR_SET_CHILD_SUBREAPER = 36
+    signal.signal(PARENT_DIED, _stop)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    end_with_parent(int(parent), PARENT_DIED)
+    try:
         return _run(command, to_ranks == "ranks")
     finally:
         signal.signal(PARENT_DIED, signal.SIG_IGN)
