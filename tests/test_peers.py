@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,17 @@ import click.testing
 import pytest
 import torch
 from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from benchmarks import __main__ as command
 from benchmarks import peers
+from benchmarks._judge import Pass, check, run_pass
 from benchmarks._measure import NotMeasuredError, open_readers
 from benchmarks._report import Figures, row
 from benchmarks._run import Case, Outcome, execute
-from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender
-from benchmarks.recipes import Endless, files, packed, tree
-from benchmarks.recipes._decoding import crop, decode_file
-from benchmarks.recipes._judge import Pass, check, run_pass
+from benchmarks.peers import CONTENDERS, FFCV, FUSED, JPEG, Contender
+from benchmarks.recipes import files, packed, tree
 from fastload.bench.figures import BenchError
 
 # torchvision 0.29 says with each image that TorchCodec will take the place of its decoder.
@@ -43,7 +44,6 @@ pytestmark = [
 ]
 
 COUNT, BATCH = 64, 4
-OURS = ("fused", "loose", "packed_set")
 TORCH_BY_WORKERS = {it.title for it in peers.TORCH if it.workers != 2}
 
 
@@ -69,10 +69,8 @@ def smoke_case(it: Contender, condition: str = "") -> Case:
 def measured(it: Contender, condition: str = "") -> Figures:
     """The figures of a contender; skips the test where its loader is not installed."""
     case = smoke_case(it, condition)
-    if it.recipe in OURS:
+    if it.recipe != "ffcv":
         return peers.measure(**case.options)
-    if reason := peers.reason(it):
-        pytest.skip(reason)
     outcome = execute("peers", case)
     if outcome.figures is None and not outcome.failed:
         pytest.skip(outcome.error or "")
@@ -82,7 +80,7 @@ def measured(it: Contender, condition: str = "") -> Figures:
 
 @pytest.mark.parametrize(
     "it",
-    [it for it in CONTENDERS if it.recipe in OURS and it.title not in TORCH_BY_WORKERS],
+    [it for it in CONTENDERS if it.recipe != "ffcv" and it.title not in TORCH_BY_WORKERS],
     ids=lambda it: it.title,
 )
 @pytest.mark.usefixtures(
@@ -96,13 +94,13 @@ def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("it", "condition"),
-    [(it, "") for it in CONTENDERS if it.recipe not in OURS] + [(FUSED, f"; {peers.COLD}")],
+    [(it, "") for it in FFCV.values()] + [(FUSED, peers.COLD)],
     ids=lambda it: it if isinstance(it, str) else it.title,
 )
 def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> None:
     figures = measured(it, condition)
     assert figures["rate"] > 0
-    if condition.endswith(peers.COLD):
+    if condition:
         assert figures.keys() == {"first_batch_s", "cached", "rate"}
         assert 0 <= figures["cached"] <= 1
 
@@ -110,14 +108,16 @@ def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> No
 def passes_of(root: Path, transform: Any) -> list[Pass]:
     """Three shuffled passes over the images."""
     torch.manual_seed(0)
-    dataset = ImageFolder(str(root), transform, loader=decode_file)
+    decode: Any = partial(decode_image, mode=ImageReadMode.RGB)
+    dataset = ImageFolder(str(root), transform, loader=decode)
     with open_readers("thread", dataset, 1, batch_size=BATCH, shuffle=True) as loader:
         return [run_pass(loader) for _ in range(3)]
 
 
 @pytest.fixture(scope="module")
 def honest(images: Path) -> list[Pass]:
-    return passes_of(images, crop)
+    crop = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
+    return passes_of(images, v2.Compose(crop))
 
 
 def judge(passes: list[Pass], root: Path) -> None:
@@ -199,8 +199,6 @@ def test_crops_that_are_never_flipped_and_a_pass_without_batches_are_no_figure(
         judge(upright, images)
     with pytest.raises(BenchError, match="a pass delivered no batch"):
         run_pass([])
-    passes = Endless(iter(range(10)), 3)
-    assert [list(passes), list(passes)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_packing_that_fails_leaves_nothing_behind(
@@ -233,12 +231,12 @@ def results(rates: dict[str, float]) -> dict[str, list[Figures | None]]:
 def test_our_rates_are_held_against_the_best_peer_that_is_installed(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "reason", lambda it: None if installed else f"no {it.needs}")
+    monkeypatch.setattr(peers, "ffcv_is_there", lambda: installed)
     decoder = peers.TORCH[1].title
     assert "torchvision decoder" in decoder
-    rates = {decoder: 1100.0, PACKED["jpeg"].title: 4500.0, FFCV["jpeg"].title: 4000.0}
+    rates = {decoder: 1100.0, JPEG.title: 4500.0, FFCV["jpeg"].title: 4000.0}
     rows = peers.rows(results(rates))
-    (ours,) = (row for row in rows if row.name == PACKED["jpeg"].title and row.unit == "img/s")
+    (ours,) = (row for row in rows if row.name == JPEG.title and row.unit == "img/s")
     assert ours.ratio is not None
     if installed:
         assert (ours.reference, ours.met) == ("FFCV", False)
@@ -246,21 +244,16 @@ def test_our_rates_are_held_against_the_best_peer_that_is_installed(
     else:
         assert ours.reference == "torch, torchvision decoder, on the files"
         assert ours.ratio.median == 4500 / 1100
-        assert any(row.name == f"{FFCV['jpeg'].title} (no ffcv)" for row in rows)
-    (grain,) = (it for it in CONTENDERS if it.recipe == "grain")
-    rates = {FUSED.title: 1500.0, grain.title: 1300.0}
+        assert any(row.name == f"{FFCV['jpeg'].title} (ffcv is not installed)" for row in rows)
+    rates = {FUSED.title: 1500.0, decoder: 1300.0}
     fused = [r for r in peers.rows(results(rates)) if r.name == FUSED.title and r.aim is not None]
     found = [(r.reference, r.ratio.median, r.met) for r in fused if r.ratio is not None]
-    assert found == [("best peer", 1500 / 1300, False)]
+    assert found == [("torch's best", 1500 / 1300, False)]
 
 
 def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = replace(FFCV["raw"], needs="no_such_package.inner")
-    assert peers.reason(absent) == "no_such_package.inner is not installed"
-    assert peers.reason(FUSED) is None
-    monkeypatch.setitem(sys.modules, "ffcv.fields", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.recipes.ffcv", raising=False)
-    with pytest.raises(NotMeasuredError):
+    monkeypatch.setattr(peers, "ffcv_is_there", lambda: False)
+    with pytest.raises(NotMeasuredError, match="ffcv is not installed"):
         peers.measure(**smoke_case(FFCV["raw"]).options)
 
 
@@ -268,20 +261,20 @@ def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = []
-    nodes = smoke_case(next(it for it in CONTENDERS if it.recipe == "nodes"))
-    made = results({})[nodes.name]
+    fused = smoke_case(FUSED)
+    made = results({})[fused.name]
     monkeypatch.setattr(peers, "PACKAGES", ("pillow", "simplejpeg"))  # one is here, one perhaps not
     monkeypatch.setattr(peers, "prepare", lambda *, smoke: order.append(f"prepare {smoke}"))
-    monkeypatch.setattr(peers, "cases", lambda *, smoke: [nodes])
+    monkeypatch.setattr(peers, "cases", lambda *, smoke: [fused])
     monkeypatch.setattr(
         command, "execute", lambda name, case: order.append(case.name) or Outcome(made[0])
     )
-    monkeypatch.setattr(peers, "rows", lambda found: [row(found, nodes.name, "rate", unit="img/s")])
+    monkeypatch.setattr(peers, "rows", lambda found: [row(found, fused.name, "rate", unit="img/s")])
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     out = tmp_path / "peers.json"
     done = click.testing.CliRunner().invoke(command.main, ["peers", "--smoke", "--json", str(out)])
     assert done.exit_code == 0, done.output
-    assert order == ["prepare True", nodes.name]
+    assert order == ["prepare True", fused.name]
     versions = json.loads(out.read_text())["benchmarks"]["peers"]["versions"]
     assert versions.keys() == set(peers.PACKAGES)
     assert versions["pillow"] == version("pillow")

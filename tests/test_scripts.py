@@ -324,16 +324,16 @@ def test_a_new_environment_sees_the_torch_of_its_python(
 
 def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout: Checkout) -> None:
     status, output, asked = checkout.run(
-        "scripts/bench", "--peers", "--smoke", FAIL_ON="webdataset"
+        "scripts/bench", "sequences", "--smoke", FAIL_ON="torchdata"
     )
     assert status == 0
     assert output.count("continuing without") == 1
-    assert "fastload: continuing without webdataset>=" in output
+    assert "fastload: continuing without torchdata>=" in output
     assert installations(asked)[0] == "ROOT[images,arrow,bench]"
     one_by_one = [line.split()[-1].partition(">=")[0] for line in asked[2:-1]]
-    assert {"spdl", "grain", "webdataset", "litdata"} <= set(one_by_one)
+    assert {"grain", "torchdata", "datasets"} <= set(one_by_one)
     assert all("--constraint" in line for line in asked[1:-1])
-    assert asked[-1] == "-m benchmarks peers --smoke"
+    assert asked[-1] == "-m benchmarks sequences --smoke"
     assert checkout.run("scripts/bench", "--peers")[2] == ["-m benchmarks peers"]
 
 
