@@ -13,21 +13,18 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fastload._kit.disk import (
-    locked_path,
-    open_file,
-    own_folder,
     replace_file,
     sync_folder,
     write_all,
-    write_file,
 )
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, dump_index
+from fastload.datasets.packed.unfinished import Unfinished, content
 from fastload.errors import PackedDataError, in_one_line
 from fastload.store.pieces import Pieces, each, parts_elsewhere, read_set
 from fastload.store.root import check_name, default_root, in_memory, open_root
@@ -94,14 +91,15 @@ def stage(
         )
     if os.path.dirname(target) == default_root():
         open_root(None)  # for this user alone
-    how = {"workers": workers, "progress": progress}
-    copy = _Copy(source, target, index, how, not in_memory(target), say)
-    with _alone_in(target, say):
+    folder = Unfinished(target, STAGING, durable=not in_memory(target))
+    copy = _Copy(source, folder, index, {"workers": workers, "progress": progress})
+    waiting = f"{target}: waiting for another process that copies into this folder"
+    with folder.locked(functools.partial(say, waiting) if say else True):
         copy.claim()
         missing = copy.missing(verify=verify)
         if missing:
             copy.fetch(missing)
-        copy.finish(changed=bool(missing))
+        copy.finish(say, changed=bool(missing))
     whole, copied = (sum(shard.bytes for shard in shards) for shards in (index.shards, missing))
     return Staged(target, whole, copied, time.monotonic() - began)
 
@@ -124,82 +122,59 @@ def _index_of_copy(source: str, target: str) -> Index:
     return dataclasses.replace(index, shards=shards, made=made)
 
 
-@contextmanager
-def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Hold the lock of `target` in the block: only one process at a time stages into it.
-
-    The kernel frees the lock if its holder dies, and wakes a process that waits. The file of the lock stays, because
-    processes that wait have it open.
-    """
-    waiting = f"{target}: waiting for another process that copies into this folder"
-    wait = functools.partial(say, waiting) if say else True
-    try:
-        with locked_path(os.path.join(own_folder(target, STAGING), "lock"), wait=wait):
-            yield
-    except OSError as error:
-        error.filename = error.filename or target  # neither flock nor fsync names the file
-        raise
-
-
 @dataclass(frozen=True)
 class _Copy:
     """A copy in progress, by the one process that holds its lock."""
 
     source: str
-    target: str
+    folder: Unfinished
     index: Index
     how: dict[str, Any]
-    durable: bool
-    say: Callable[[str], None] | None
 
     def claim(self) -> None:
-        """Check that `target` is empty or has this set. Write down which set will be copied."""
-        held, begun = (_content(self._name(name)) for name in (INDEX, os.path.join(STAGING, INDEX)))
-        encoded = dump_index(self.index)
-        if held is not None and held != encoded:
-            raise FileExistsError(
-                errno.EEXIST,
-                "the folder holds another set. Delete that set, or choose another folder",
-                self.target,
-            )
-        shards = [name for name in os.listdir(self.target) if name.endswith(".arrow")]
-        if held is None and begun is None and shards:
-            raise FileExistsError(
-                errno.EEXIST,
-                f"the folder holds {shards[0]}, but neither an index nor a copy that was stopped. Choose another "
-                "folder",
-                self.target,
-            )
+        """Check that the folder is empty or has this set. Write down which set will be copied."""
+        folder, encoded = self.folder, dump_index(self.index)
+        held, begun = content(folder.name(INDEX)), content(folder.note(INDEX))
+        shards, reason = folder.shards(), ""
+        if held not in (None, encoded):
+            reason = "the folder holds another set. Delete that set, or choose another folder"
+        elif held is None and begun is None and shards:
+            reason = f"the folder holds {shards[0]}, but neither an index nor a stopped copy. Choose another folder"
+        if reason:
+            raise FileExistsError(errno.EEXIST, reason, folder.path)
         if held is None and begun != encoded:
             for name in shards:  # of a stopped copy of another set, or of an older one
-                os.unlink(self._name(name))
-            self._publish(os.path.join(STAGING, INDEX), encoded)
+                os.unlink(folder.name(name))
+            folder.publish(folder.note(INDEX), encoded)
 
     def missing(self, *, verify: bool) -> list[Shard]:
         """Return the shards that `target` lacks: missing, of another size or, with `verify`, damaged."""
         there = [shard for shard in self.index.shards if self._has_size(shard)]
         missing = [shard for shard in self.index.shards if shard not in there]
         if verify:
-            found = each(faults_of, self.target, self.index, there, what="Verifying", **self.how)
+            found = each(
+                faults_of, self.folder.path, self.index, there, what="Verifying", **self.how
+            )
             missing += [shard for shard, faults in found if faults]
         return missing
 
     def fetch(self, missing: Sequence[Shard]) -> None:
         """Copy the `missing` shards, if there is room. Meanwhile `target` cannot be opened."""
-        if os.path.exists(self._name(INDEX)):
-            os.replace(self._name(INDEX), self._name(STAGING, INDEX))
-            if self.durable:
-                sync_folder(self.target)
+        folder = self.folder
+        if os.path.exists(folder.name(INDEX)):
+            os.replace(folder.name(INDEX), folder.note(INDEX))
+            if folder.durable:
+                sync_folder(folder.path)
         for shard in missing:  # wrong shards, and pieces of a killed copy: they take room
-            for folder in ("", STAGING):
+            for path in (folder.name(shard.name), folder.note(shard.name)):
                 with suppress(FileNotFoundError):
-                    os.unlink(self._name(folder, shard.name))
-        needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(self.target).free
+                    os.unlink(path)
+        needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(folder.path).free
         if needed > free:
             raise OSError(
                 errno.ENOSPC,
                 f"the copy needs {needed:,} bytes, but only {free:,} are free",
-                self.target,
+                folder.path,
             )
         for _ in each(
             self._copy_shard, self.source, self.index, missing, what="Staging", **self.how
@@ -208,45 +183,27 @@ class _Copy:
 
     def _copy_shard(self, shard: Shard, pieces: Pieces) -> None:
         """Write a shard. It has a temporary name until it is complete."""
-        partial = self._name(STAGING, shard.name)
-        whole = replace_file(self._name(shard.name), partial=partial, durable=self.durable)
+        partial, durable = self.folder.note(shard.name), self.folder.durable
+        whole = replace_file(self.folder.name(shard.name), partial=partial, durable=durable)
         with whole as file:
             for piece in pieces(None):
                 write_all(file.fileno(), partial, piece)
 
-    def finish(self, *, changed: bool) -> None:
-        """Write the index: now `target` is a set."""
-        if changed or not os.path.exists(self._name(INDEX)):
+    def finish(self, say: Callable[[str], None] | None, *, changed: bool) -> None:
+        """Write the index: now the folder is a set."""
+        if changed or not os.path.exists(self.folder.name(INDEX)):
+            rejected = None
             try:
-                rejected = _content(os.path.join(self.source, REJECTED), follow=False)
+                rejected = content(os.path.join(self.source, REJECTED), follow=False)
             except OSError as error:  # a link may lead to any file of this user
-                rejected = None
-                if self.say is not None:
-                    self.say(f"{in_one_line(error)}: not copied")
-            if rejected is not None:
-                self._publish(REJECTED, rejected)
-            self._publish(INDEX, dump_index(self.index))
+                if say is not None:
+                    say(f"{in_one_line(error)}: not copied")
+            self.folder.finish(self.index, rejected)
         with suppress(FileNotFoundError):
-            os.unlink(self._name(STAGING, INDEX))
-
-    def _name(self, *names: str) -> str:
-        return os.path.join(self.target, *names)
+            os.unlink(self.folder.note(INDEX))
 
     def _has_size(self, shard: Shard) -> bool:
         try:
-            return os.path.getsize(self._name(shard.name)) == shard.bytes
+            return os.path.getsize(self.folder.name(shard.name)) == shard.bytes
         except FileNotFoundError:
             return False
-
-    def _publish(self, name: str, content: bytes) -> None:
-        """Write a file that exists completely or not at all."""
-        partial = self._name(STAGING, "partial")
-        write_file(self._name(name), content, partial=partial, durable=self.durable)
-
-
-def _content(name: str, *, follow: bool = True) -> bytes | None:
-    try:
-        with open_file(name, follow=follow) as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
