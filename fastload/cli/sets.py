@@ -47,23 +47,13 @@ def verify(options: Verified) -> None:
         fastload set verify /project/sets/mnist
     """
     require("arrow", pyarrow="pyarrow")
-    run: Any
-    if columns := _has_columns(options.path):
-        from fastload.store.verifying import verify as run
-    else:
-        from fastload.datasets.packed.verifying import verify as run
+    from fastload.store.verifying import verify as run
+
     found = run(**asdict(options), progress=True, say=click.echo)
-    if columns:
-        click.echo(str(found))
-        parts = f"of {found.parts} parts"
-        right = "No damage was found." if found.unread else "All checked parts are valid."
-    else:
-        rate = found.bytes / 1e6 / max(found.seconds, 1e-9)
-        click.echo(f"{found.records:,} records read in {found.seconds:.1f} s, {rate:,.0f} MB/s")
-        parts, right = "shards or records", "All records are valid."
+    click.echo(str(found))
     if found.bad:
-        raise click.ClickException(f"{len(found.bad)} {parts} are damaged")
-    click.echo(right)
+        raise click.ClickException(f"{len(found.bad)} parts or records are damaged")
+    click.echo("No damage was found." if found.unread else "All checked parts are valid.")
 
 
 @options
@@ -95,11 +85,7 @@ def stage(options: Staging) -> None:
         fastload set stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
     """
     require("arrow", pyarrow="pyarrow")
-    run: Any
-    if _has_columns(options.source):
-        from fastload.store.staging import stage as run
-    else:
-        from fastload.datasets.packed.staging import stage as run
+    from fastload.store.staging import stage as run
 
     with sigterm_raises(), bad_values_are_usage_errors():
         staged = run(**asdict(options), progress=True, say=_to_stderr)
@@ -148,7 +134,9 @@ def inspect(options: Shown) -> None:
             raise click.ClickException(said) from error
     if os.path.exists(os.path.join(path, "index.json")):
         require("arrow", pyarrow="pyarrow")
-        click.echo(_described(path, options.records))
+        from fastload.store.inspecting import inspect as inspect_set
+
+        click.echo(inspect_set(path, records=options.records))
     else:
         from fastload.cli._checkpoints import positions
 
@@ -218,6 +206,7 @@ def put(new: New) -> None:
     require("arrow", pyarrow="pyarrow")
     import fastload
     from fastload.store.files import parts_of_files
+    from fastload.store.inspecting import inspect as inspect_set
     from fastload.store.write import put as run_put
 
     files = [os.path.abspath(file) for file in new.files]
@@ -225,7 +214,7 @@ def put(new: New) -> None:
     how: Any = {"root": new.root, "checksums": new.checksums, "made": made, "progress": True}
     with sigterm_raises(), bad_values_are_usage_errors((TypeError, ValueError)):
         run_put(parts_of_files(new.files, new.columns), new.name, **how)
-    click.echo(_described(os.path.join(*_place(new.name, new.root)), records=0))
+    click.echo(inspect_set(os.path.join(*_place(new.name, new.root)), records=0))
 
 
 @options
@@ -248,7 +237,7 @@ def rm(options: Removed) -> None:
         fastload set rm train val --root /project/sets
     """
     require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.inspecting import size_text
+    from fastload.datasets.packed.texts import size_text
     from fastload.store.root import find, remove, size_of
 
     places = dict.fromkeys(_place(name, options.root) for name in options.names)
@@ -282,7 +271,7 @@ def gc(options: Collection) -> None:
         fastload set gc
     """
     require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.inspecting import size_text
+    from fastload.datasets.packed.texts import size_text
     from fastload.store.root import collect, existing_root
 
     path, would = existing_root(options.root), options.dry_run
@@ -357,22 +346,6 @@ def sets() -> None:
 
 def _to_stderr(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _has_columns(path: str) -> bool:
-    """Return True if the set at `path` is a set of columns, and not a packed set."""
-    from fastload.datasets.manifest import read_index
-
-    return read_index(path).mode == "columns"
-
-
-def _described(path: str, records: int) -> str:
-    """Return the description of a set of either kind, with its first records."""
-    if _has_columns(path):
-        from fastload.store.inspecting import inspect
-    else:
-        from fastload.datasets.packed.inspecting import inspect
-    return inspect(path, records=records)
 
 
 def _place(name: str, root: Path | None) -> tuple[str, str]:

@@ -56,6 +56,11 @@ class Shard:
     node: str = ""
     fingerprint: str = ""
 
+    @classmethod
+    def of(cls, about: dict[str, Any]) -> Shard:
+        """Return the shard that a note describes, as JSON values of `asdict`."""
+        return cls(**{**about, "payload": tuple((at, size) for at, size in about["payload"])})
+
 
 @dataclass(frozen=True)
 class Index:
@@ -203,8 +208,8 @@ def _shard(about: dict[str, Any], number: int, of_columns: bool) -> Shard:
     texts = {name: about.get(name, "") for name in ("node", "fingerprint")}
     for name, text in texts.items():
         _expect(isinstance(text, str) and (of_columns or not text), f"the {name} {text!r}")
-    payload = tuple((begin, length) for begin, length in about["payload"])
-    return Shard(name=about["name"], payload=payload, **counts, **texts)
+    names = ("name", "payload")
+    return Shard.of({**counts, **texts, **{name: about[name] for name in names}})
 
 
 def _are(values: Any, kind: type) -> bool:

@@ -1,21 +1,24 @@
-"""Descriptions of sets of columns, for `fastload set inspect`, `fastload set inspect` and `fastload set ls`."""
+"""Descriptions of sets, for `fastload set inspect` and `fastload set ls`. Need no torch."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload.datasets.manifest import INDEX, Index, read_index
-from fastload.datasets.packed.inspecting import counted, size_text
+from fastload.datasets.manifest import INDEX, Index, Shard
+from fastload.datasets.packed.format import fault_of, read_table
+from fastload.datasets.packed.texts import counted, size_text
 from fastload.errors import PackedDataError
 from fastload.store.fields import dtype_of, shape_of
 from fastload.store.parts import is_here, open_part, python_value
+from fastload.store.pieces import opened, read_piece, read_set
 from fastload.store.root import is_alive
 
 _LONGEST = 60
@@ -23,24 +26,25 @@ _LONGEST = 60
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
-    """Describe the set of columns at `path` in lines: rows, columns, parts, how it was made, first rows.
+    """Describe the set at `path` in lines: rows, columns, parts, how it was made, first rows.
 
     Raise FileNotFoundError and `PackedDataError` if the set, or a part with one of these rows, cannot be read.
     """
     path = os.path.abspath(path)
-    index = read_index(path)
+    index = read_set(path)
     size = sum(shard.bytes for shard in index.shards)
     checked = sum(shard.checksum is not None for shard in index.shards)
     made = {name: value for name, value in index.made.items() if name != "owner"}
+    first_rows = _first_rows if index.mode == "columns" else _first_records
     lines = [
         f"{path}: {counted(index.rows, 'row')}, mode {index.mode}, {counted(len(index.classes), 'class', 'classes')}",
         f"{counted(len(index.shards), 'part')}, {size_text(size)}, {checked:,} with checksums; {_places(path, index)}",
         *(f"column {name}: {kind}" for name, kind in columns_of(path, index).items()),
-        f"id: {index.id}",
+        *([f"id: {index.id}"] if index.id else []),
         "made: " + (", ".join(f"{name} {_text(value)}" for name, value in made.items()) or "-"),
         *([f"temporary: {ownership(index)}"] if ownership(index) else []),
         f"index: {os.path.join(path, INDEX)}",
-        *_first_rows(path, index, records),
+        *islice(first_rows(path, index), records),
     ]
     return "\n".join(lines)
 
@@ -49,7 +53,7 @@ def columns_of(path: str, index: Index) -> dict[str, str]:
     """Return the dtype and the row shape of each column, or its Arrow type if it has no dtype or no part is here."""
     here = _first_here(path, index)
     kinds = dict(index.schema)
-    if here is not None:
+    if here is not None and index.mode == "columns":
         try:
             batch, _ = open_part(path, index.shards[here])
         except (PackedDataError, OSError):
@@ -85,16 +89,15 @@ def _kind(field: pa.Field) -> str:
     return str(field.type) if dtype is None else dtype + str(list(shape_of(field)) or "")
 
 
-def _first_rows(path: str, index: Index, records: int) -> list[str]:
-    """Return a line for each of the first rows of the first part that is here."""
+def _first_rows(path: str, index: Index) -> Iterator[str]:
+    """Yield a line for each row of the first part that is here."""
     number = _first_here(path, index)
-    if number is None or not records:
-        return []
+    if number is None:
+        return
     shard = index.shards[number]
     begin = sum(before.rows for before in index.shards[:number])
     batch, arrays = open_part(path, shard, index.schema)
-    lines = []
-    for at in range(min(records, shard.rows)):
+    for at in range(shard.rows):
         values = {
             name: _numbers(arrays[name][0], arrays[name][1][at])
             if name in arrays
@@ -102,8 +105,27 @@ def _first_rows(path: str, index: Index, records: int) -> list[str]:
             for name, _ in index.schema
         }
         texts = (f"{name} {_text(value)}" for name, value in values.items())
-        lines.append(f"row {begin + at:,}: " + ", ".join(texts))
-    return lines
+        yield f"row {begin + at:,}: " + ", ".join(texts)
+
+
+def _first_records(path: str, index: Index) -> Iterator[str]:
+    """Yield a line for each record of a packed set. Its payload is read and checked."""
+    for shard in index.shards:
+        with opened(path, shard) as fd:
+            yield from _records(path, index, shard, fd)
+
+
+def _records(path: str, index: Index, shard: Shard, fd: int) -> Iterator[str]:
+    table = read_table(path, index, shard, fd, columns=["source"])
+    sources = chain.from_iterable(batch.column("source") for batch in table.extras)
+    for row, source in enumerate(sources):
+        length, label = int(table.lengths[row]), int(table.labels[row])
+        payload = read_piece(path, shard, fd, int(table.begins[row]), length)
+        if fault := fault_of(payload, table, row):
+            raise PackedDataError(path, fault, shard=shard.name, record=row)
+        name = index.classes[label] if 0 <= label < len(index.classes) else ""
+        where = f"{os.path.join(path, shard.name)}, record {row} ({source.as_py()})"
+        yield f"{where}: {size_text(length)}, label {label} {name}".rstrip()
 
 
 def _numbers(dtype: str, stored: Any) -> NDArray[Any]:

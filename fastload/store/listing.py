@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastload.datasets.manifest import INDEX
-from fastload.datasets.packed.inspecting import counted, size_text
+from fastload.datasets.packed.texts import counted, size_text
 from fastload.store.inspecting import columns_of, ownership
 from fastload.store.parts import is_here
 from fastload.store.root import StoredSet, sets
@@ -74,7 +74,7 @@ def _listed(found: StoredSet) -> dict[str, Any]:
         "age_s": round(max(0.0, age), 1),
         "temporary": bool(ownership(index)),
         "owner": ownership(index),
-        "columns": columns_of(path, index) if index.mode == "columns" else dict(index.schema),
+        "columns": columns_of(path, index),
     }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from fastload._kit.disk import open_file
 from fastload.datasets.manifest import Shard, described, expect_size
-from fastload.datasets.packed.shard_file import Sink
+from fastload.datasets.packed.shard_file import ShardFile
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
@@ -30,20 +30,10 @@ def write_part(
     Raises OSError, and StoreFullError if the file system has no room. The file is then deleted.
     """
     expect_room(path, batch.nbytes)
-    sink = Sink(path, checksum=checksum)
-    try:
-        with room_for(path, batch.nbytes):
-            with pa.ipc.new_file(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            if durable:
-                os.fsync(sink.fd)
-            sink.close()
-    except BaseException:
-        sink.close()
-        with suppress(OSError):
-            os.unlink(path)
-        raise
-    return Shard(os.path.basename(path), batch.num_rows, sink.at, sink.checksum, node=node)
+    how = {"checksum": checksum, "durable": durable}
+    with room_for(path, batch.nbytes), ShardFile(path, batch.schema, **how) as file:
+        file.append(batch)
+        return replace(file.complete(), node=node)
 
 
 def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, row: int) -> Any:

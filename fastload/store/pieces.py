@@ -1,50 +1,158 @@
-"""The bytes of a part of a set of columns, in pieces, checked against the checksum of its file."""
+"""The bytes of a shard of a set, in pieces that are checked against its checksums. Threads read several shards."""
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
+import numpy as np
+from tqdm import tqdm
+
+from fastload._kit.disk import preadv
+from fastload._kit.pool import in_order
 from fastload.datasets.manifest import Index, Shard, expect_size, read_index
-from fastload.datasets.packed.pieces import opened, read_piece
+from fastload.datasets.packed.format import fault_of, packed_index, read_table
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.root import this_node
 
 PIECE_BYTES = 4 * 2**20
+Result = TypeVar("Result")
+Pieces = Callable[[list[str] | None], Iterator[memoryview]]
+"""Returns the pieces of a shard; see `pieces`."""
 
 
-def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
-    """Yield the bytes of a part, in order.
+def read_set(path: str) -> Index:
+    """Read the index of a set of either kind. Raises FileNotFoundError and `PackedDataError`."""
+    index = read_index(path)
+    return index if index.mode == "columns" else packed_index(path, index)
 
-    Raises `PackedDataError` after the last piece if the CRC-32 of the file is not that of the index. If the index has
-    none, the file is checked as far as `open_part` can, before the first piece.
+
+def each(
+    use: Callable[[Shard, Pieces], Result],
+    path: str,
+    index: Index,
+    shards: Sequence[Shard],
+    *,
+    workers: int | None,
+    progress: bool,
+    what: str,
+) -> Iterator[tuple[Shard, Result]]:
+    """Yield shards of the set at `path`, in order, with what `use` returns for each. Threads call `use`.
+
+    The bar advances by the bytes of each shard. If the caller stops, each thread ends after its present piece.
     """
-    if shard.checksum is None:
-        open_part(path, shard, index.schema, full=True)
+    stopped = False
+
+    def used(shard: Shard) -> Result:
+        def checked(bad: list[str] | None = None) -> Iterator[memoryview]:
+            for piece in pieces(path, index, shard, bad):
+                if stopped:
+                    raise InterruptedError(errno.EINTR, "stopped", os.path.join(path, shard.name))
+                yield piece
+
+        return use(shard, checked)
+
+    with (
+        in_order(used, shards, workers) as results,
+        tqdm(
+            desc=what,
+            total=sum(shard.bytes for shard in shards),
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=None if progress else True,  # None: hidden unless standard error is a terminal
+        ) as bar,
+    ):
+        try:
+            for shard, result in zip(shards, results, strict=True):
+                bar.update(shard.bytes)
+                yield shard, result
+        finally:
+            stopped = True  # before the pool waits for calls in progress
+
+
+def pieces(
+    path: str, index: Index, shard: Shard, bad: list[str] | None = None
+) -> Iterator[memoryview]:
+    """Yield the bytes of a shard of the set at `path`, in order. A piece is valid until the next one is requested.
+
+    Raises `PackedDataError` if a byte is wrong or missing, after the last piece at the latest. A wrong payload is
+    raised before it is yielded, or if there is a list `bad`, described there. If a shard of columns has no checksum,
+    its form is checked, as far as `open_part` can.
+    """
     with opened(path, shard) as fd:
-        size = os.fstat(fd).st_size
-        expect_size(path, shard, size)
+        expect_size(path, shard, os.fstat(fd).st_size)
+        if index.mode != "columns":
+            yield from _of_payloads(path, index, shard, fd, bad)
+            return
+        if shard.checksum is None:
+            open_part(path, shard, index.schema, full=True)
         found = 0
-        for begin in range(0, size, PIECE_BYTES):
-            piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, size - begin))
+        for begin in range(0, shard.bytes, PIECE_BYTES):
+            piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, shard.bytes - begin))
             if shard.checksum is not None:
                 found = zlib.crc32(piece, found)
             yield piece
-    if shard.checksum is not None and found != shard.checksum:
+    if shard.checksum not in (None, found):
         reason = (
             f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}. It is damaged"
         )
         raise PackedDataError(path, reason, shard=shard.name)
 
 
-def read_columns_index(path: str) -> Index:
-    """Read the index of a set of columns. Raises FileNotFoundError and `PackedDataError`, also if it has payloads."""
-    index = read_index(path)
-    if index.mode != "columns":
-        raise PackedDataError(path, "this is a packed set, not a set of columns")
-    return index
+def _of_payloads(
+    path: str, index: Index, shard: Shard, fd: int, bad: list[str] | None
+) -> Iterator[memoryview]:
+    table = read_table(path, index, shard, fd, columns=["source"])
+    checksum = at = row = 0
+    for number, (start, length) in enumerate((*shard.payload, (shard.bytes, 0))):
+        columns = read_piece(path, shard, fd, at, start - at)
+        checksum = zlib.crc32(columns, checksum)
+        yield columns
+        payload = read_piece(path, shard, fd, start, length)
+        end = int(table.batch_ends[number]) if number < len(shard.payload) else row
+        for record in range(row, end):
+            begin = int(table.begins[record]) - start
+            fault = fault_of(payload[begin : begin + int(table.lengths[record])], table, record)
+            if fault and bad is None:
+                raise PackedDataError(path, fault, shard=shard.name, record=record)
+            if fault and bad is not None:
+                source = table.extras[number].column("source")[record - row].as_py()
+                bad.append(f"{os.path.join(path, shard.name)}, record {record} ({source}): {fault}")
+        yield payload
+        at, row = start + length, end
+    if checksum != shard.checksum:
+        raise PackedDataError(path, "the file changed while it was read", shard=shard.name)
+
+
+@contextmanager
+def opened(path: str, shard: Shard) -> Iterator[int]:
+    """Yield a descriptor of a shard. Raises `PackedDataError` if the file is missing."""
+    try:
+        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise PackedDataError(path, "the file is missing", shard=shard.name) from error
+    try:
+        yield fd
+    except OSError as error:
+        error.filename = error.filename or os.path.join(path, shard.name)  # a read does not name it
+        raise
+    finally:
+        os.close(fd)
+
+
+def read_piece(path: str, shard: Shard, fd: int, offset: int, length: int) -> memoryview:
+    """Return `length` bytes of a shard. Raises `PackedDataError` if the file ends before them, and OSError."""
+    piece = np.empty(length, np.uint8).data
+    if preadv(fd, piece, offset) < length:
+        reason = f"the file ends before byte {offset + length:,}. It was cut off"
+        raise PackedDataError(path, reason, shard=shard.name)
+    return piece
 
 
 def parts_elsewhere(path: str, index: Index) -> dict[str, list[Shard]]:

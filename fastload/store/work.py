@@ -91,7 +91,7 @@ class Work:
             with open_file(self._name(f"{fingerprint}.json")) as file:
                 about = json.load(file)
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about.pop("schema"))))
-            shard = Shard(**{**about, "payload": ()})
+            shard = Shard.of(about)
             there = not shard.rows or os.path.getsize(self._part(fingerprint)) == shard.bytes
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             return None

@@ -29,8 +29,8 @@ from torch.utils.data import default_collate
 
 from fastload import DataLoader
 from fastload.cli import main
-from fastload.datasets.packed import staging
 from fastload.errors import PackedDataError, StateError
+from fastload.store import staging
 from tests.files import files, flip
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice

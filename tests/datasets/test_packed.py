@@ -37,7 +37,6 @@ import pyarrow.dataset
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed.packing import pack
-from fastload.datasets.packed.shard_file import Sink
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
 from tests.children import run_python
@@ -452,12 +451,6 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
             writer.add(bytes(12), label=0, height=2, width=2, age=3)
         writer.add(bytes(12), label=0, height=2, width=2)
     assert len(PackedDataset(tmp_path / "s")) == 1
-
-
-def test_a_shard_s_file_is_closed_once(tmp_path: Path) -> None:
-    sink = Sink(str(tmp_path / "s"))
-    for _ in range(2):
-        sink.close()
 
 
 # ---- other tools ----

@@ -22,10 +22,10 @@ from click.testing import CliRunner
 pytest.importorskip("pyarrow")
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed.format import read_packed_index
-from fastload.datasets.packed.passes import Checks, each
-from fastload.datasets.packed.staging import stage
 from fastload.errors import PackedDataError
+from fastload.store import pieces
+from fastload.store.staging import stage
+from fastload.store.verifying import faults_of
 from tests.children import Python
 from tests.contracts.sets import SetContract
 from tests.files import files, flip
@@ -127,23 +127,25 @@ def test_a_users_error_is_one_sentence(
     assert said in result.output
 
 
-def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
+def test_ctrl_c_ends_each_thread_after_its_present_piece(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shard may take minutes to copy or to check."""
-    index = read_packed_index(str(source))
+    index = pieces.read_set(str(source))
     begun = threading.Barrier(3)
     first, *_ = index.shards
 
-    def pieces(_: str, __: Any, shard: Any) -> Iterator[memoryview]:
+    def endless(_: str, __: Any, shard: Any, bad: Any) -> Iterator[memoryview]:
         if shard is first:
             return
         begun.wait(30)
         while True:
             yield memoryview(b"")
 
-    checks = Checks(str(source), index, index.shards[:3], pieces)
-    passed: Any = each(checks, workers=2, progress=False, what="Verifying")
+    monkeypatch.setattr(pieces, "pieces", endless)
+    how: Any = {"workers": 2, "progress": False, "what": "Verifying"}
+    passed: Any = pieces.each(faults_of, str(source), index, index.shards[:3], **how)
     next(passed)
     begun.wait(30)
     with pytest.raises(KeyboardInterrupt):
         passed.throw(KeyboardInterrupt())
-    assert checks.stopped

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import shutil
@@ -33,8 +32,8 @@ import pyarrow as pa
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
-from fastload.datasets.packed.verifying import verify
 from fastload.errors import PackedDataError
+from fastload.store.verifying import verify
 from tests.promises.damaged_files import fitted, with_checksum
 
 ROOT = Path(__file__).parents[2]
@@ -193,60 +192,33 @@ def test_the_loader_gives_the_error_in_its_place_with_shard_record_and_source(
         assert [label for _, label, _ in next(batches)] == [10, 11]
 
 
-def test_verify_names_every_bad_record_and_shard_once(packed: Path) -> None:
+def test_verify_names_every_bad_record_and_shard_once(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert verify(packed).bad == []
-    assert verify(packed).records == 12
+    assert verify(packed).rows == 12
     ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
     with open(packed / SHARD, "r+b") as file:
         os.pwrite(file.fileno(), b"\xff", start + 30)
         os.pwrite(file.fileno(), b"\xff", start + 99)
     (packed / "shard-00002.arrow").unlink()
+    looks: list[str] = []
+
+    def counted(path: str, index: Any, shard: Any, *arguments: Any, **keywords: Any) -> Any:
+        looks.append(shard.name)
+        return packed_format.read_table(path, index, shard, *arguments, **keywords)
+
+    monkeypatch.setattr("fastload.store.pieces.read_table", counted)
     said: list[str] = []
     found = verify(packed, workers=2, say=said.append)
     assert said == found.bad
+    assert sorted(looks) == ["shard-00000.arrow", SHARD]
     places = [text.partition(": ")[0].removeprefix(f"{packed}") for text in found.bad]
     assert places == [
         f"/{SHARD}, record 1 (5.bin)",
         f"/{SHARD}, record 3 (7.bin)",
         ", shard shard-00002.arrow",
     ]
-
-
-@pytest.mark.parametrize("damage", ["payloads", "columns", "disk"])
-def test_the_more_is_bad_the_longer_is_the_list_and_not_each_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    """Reading a shard's columns takes time by their length: once for each bad record, or run of them, is quadratic."""
-    records, workers = 700, 2
-    with PackedWriter(tmp_path / "set", mode="encoded") as writer:
-        for k in range(records):
-            writer.add(b"four", label=k, source=f"{k}.bin")
-    (shard,) = manifest.read_index(str(tmp_path / "set")).shards
-    ((start, length),) = shard.payload
-    with open(tmp_path / "set" / shard.name, "r+b") as file:
-        if damage == "payloads":
-            os.pwrite(file.fileno(), bytes(length), start)
-        elif damage == "columns":
-            os.pwrite(file.fileno(), b"\xff", start + length + 64)
-    looks = []
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        looks.append(1)
-        if damage == "disk":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return packed_format.read_table(*arguments, **keywords)
-
-    for module in ("shards", "reader"):
-        monkeypatch.setattr(f"fastload.datasets.packed.{module}.read_table", counted)
-    found = verify(tmp_path / "set", workers=workers)
-    assert found.records == records
-    if damage == "payloads":
-        assert len(found.bad) == records
-        assert all(f"({k}.bin): the payload" in text for k, text in enumerate(found.bad))
-    else:
-        (text,) = found.bad
-        assert shard.name in text
-    assert 1 <= len(looks) <= 2 * workers  # each for the records, and for their names
 
 
 # ---- versions ----
@@ -322,7 +294,7 @@ def test_an_index_that_cannot_be_says_what(
     changed = with_checksum(text.replace(before.encode(), after.encode(), 1))
     (tmp_path / "index.json").write_bytes(changed)
     with pytest.raises(PackedDataError, match="index.json") as caught:
-        packed_format.read_packed_index(str(tmp_path))
+        packed_format.packed_index(str(tmp_path), manifest.read_index(str(tmp_path)))
     assert message in str(caught.value)
 
 

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed.inspecting import inspect
 from fastload.datasets.packed.packing import pack
-from fastload.datasets.packed.verifying import verify
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import decode_pixels
+from fastload.store.inspecting import inspect
+from fastload.store.verifying import verify
 from tests.contracts.sets import at_change, call, killed
 
 ARGUMENTS: dict[str, Any] = {"mode": "raw", "max_size": 8, "shard_mb": 0.00025, "on_error": "skip"}
@@ -374,13 +374,13 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     assert f"3 inputs left out: see {path}/rejected.txt" in result.output
     result = call("set", "verify", path)
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("All records are valid.\n")
+    assert result.output.endswith("All checked parts are valid.\n")
     result = call("set", "inspect", path, "--records", "2")
     assert result.exit_code == 0
     assert result.output.strip() == inspect(path, records=2)
     for told in (
-        "17 records, mode jpeg, 3 classes",
-        "payload large_binary",
+        "17 rows, mode jpeg, 3 classes",
+        "column payload: large_binary",
         "record 1 (cat/1.png)",
         "max_size 8",
     ):
@@ -391,7 +391,7 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     result = call("set", "verify", path, "--workers", "0")
     assert result.exit_code == 1
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
-    assert "1 shards or records are damaged" in result.output
+    assert "1 parts or records are damaged" in result.output
     assert verify(path).bad == [result.output.splitlines()[0]]
 
 

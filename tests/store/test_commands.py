@@ -32,7 +32,6 @@ import torch
 
 from fastload import store
 from fastload.cli import main
-from fastload.datasets import PackedWriter
 from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError
 from fastload.store import pieces
@@ -268,18 +267,6 @@ def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_
     assert result.exit_code == 2
     assert "the name of a set must have 1 to 128 letters" in result.output
     assert not (tmp_path / "my set").exists()
-
-
-def test_a_packed_set_is_not_taken_for_columns(tmp_path: Path) -> None:
-    with PackedWriter(tmp_path / "packed", mode="encoded") as writer:
-        writer.add(b"bytes", label=0, source="a.bin")
-    for run in (verify, lambda path: stage(path, tmp_path / "copy")):
-        with pytest.raises(PackedDataError, match="this is a packed set, not a set of columns"):
-            run(tmp_path / "packed")
-    for command in ("verify", "inspect"):
-        assert call(command, tmp_path / "packed").exit_code == 0
-    assert "mode encoded" in call("set", "inspect", tmp_path / "packed").output
-    assert "mode encoded" not in call("set", "ls", "--root", tmp_path).output
 
 
 # ---- gc ----

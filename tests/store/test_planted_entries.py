@@ -21,7 +21,6 @@ from fastload import store
 from fastload._kit.disk import locked_path
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, REJECTED, STAGING, read_index
-from fastload.datasets.packed.staging import stage as stage_packed
 from fastload.errors import PackedDataError
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage
@@ -72,7 +71,7 @@ def test_staging_writes_through_no_link(
 ) -> None:
     source = (make if kind == "columns" else make_packed)(tmp_path / "set")
     plant(tmp_path / "copy" / STAGING / name, mine)
-    (stage if kind == "columns" else stage_packed)(source, tmp_path / "copy")
+    stage(source, tmp_path / "copy")
     assert mine.read_bytes() == MINE
     assert files(tmp_path / "copy") == files(source)
     assert not (tmp_path / "copy" / PART).is_symlink()
@@ -166,7 +165,7 @@ def test_rejected_txt_is_copied_only_if_it_is_a_file(
     (source / REJECTED).unlink()
     plant(source / REJECTED, mine)
     said: list[str] = []
-    stage_packed(source, tmp_path / "copy", say=said.append)
+    stage(source, tmp_path / "copy", say=said.append)
     assert sorted(files(tmp_path / "copy")) == [INDEX, PART]
     (text,) = said
     assert text.startswith(f"{source / REJECTED}: ")

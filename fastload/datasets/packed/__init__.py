@@ -1,7 +1,7 @@
 """Packed sets: many records in few Arrow files. They need the extra `arrow`; images need `images` too.
 
 `format` knows the bytes on disk. `reader` is the dataset. `writer` writes all sets. `sources` are the inputs of
-packing. `packing`, `inspecting`, `verifying` and `staging` are the commands.
+`packing`. `fastload.store` verifies, describes and copies sets of both kinds.
 """
 
 from typing import TYPE_CHECKING, Any

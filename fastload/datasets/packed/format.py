@@ -35,7 +35,6 @@ from fastload.datasets.manifest import (
     Shard,
     described,
     expect_size,
-    read_index,
 )
 from fastload.errors import PackedDataError
 
@@ -132,13 +131,8 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     return pa.ipc.read_schema(schema.serialize())  # as a file returns it: maps lose names
 
 
-def read_packed_index(path: str) -> Index:
-    """Read and check the index of the packed set at `path`.
-
-    Raises FileNotFoundError if the index is missing. Raises `PackedDataError` if it is damaged, of another version, or
-    of a set of columns.
-    """
-    index = read_index(path)
+def packed_index(path: str, index: Index) -> Index:
+    """Return the index of the set at `path`. Raises `PackedDataError` if it is not that of a packed set."""
     if index.mode not in MODES:
         raise PackedDataError(path, "this is a set of columns. Read it with fastload.store.get()")
     own = described(schema_of(index.mode))

@@ -16,8 +16,8 @@ import fastload
 from fastload._kit.pool import in_order
 from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
-from fastload.datasets.packed.inspecting import counted, size_text
 from fastload.datasets.packed.sources import Input, open_source
+from fastload.datasets.packed.texts import counted, size_text
 from fastload.datasets.packed.writer import PackedWriter
 from fastload.errors import DecodeError
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices
-from fastload.datasets.packed.format import Table, read_packed_index, read_table, schema_of
+from fastload.datasets.manifest import read_index
+from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads, Verify
 from fastload.datasets.packed.shards import OpenFile, Shards
 from fastload.errors import DecodeError, PackedDataError
@@ -94,7 +95,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
         # The working directory may change before a shard is opened.
         self.path = os.path.abspath(path)
-        self._index = index = read_packed_index(self.path)
+        self._index = index = packed_index(self.path, read_index(self.path))
         own = len(schema_of(index.mode))
         known = [name for name, _ in index.schema[own:]]
         if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):

@@ -7,28 +7,21 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload._kit.disk import lock, sync_folder, write_file
-from fastload.datasets.manifest import (
-    INDEX,
-    REJECTED,
-    Index,
-    Mode,
-    Shard,
-    described,
-    dump_index,
-    shard_name,
-)
+from fastload._kit.disk import sync_folder
+from fastload.datasets.manifest import INDEX, Index, Mode, Shard, described, shard_name
 from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
+from fastload.datasets.packed.unfinished import Unfinished, content
 from fastload.errors import PackedDataError
 
-_WORK = ".packing"
+_ARGUMENTS = "arguments.json"
 
 
 class PackedWriter:
@@ -100,11 +93,13 @@ class PackedWriter:
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
-        self._waiting_bytes = 0  # of the waiting rows' payloads and extra columns
+        # Bytes of payloads and extra columns: of waiting rows, and of those in the file.
+        self._waiting_bytes = self._written_bytes = 0
         self._file: ShardFile | None = None
-        self._work = os.path.join(self.path, _WORK)
-        self._lock = -1
+        self._folder = Unfinished(self.path, ".packing")
+        self._lock = ExitStack()
         self._index: Index | None = None
+        self._is_open = False
         self._begin()
 
     @property
@@ -124,7 +119,7 @@ class PackedWriter:
         **extras: Any,
     ) -> None:
         """Append a record. `height` and `width` are for raw pixels, `extras` are the values of extra columns."""
-        if self._lock < 0:
+        if not self._is_open:
             raise ValueError(f"{self.path}: the writer is closed, so nothing can be added")
         payload = bytes(payload)  # copy a view now: its owner may reuse the memory
         number = self._inputs
@@ -153,8 +148,7 @@ class PackedWriter:
         self._inputs += 1
         self._rows.append((payload, *sides, label, name, zlib.crc32(payload), *values))
         self._waiting_bytes += len(payload) + sum(map(_nbytes, values))
-        written = self._file.record_bytes if self._file else 0
-        full = written + self._waiting_bytes >= self.shard_bytes
+        full = self._written_bytes + self._waiting_bytes >= self.shard_bytes
         if full or self._waiting_bytes >= BATCH_BYTES or len(self._rows) >= BATCH_RECORDS:
             self._flush()
         if full:
@@ -187,19 +181,15 @@ class PackedWriter:
         index = Index(
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
-        if self.rejected:
-            lines = "".join(
-                f"{' '.join(source.splitlines())}\t{reason}\n" for source, reason in self.rejected
-            )
-            self._publish(REJECTED, os.fsencode(lines))
-        known = {shard.name for shard in self.shards}
-        for name in os.listdir(self.path):
-            if _is_shard(name) and name not in known:  # renamed, but not yet listed before a kill
-                os.unlink(os.path.join(self.path, name))
-        self._publish(INDEX, dump_index(index))
+        lines = "".join(
+            f"{' '.join(source.splitlines())}\t{reason}\n" for source, reason in self.rejected
+        )
+        for name in {*self._folder.shards()} - {shard.name for shard in self.shards}:
+            os.unlink(self._folder.name(name))  # renamed, but not yet listed before a kill
+        self._folder.finish(index, os.fsencode(lines))
         self._index = index
-        shutil.rmtree(self._work)
-        self._unlock()
+        shutil.rmtree(self._folder.note())
+        self._close()
         return index
 
     def abandon(self) -> None:
@@ -208,7 +198,11 @@ class PackedWriter:
             self._file.discard()
             self._file = None
         self._rows.clear()
-        self._unlock()
+        self._close()
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._lock.close()
 
     def __enter__(self) -> PackedWriter:
         return self
@@ -223,26 +217,19 @@ class PackedWriter:
     # ---- beginning, and beginning again ----
 
     def _begin(self) -> None:
-        os.makedirs(self._work, exist_ok=True)
-        self._lock = os.open(os.path.join(self._work, "lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            lock(self._lock, wait=False)
+            self._lock.enter_context(self._folder.locked(wait=False))
+        except BlockingIOError as error:
+            error.filename, error.strerror = self.path, "another process packs into this folder"
+            raise
+        self._is_open = True
+        try:
             self._take_over()
-        except BaseException as error:
-            self._unlock()
-            if isinstance(error, BlockingIOError):
-                error.filename, error.strerror = self.path, "another process packs into this folder"
+        except BaseException:
+            self._close()
             raise
 
     def _take_over(self) -> None:
-        if os.path.exists(os.path.join(self.path, INDEX)):
-            # A writer was killed between writing the index and this, or a set existed before.
-            shutil.rmtree(self._work)
-            raise FileExistsError(
-                17,
-                "the folder already holds a packed set. Remove it, or name another folder",
-                self.path,
-            )
         wanted = {
             "mode": self.mode,
             "classes": list(self.classes),
@@ -250,39 +237,40 @@ class PackedWriter:
             "made": self.made,
             "shard_bytes": self.shard_bytes,
         }
-        note = os.path.join(self._work, "arguments.json")
-        if os.path.exists(note):
-            with open(note, encoding="utf-8") as file:
-                found = json.load(file)
-            if found != json.loads(json.dumps(wanted)):
-                differing = [name for name in wanted if found.get(name) != wanted[name]]
-                raise FileExistsError(
-                    17,
-                    f"packing into this folder with other arguments ({', '.join(differing)}) was stopped. Give the "
-                    "same arguments, delete the folder, or choose another",
-                    self.path,
-                )
-        elif any(map(_is_shard, os.listdir(self.path))):
-            shutil.rmtree(self._work)
+        found = content(self._folder.note(_ARGUMENTS))
+        reason = ""
+        if os.path.exists(self._folder.name(INDEX)):
+            # A writer was killed between writing the index and this, or a set existed before.
+            reason = "the folder already holds a packed set. Remove it, or name another folder"
+        elif found is None and self._folder.shards():
+            reason = (
+                "the folder holds shards without an index. Delete them, or choose another folder"
+            )
+        if reason:
+            shutil.rmtree(self._folder.note())
+            raise FileExistsError(17, reason, self.path)
+        if found is None:
+            self._folder.publish(self._folder.note(_ARGUMENTS), json.dumps(wanted).encode())
+        elif (others := json.loads(found)) != wanted:
+            differing = [name for name in wanted if others.get(name) != wanted[name]]
             raise FileExistsError(
                 17,
-                "the folder holds shards without an index. Delete them, or choose another folder",
+                f"packing into this folder with other arguments ({', '.join(differing)}) was stopped. Give the "
+                "same arguments, delete the folder, or choose another",
                 self.path,
             )
-        else:
-            self._publish(os.path.join(_WORK, "arguments.json"), json.dumps(wanted).encode())
-        while self._take_over_shard(len(self.shards)):
+        while self._take_over_shard(self._note_of(len(self.shards))):
             pass
 
-    def _take_over_shard(self, number: int) -> bool:
-        try:
-            with open(os.path.join(self._work, f"{number}.json"), encoding="utf-8") as file:
-                about = json.load(file)
-        except FileNotFoundError:
+    def _note_of(self, number: int) -> str:
+        return self._folder.note(f"{number}.json")
+
+    def _take_over_shard(self, note: str) -> bool:
+        if (found := content(note)) is None:
             return False
-        extents = tuple((start, length) for start, length in about["shard"].pop("payload"))
-        shard = Shard(**about["shard"], payload=extents)
-        file_name = os.path.join(self.path, shard.name)
+        about = json.loads(found)
+        shard = Shard.of(about["shard"])
+        file_name = self._folder.name(shard.name)
         if not os.path.exists(file_name) or os.path.getsize(file_name) != shard.bytes:
             return False
         self.shards.append(shard)
@@ -310,9 +298,10 @@ class PackedWriter:
         ]
         batch = pa.record_batch([payload, *columns], schema=self.schema)
         if self._file is None:
-            name = os.path.join(self._work, shard_name(len(self.shards)))
-            self._file = ShardFile(name, self.schema)
-        self._file.write(batch, self._waiting_bytes)
+            name = self._folder.note(shard_name(len(self.shards)))
+            self._file = ShardFile(name, self.schema, payloads=True)
+        self._file.append(batch)
+        self._written_bytes += self._waiting_bytes
         self._rows, self._waiting_bytes = [], 0
 
     def _joined(self, payloads: Sequence[bytes], nbytes: int) -> NDArray[np.uint8]:
@@ -325,28 +314,16 @@ class PackedWriter:
 
     def _end_shard(self) -> None:
         assert self._file is not None
-        shard = self._file.close()
-        os.replace(self._file.name, os.path.join(self.path, shard.name))
+        shard = self._file.complete()
+        os.replace(self._file.name, self._folder.name(shard.name))
         sync_folder(self.path)
-        self._file = None
-        self.shards.append(shard)
+        self._file, self._written_bytes = None, 0
         self.done = self._inputs
         rejected = self.rejected[self._kept :]
         about = {"shard": vars(shard), "done": self.done, "rejected": rejected}
         self._kept = len(self.rejected)
-        self._publish(
-            os.path.join(_WORK, f"{len(self.shards) - 1}.json"), json.dumps(about).encode()
-        )
-
-    def _publish(self, name: str, content: bytes) -> None:
-        """Write a file that exists completely or not at all, even after a power loss."""
-        partial = os.path.join(self._work, "partial")
-        write_file(os.path.join(self.path, name), content, partial=partial)
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._folder.publish(self._note_of(len(self.shards)), json.dumps(about).encode())
+        self.shards.append(shard)
 
 
 def _nbytes(value: Any) -> int:
@@ -363,7 +340,3 @@ def _nbytes(value: Any) -> int:
             return 8 * len(value)
         return sum(map(_nbytes, value))
     return int(getattr(value, "nbytes", 8))
-
-
-def _is_shard(name: str) -> bool:
-    return name.startswith("shard-") and name.endswith(".arrow")
