@@ -282,28 +282,25 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
     # while Python ends, and one that releases a tensor aborts the process.
     importlib.import_module("torch.distributed.nn.functional")
     _groups_begun += 1
-    with rendezvous(rank, os.environ, timeout_s=timeout_s, number=_groups_begun) as (
-        shared,
-        met_by,
-    ):
-        store = PrefixStore(f"fastload/{_groups_begun}", shared)
-        _name_interface(rank, store)
-        try:
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=rank.rank,
-                world_size=rank.world_size,
-                timeout=timedelta(seconds=timeout_s),
-            )
-            on_node = _gather_affinities(rank, store, timedelta(seconds=timeout_s))
-        except (DistError, RuntimeError) as error:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            raise RendezvousError(
-                f"{rank} cannot form the process group of {rank.world_size} ranks (backend {backend}, by {met_by}, "
-                f"time limit {timeout_s:g} s): {error}"
-            ) from error
+    shared, met_by = rendezvous(rank, os.environ, timeout_s=timeout_s, number=_groups_begun)
+    store = PrefixStore(f"fastload/{_groups_begun}", shared)
+    _name_interface(rank, store)
+    try:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        on_node = _gather_affinities(rank, store, timedelta(seconds=timeout_s))
+    except (DistError, RuntimeError) as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise RendezvousError(
+            f"{rank} cannot form the process group of {rank.world_size} ranks (backend {backend}, by {met_by}, "
+            f"time limit {timeout_s:g} s): {error}"
+        ) from error
     before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
     return _Joined(rank, backend, met_by, on_node, abort, before, store)
 
