@@ -7,7 +7,7 @@ Otherwise it runs the sampler again. It reads no sample for either.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,14 +26,12 @@ from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
 from fastload.order.drawing import MIXED, Drawing
-from fastload.order.order import Order
-from fastload.order.partition import partition
+from fastload.order.order import Order, draw_seed
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, rank_sampler, single_sampler
 from fastload.order.state import SampledState, as_int, known_length
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
-from fastload.telemetry import Recorder
 
 
 class _Delivered(NamedTuple):
@@ -56,10 +54,10 @@ class SampledOrder(Order):
     """The batches of one epoch of a map-style dataset, in its sampler's order.
 
     Args:
-        sampler: torch's "index sampler": of batches, or of indices without batching.
+        settings: the loader's arguments.
         make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
-        initial, rank: see `Order`.
-        modules: see `Drawing`.
+        initial, place: see `Order`.
+        seed: that of the random streams. None: draw what torch draws, in the same order.
         resume: a state that passed `state.check`. The order begins after the last batch that it counts.
 
     Raises StateError if the sampler gives other indices than when the state was saved.
@@ -70,17 +68,20 @@ class SampledOrder(Order):
 
     def __init__(
         self,
-        sampler: Any,
+        settings: Settings,
         make_batch: Callable[..., Batch],
         initial: SampledState,
         *,
-        rank: int,
-        modules: Callable[[], Collection[str]],
-        resume: SampledState | None = None,
+        seed: int | None,
+        resume: SampledState | None,
+        **place: Any,
     ) -> None:
-        super().__init__(initial, rank=rank)
+        super().__init__(initial, **place)
         self._make_batch = make_batch
-        self._sampler = sampler
+        self._sampler = sampler = settings.sampler
+        if seed is None and settings.num_workers:
+            iter(sampler)  # as in torch: a draw in `__iter__` itself happens twice
+            seed = draw_seed(settings)
         start = resume or initial
         self._ordinal = start.batches
         # Rounded up: it is not a multiple only at the end of an epoch, and nothing follows there.
@@ -89,7 +90,7 @@ class SampledOrder(Order):
         self.progress = _Delivered(
             start.batches,
             self._position,
-            start.checksum if start.checksum_on_rank == rank else None,
+            start.checksum if start.checksum_on_rank == self._rank else None,
             dict.fromkeys(start.ahead),
             start.draws,
             start.sampler_state,
@@ -99,40 +100,31 @@ class SampledOrder(Order):
         # Torch's RandomSampler draws a seed at its first batch, and from then on from a generator that is all its own.
         self._draws_once = _is_random(sampler) and single_sampler(sampler).generator is None
         self._has_drawn = False
-        self._drawing = Drawing(initial.seed if draws else None, self.epoch, start.draws, modules)
+        keyed = initial.seed if draws else None
+        self._drawing = Drawing(keyed, self.epoch, start.draws, settings.modules)
         if self._unasked:
             own, before = sampler_state.own_state(sampler), self._random_states()
-            self.progress = self.progress._replace(draws=[before], own=own)
             with self._drawing.entered():
                 self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
+        self.seed = draw_seed(settings) if seed is None else seed
+        if self._unasked:
+            self.progress = self.progress._replace(draws=[before, self._random_states()], own=own)
         self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
         self._tell: Callable[[Batch], None] | None = getattr(self._indices, "delivered", None)
-
-    def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """See `Order`."""
-        super().begin(seed, recorders)
-        self._placed_keys = StreamKeys(seed, self.epoch)
+        self._placed_keys = StreamKeys(self.seed, self.epoch)
         self._keys = StreamKeys(
-            seed,
+            self.seed,
             self.epoch,
             rank=self._rank,
-            world_size=self.initial.world_size,
-            block=getattr(single_sampler(self._sampler), "block", 1),
+            world_size=initial.world_size,
+            block=getattr(single_sampler(sampler), "block", 1),
         )
-        if self._unasked:
-            self._keep_draws()
 
     def is_ready(self) -> bool:
         """See `Order`. The sampler's iterator may have a method of this name."""
         return self._ready is None or self._ready()
-
-    def _keep_draws(self) -> None:
-        """Store the random states before the first index, beside those before `iter(sampler)`."""
-        had = self.progress
-        assert had.draws is not None
-        self.progress = had._replace(draws=[had.draws[0], self._random_states()])
 
     def _random_states(self) -> RandomStates:
         return sampler_state.random_states(self._sampler, keyed=self.initial.seed is not None)
@@ -164,46 +156,38 @@ class SampledOrder(Order):
 
     def __next__(self) -> Batch:
         while True:
+            draws = self.progress.draws
+            if self._unasked and draws is not None:  # the loop may have drawn since `iter(sampler)`
+                self._unasked, draws = False, [draws[0], self._random_states()]
+                self.progress = self.progress._replace(draws=draws)
+            place: dict[str, Any] = {"keys": self._keys, "recorders": self.recorders}
+            place |= {"epoch": self.epoch, "ordinal": self._ordinal, "position": self._position}
             try:
-                batch = self._next()
+                given = (
+                    next(self._indices)
+                    if draws is None or self._has_drawn
+                    else self._drawing.next(self._indices, self._ordinal)
+                )
+                self._has_drawn = self._draws_once
+                if isinstance(given, PlacedBatch):
+                    place |= {"position": given.position, "keys": self._placed_keys}
+                if draws is not None:
+                    self._checksum = sampler_state.checksum(given, self._checksum)
+                    if self._drawing.mixed:  # no state of this epoch determines its rest
+                        mixed = [{**d, "mixed": True} for d in draws]
+                        self.progress = self.progress._replace(draws=mixed)
+                batch = self._make_batch(given, **place, checksum=self._checksum)
             except StopIteration:
                 self.exhausted = True
                 raise
+            except BaseException as exc:
+                batch = Batch(0, [], size=0, **place, checksum=self._checksum)
+                batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             self._ordinal += 1
             self._position += batch.size
             if batch.ordinal not in self.progress.ahead:
                 return batch
             self.delivered(batch)
-
-    def _next(self) -> Batch:
-        if self._unasked:
-            self._keep_draws()
-            self._unasked = False
-        place: dict[str, Any] = {"keys": self._keys, "recorders": self.recorders}
-        place |= {"epoch": self.epoch, "ordinal": self._ordinal, "position": self._position}
-        try:
-            draws = self.progress.draws
-            given = (
-                next(self._indices)
-                if draws is None or self._has_drawn
-                else self._drawing.next(self._indices, self._ordinal)
-            )
-            self._has_drawn = self._draws_once
-            if isinstance(given, PlacedBatch):
-                place |= {"position": given.position, "keys": self._placed_keys}
-            if draws is not None:
-                self._checksum = sampler_state.checksum(given, self._checksum)
-                if self._drawing.mixed:  # no state of this epoch determines its rest
-                    self.progress = self.progress._replace(
-                        draws=[{**d, "mixed": True} for d in draws]
-                    )
-            return self._make_batch(given, **place, checksum=self._checksum)
-        except StopIteration:
-            raise
-        except BaseException as exc:
-            batch = Batch(0, [], size=0, **place, checksum=self._checksum)
-            batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
-            return batch
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`. The sampler's iterator may have a method of this name."""
@@ -253,13 +237,15 @@ class SampledOrder(Order):
         ).to_json()
 
 
-def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> SampledState:
+def sampled_state(
+    settings: Settings, ranks: tuple[int, int], epoch: int, sampler_epoch: int | None
+) -> SampledState:
     """Return the state of a loader of a map-style dataset at the beginning of an epoch."""
     sampler = settings.sampler
     single = single_sampler(sampler)
     size = as_int(getattr(sampler, "batch_size", None))
     batch = 1 if sampler is single and not settings.batched else size
-    _, world_size = partition(sampler, settings.dataset)
+    world_size = ranks[1]
     ours = rank_sampler(sampler)
     varies = ours is not None and ours.sources_vary
     if ours is not None:

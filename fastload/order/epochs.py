@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from fastload.memory.batch import Batch
@@ -124,43 +123,21 @@ class Epochs:
             settings: the loader's arguments.
             make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
             recorders: measure the epoch, by worker.
-            running: the seed of an order that workers have read. None: draw what torch draws, in the same order.
+            running: the seed of an order that workers have read, which persistent workers keep.
             early: begin the epoch after the latest one, while its last batches are still read.
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
-        seed = running if early else self._known_seed(settings, running)
-        if seed is None and settings.num_workers and not settings.iterable:
-            iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
-            seed = _draw(settings)
-        initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
         resume: Any = None if early else self.resume
-        order: Order
+        loaded = self._ended_seed if settings.persistent_workers and not early else None
+        seeds = settings.seed, loaded if resume is None else resume.stream_seed, running
+        seed = next((one for one in seeds if one is not None), None)
+        ranks = partition(settings.sampler, settings.dataset)
+        initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch, ranks)
+        given: Any = {"seed": seed, "resume": resume, "rank": ranks[0], "recorders": recorders}
         if settings.iterable:
-            order = LaneOrder(initial, batch_size=settings.batch_size or 1, resume=resume)
-        else:
-            order = SampledOrder(
-                settings.sampler,
-                make_batch,
-                initial,
-                rank=partition(settings.sampler, settings.dataset)[0],
-                modules=settings.modules,
-                resume=resume,
-            )
-        order.begin(_draw(settings) if seed is None else seed, recorders)
-        return order
-
-    def _known_seed(self, settings: Settings, running: int | None) -> int | None:
-        """Return the seed of the epoch's streams, or None if it is to be drawn.
-
-        Torch draws one when it starts workers. A loaded state has its own, and persistent workers keep theirs.
-        """
-        if settings.seed is not None:
-            return settings.seed
-        loaded = self._ended_seed if settings.persistent_workers else None
-        if self.resume is not None:
-            loaded = self.resume.stream_seed
-        return running if loaded is None else loaded
+            return LaneOrder(settings, initial, **given)
+        return SampledOrder(settings, make_batch, initial, **given)
 
     def began(self, order: Order) -> None:
         """Record that `order` reads the epoch from now on."""
@@ -222,13 +199,13 @@ class Epochs:
         return None
 
 
-def _draw(settings: Settings) -> int:
-    """Draw the seed of an epoch as torch draws that of its workers."""
-    drawn = torch.empty((), dtype=torch.int64).random_(generator=settings.generator)
-    return int(drawn.item())
-
-
-def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
-    """Return the state of a loader as an epoch begins."""
+def fresh_state(
+    settings: Settings,
+    number: int,
+    sampler_epoch: int | None,
+    ranks: tuple[int, int] | None = None,
+) -> State:
+    """Return the state of a loader as an epoch begins. `ranks` is what `partition` returned, if that is known."""
     make = iterable_state if settings.iterable else sampled_state
-    return make(settings, number, sampler_epoch)
+    ranks = ranks or partition(settings.sampler, settings.dataset)
+    return make(settings, ranks, number, sampler_epoch)

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 from fastload._kit.hashing import mix64
 from fastload._kit.user_errors import annotate
 from fastload.memory.batch import Batch
-from fastload.order.order import Order
-from fastload.order.partition import partition
+from fastload.order.order import Order, draw_seed
 from fastload.order.state import IterableState, as_int
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
-from fastload.telemetry import Recorder
 
 
 class LaneBatch(Batch):
@@ -58,11 +56,18 @@ class LaneOrder(Order):
     progress: _Delivered
 
     def __init__(
-        self, initial: IterableState, *, batch_size: int, resume: IterableState | None = None
+        self,
+        settings: Settings,
+        initial: IterableState,
+        *,
+        seed: int | None,
+        resume: IterableState | None,
+        **place: Any,
     ) -> None:
-        super().__init__(initial, rank=initial.rank)
+        super().__init__(initial, **place)
         start = resume or initial
-        self._batch_size = batch_size
+        self.seed = draw_seed(settings) if seed is None else seed
+        self._batch_size = settings.batch_size or 1
         self._ordinal = 0
         # With a seed, pass the epoch to each copy: persistent workers do not see `set_epoch` of the loop's dataset.
         told = None if initial.seed is None else initial.sampler_epoch
@@ -70,12 +75,7 @@ class LaneOrder(Order):
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
         self.progress = _Delivered(self._turn, tuple(start.lanes))
-
-    def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """See `Order`. Each lane has its own streams."""
-        super().begin(seed, recorders)
-        n = len(self._began)
-        mine = mix64(seed) ^ self._rank
+        n, mine = len(self._began), mix64(self.seed) ^ self._rank  # each lane has its own streams
         self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
 
     def __next__(self) -> Batch:
@@ -127,9 +127,11 @@ class LaneOrder(Order):
         ).to_json()
 
 
-def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
+def iterable_state(
+    settings: Settings, ranks: tuple[int, int], epoch: int, sampler_epoch: int | None
+) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
-    rank, world_size = partition(settings.sampler, settings.dataset)
+    rank, world_size = ranks
     batch = as_int(settings.batch_size)
     return IterableState(
         seed=settings.seed,

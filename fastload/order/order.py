@@ -6,12 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fastload.memory.batch import Batch
 from fastload.order.state import State
+from fastload.settings import Settings
 from fastload.telemetry import Recorder
 
 MAX_AHEAD = 2
 """How many of the latest batches a state can leave out."""
+
+
+def draw_seed(settings: Settings) -> int:
+    """Draw the seed of an epoch as torch draws that of its workers."""
+    drawn = torch.empty((), dtype=torch.int64).random_(generator=settings.generator)
+    return int(drawn.item())
 
 
 class Order(ABC):
@@ -20,27 +29,25 @@ class Order(ABC):
     Args:
         initial: the loader's state at the beginning of the epoch.
         rank: the rank whose part of the epoch this is.
+        recorders: measure the epoch, by worker.
 
     Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
     user code, never races.
     """
 
+    seed: int
+    """That of the random streams."""
     progress: Any
     """What was delivered. A delivery replaces it, and changes nothing in it."""
 
-    def __init__(self, initial: State, *, rank: int) -> None:
+    def __init__(self, initial: State, *, rank: int, recorders: list[Recorder]) -> None:
         self.initial = initial
         self.epoch = initial.epoch
-        self.recorders: list[Recorder] = []  # of this epoch, by worker
+        self.recorders = recorders
         self.exhausted = False  # whether the sampler has ended
         self._rank = rank
         # `progress` before the latest batches, the latest first
         self._past: tuple[Any, ...] = ()
-
-    def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """Set the seed of the random streams. From now on `next()` may be called."""
-        self.seed = seed
-        self.recorders = recorders
 
     @abstractmethod
     def __next__(self) -> Batch:
