@@ -245,7 +245,14 @@ def prepare(
         kind: Any = type(type(loader).__name__, (Prepared, type(loader)), {})
         copy = kind.__new__(kind)
         copy.__setstate__(loader.__getstate__())
-        loader = copy if copy.adopt(accelerator, device_placement) else loader
+        if copy.adopt(accelerator, device_placement):
+            loader = copy
+        else:
+            warnings.warn(
+                'fastload: with worker_method="torch", Accelerate reads this loader as one of torch\'s, and '
+                "`save_state` does not hold its position",
+                stacklevel=4,
+            )
     made = theirs(loader, device_placement, *more)
     if isinstance(loader, Prepared) and made is not loader:
         raise RuntimeError(

@@ -40,6 +40,9 @@ class TrainerMixin:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        order = cls.__mro__
+        if transformers.Trainer in order[: order.index(TrainerMixin)]:
+            raise TypeError(f"{cls.__name__}: put TrainerMixin before the Trainer among the bases")
         name, known = "skip_first_batches", (accelerate.skip_first_batches, skip_first_batches)
         modules = {kind.__module__ for kind in cls.__mro__} & sys.modules.keys() - {__name__}
         found = [

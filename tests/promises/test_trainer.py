@@ -123,6 +123,11 @@ def test_every_argument_of_the_loader_reaches_it(tmp_path: Path) -> None:
     assert {**evaluation, "drop_last": True} == train
 
 
+def test_the_mixin_must_come_first() -> None:
+    with pytest.raises(TypeError, match="put TrainerMixin before the Trainer"):
+        type("Mine", (cases.transformers.Trainer, cases.TrainerMixin), {})
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     "train_sampling_strategy" not in cases.ARGUMENTS, reason="transformers is older"
