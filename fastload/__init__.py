@@ -17,8 +17,7 @@ The way of an index, folder by folder, from what a user holds to the batch:
                   choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
                   reads, and what each owns; workers: threads that read; crew: processes that read; team: both, and
                   how they end; threads: what a thread has for itself; window: the bounded, ordered hand-off;
-                  waiting: lines of threads; pinning: the collector's work; reports: warnings and `on_stats`;
-                  epoch_counts
+                  waiting: lines of threads; pinning: the collector's work; epoch_counts: stats, and who hears them
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; remote: the batches that it
                   was sent; child: what it runs; work: what its readers share; reader: one of them; beside: what it

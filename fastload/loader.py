@@ -20,7 +20,7 @@ from fastload.engine.choices import Chosen
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.pinning import warn_of_pinning
-from fastload.engine.readers import readers_of
+from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
@@ -218,8 +218,8 @@ class DataLoader(TorchDataLoader[T]):
         if self._is_ours:
             what = Fetcher(Settings.of(self), Notices(self._warned))
             warn_of_pinning(what.settings, stacklevel=4)
-            readers = readers_of(what, self._who(what))
-            iterator = LoaderIterator(readers, self._epochs)
+            who = self._who(what)
+            iterator = LoaderIterator(READERS[who.kind](what, who), self._epochs)
             self._iterators[id(iterator)] = iterator
             with self._epochs.restoring():
                 iterator.begin()

@@ -256,7 +256,7 @@ def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line
     counts, window = EpochCounts(settings, Chosen("thread", 1), ()), Window[Any](1)
 
     def begin(epoch: int) -> None:
-        counts.begin(epoch, window, [Recorder() for _ in range(epoch)])
+        counts.begin(settings, epoch, window, [Recorder() for _ in range(epoch)])
         counts.now.samples = 10 * epoch
 
     def seen() -> None:

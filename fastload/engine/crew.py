@@ -17,20 +17,16 @@ from time import monotonic, perf_counter
 import torch
 
 from fastload._kit.torch_private import modes_are_on
-from fastload.engine.team import Team, join
-from fastload.engine.threads import JOIN_SECONDS, become_worker, current_device, torch_threads_kept
+from fastload.engine.team import Team
+from fastload.engine.threads import JOIN_SECONDS, become_worker
 from fastload.engine.waiting import Bell
 from fastload.engine.window import Window
-from fastload.engine.workers import collect
 from fastload.memory.batch import Batch
 from fastload.processes import parent
 from fastload.processes.parent import Child
 from fastload.processes.remote import what_is_read
-from fastload.processes.segments import Segments
-from fastload.processes.starting import start_children
 from fastload.processes.wire import cpu_seconds
 from fastload.reading.notices import Notices
-from fastload.settings import Settings
 
 Calls = SimpleQueue[Callable[[], None] | None]
 
@@ -38,41 +34,6 @@ IN_LOOP_SECONDS, MOST_SLOW = 1e-3, 3
 """How long the loop may take to receive a batch. After three in turn that took longer, a thread receives."""
 
 _log = logging.getLogger("fastload")
-
-
-def start(
-    window: Window[Batch],
-    settings: Settings,
-    processes: int,
-    segments: Segments,
-    notices: Notices,
-    seed: int,
-) -> Team:
-    """Start the worker processes of a window, and its collector if it has one. Return once all of them are set up.
-
-    Raises what `start_children` raises. Then neither thread nor process is left.
-    """
-    children = start_children(settings, processes, seed, segments, notices)
-    team = Team(window, children)
-    device = current_device()
-    # A process blocks once ten of its messages wait in the socket, which is the kernel's limit. So a thread receives if
-    # a window is deeper than that.
-    deep = window.depth > 8 * len(children)
-    background = window.collected or callable(settings.on_error) or deep
-    crew = Crew(window, children, notices, background=background)
-    try:
-        with torch_threads_kept() as torch_threads:
-            team.launch("fastload-crew", crew.serve, device, torch_threads)
-            if window.collected:
-                team.launch("fastload-collector", collect, window, device, torch_threads)
-            team.wait_until_set_up()
-    except BaseException:
-        window.close()
-        if not team.threads:
-            crew.end()
-        join([team])
-        raise
-    return team
 
 
 class Crew:
@@ -96,6 +57,7 @@ class Crew:
     ) -> None:
         self._window = window
         self._children = children
+        self._workers = sum(len(child.job.workers) for child in children)
         self._notices = notices
         self._owner = os.getpid()
         self._unended = [True]
@@ -134,9 +96,11 @@ class Crew:
         No other process can read a batch of an iterable dataset. If none can read it, the batch raises, so that the
         loop does not wait for it.
         """
-        first = ticket.lane % len(self._children)
+        iterable = self._children[0].iterable
+        worker = ticket.lane if iterable else ticket.ordinal % self._workers
+        first = worker % len(self._children)
         heirs = self._children[first:] + self._children[:first]
-        if heirs[0].iterable:
+        if iterable:
             del heirs[1:]
         ticket.claimed = ticket.units
         for child in heirs:

@@ -1,8 +1,10 @@
-"""The counts of an epoch: the loop's own, the window's and the recorders', put together as `Stats`."""
+"""The counts of an epoch: the loop's own, the window's and the recorders', put together as `Stats`, and reported."""
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
@@ -10,8 +12,10 @@ from time import perf_counter, process_time
 from typing import Any
 
 from fastload._kit.cores import usable_cores
+from fastload._kit.user_errors import annotate, file_note, shown
 from fastload.engine.choices import Chosen, learn
 from fastload.engine.window import Window
+from fastload.errors import TooManyErrorsError
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.order.sampler_state import single_sampler
@@ -22,6 +26,11 @@ from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.telemetry.recorder import gil_is_on
 
 NO_STATS = Stats()
+
+TELL_SECONDS = 10.0
+"""The time between two calls of `on_stats` within an epoch."""
+
+_log = logging.getLogger("fastload")
 
 _BUSY = ("sample", "collate")
 """The stages in which workers are busy."""
@@ -34,12 +43,14 @@ class Counted:
     epoch: int
     recorders: list[Recorder]
     started: float
+    told: float  # when `on_stats` was last called
     cpu_started: float
     cores_started: float
     idle_started: float
     samples: int = 0
     batches: int = 0
     errors: int = 0
+    handled: int = 0  # of the errors, by `on_error`
     bytes: int = 0
     retries: int = 0
     served_s: float = 0.0  # without workers, the loop waits for itself
@@ -47,6 +58,8 @@ class Counted:
 
 class EpochCounts:
     """The counts of an iterator in one epoch. They outlive it, so that `loader.stats()` answers after the loop.
+
+    The loop's thread also reports them: by the log, `on_stats` and `max_errors`.
 
     Args:
         settings: the loader's.
@@ -66,12 +79,16 @@ class EpochCounts:
         self._window: Window[Batch] | None = None
         self._final = NO_STATS
 
-    def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
+    def begin(
+        self, settings: Settings, epoch: int, window: Window[Batch], recorders: list[Recorder]
+    ) -> None:
         """Restart the counts at 0. `window` and `recorders` count the rest."""
+        self._settings = settings
         window.recount()
         # One object, which is replaced: another thread may call `stats` at any time.
+        now = perf_counter()
         self.now = Counted(
-            epoch, recorders, perf_counter(), self._cpu_s(), cores_busy_s(), self._idle_s()
+            epoch, recorders, now, now, self._cpu_s(), cores_busy_s(), self._idle_s()
         )
         self._window = window
 
@@ -137,3 +154,60 @@ class EpochCounts:
         """Store the final counts. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
+
+    # ---- reports ----
+
+    def count(self, batch: Batch) -> None:
+        """Count a batch that the loop takes, and log what `on_error="skip"` left out of it."""
+        # A callable on_error has seen the errors already.
+        told = self._settings.on_error == "skip"
+        for k, exc in sorted(batch.handled.items()) if told else ():
+            index, text = batch.indices[k], shown(exc, str)
+            file = file_note(self._settings.dataset, index, exc)
+            if file.partition(": ")[2] in text:
+                file = ""
+            name = type(exc).__name__
+            _log.warning(
+                "fastload: skipped sample index %s: %s: %s%s", shown(index), name, text, file
+            )
+        counts = self.now
+        counts.batches += not batch.left_out
+        counts.errors += len(batch.handled) + (batch.error is not None)
+        counts.retries += len(batch.retries)
+        counts.handled += len(batch.handled)
+        most = self._settings.max_errors
+        if batch.handled and most is not None and counts.handled > most:
+            last = batch.handled[max(batch.handled)]
+            batch.error = TooManyErrorsError(
+                f"failed samples of epoch {batch.epoch}: {counts.handled}, but max_errors allows "
+                f"only {most}. Fix these samples, or raise max_errors"
+            )
+            batch.error.__cause__ = last
+            batch.data = None
+        batch.handled.clear()  # the errors refer to the batch by their tracebacks
+        if batch.error is None and not batch.left_out:
+            counts.samples += batch.size - len(batch.skipped)
+            counts.bytes += batch.nbytes
+        declared = self._settings.declared_length
+        if declared is not None and not batch.left_out and counts.batches > declared:
+            warnings.warn(
+                f"Length of IterableDataset {self._settings.dataset} was reported to be {declared} (when accessing "
+                f"len(dataloader)), but {counts.batches} samples have been fetched.",
+                stacklevel=4,
+            )
+
+    def tell(self) -> None:
+        """Call `on_stats`."""
+        self.now.told = perf_counter()
+        if self._settings.on_stats is None:
+            return
+        try:
+            self._settings.on_stats(self.stats())
+        except BaseException as exc:
+            annotate(exc, f"epoch {self.now.epoch}; stage: on_stats; no batch is lost")
+            raise
+
+    def tell_if_due(self) -> None:
+        """Call `on_stats` if its last call was `TELL_SECONDS` ago."""
+        if perf_counter() - self.now.told > TELL_SECONDS:
+            self.tell()

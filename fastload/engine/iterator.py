@@ -13,7 +13,6 @@ from fastload._kit.user_errors import annotate
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.pinning import LOOP
 from fastload.engine.readers import Loop, Readers
-from fastload.engine.reports import Reports
 from fastload.engine.team import Team, join
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, StateError, WorkerDiedError
@@ -44,9 +43,8 @@ class LoaderIterator(Iterator[Any]):
         self._timeout = min(self._settings.timeout, threading.TIMEOUT_MAX) or None
         self._notices = readers.what.notices
         self._readers = readers
-        self._window = readers.window()
+        self._window = readers.window
         self.counts = EpochCounts(self._settings, readers.who, readers.pools)
-        self._reports = Reports(self.counts)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
@@ -64,20 +62,27 @@ class LoaderIterator(Iterator[Any]):
         settings = self._settings
         try:
             with self._epochs.beginning(seeded=settings.seed is not None):
-                order = self._order = self._begun_ahead() or self._new_order()
-                self._ahead = None
+                ahead, self._ahead = self._ahead, None
+                if (
+                    ahead is None
+                    or not self._ended
+                    or self._epochs.resume is not None
+                    or ahead.initial != self._epochs.fresh_state(settings)
+                ):
+                    self._window.discard()
+                    ahead = self._new_order()
+                order = self._order = ahead
                 self._epochs.began(order)
                 self._may_begin_early = True
                 self._begun = False  # whether the loop has asked for a batch
                 self._ended = False
-                self._reports.begin(settings)
-                self.counts.begin(order.epoch, self._window, order.recorders)
+                self.counts.begin(settings, order.epoch, self._window, order.recorders)
                 starts, self._seed = self._seed is None, order.seed
                 if starts:
                     if settings.worker_init_fn is None and not self._readers.in_turn:
                         self._issue()  # before the threads start: each finds work at once
                     seed = settings.seed_of_workers(order.seed, order.epoch)
-                    self.team = self._readers.start(self._window, seed)
+                    self.team = self._readers.start(seed)
                     self.counts.children = self.team.children
                 self._issue()
         except BaseException as exc:
@@ -85,24 +90,12 @@ class LoaderIterator(Iterator[Any]):
                 self.close()
             raise
 
-    def _begun_ahead(self) -> Order | None:
-        """Return the order that workers have begun early, if its epoch is what begins now. Else drop its batches."""
-        order = self._ahead
-        if (
-            order is not None
-            and self._ended
-            and self._epochs.resume is None
-            and order.initial == self._epochs.fresh_state(self._settings)
-        ):
-            return order
-        self._window.discard()
-        return None
-
     def _new_order(self, *, early: bool = False) -> Order:
         # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
-        recorders = [Recorder() for _ in range(max(1, self._readers.who.number) + 2)]
+        readers = self._readers
+        recorders = [Recorder() for _ in range(max(1, readers.who.number) + 2)]
         return self._epochs.begin_order(
-            self._settings, self._readers.batch, recorders, self._seed, early=early
+            self._settings, readers.what.source.batch, recorders, self._seed, early=early
         )
 
     def _begin_early(self) -> Order | None:
@@ -145,7 +138,7 @@ class LoaderIterator(Iterator[Any]):
             self._window.close()
             join([self.team])
         self.counts.learn()
-        self._reports.tell()
+        self.counts.tell()
 
     # ---- the loop's side ----
 
@@ -206,11 +199,11 @@ class LoaderIterator(Iterator[Any]):
                 self._follow_set_epoch()
             if self._ended:
                 return None
-            self._reports.tell_if_due()
+            self.counts.tell_if_due()
             try:
                 batch = self._take()
                 if batch is not None:
-                    self._reports.count(batch)
+                    self.counts.count(batch)
                     counted[:] = [self._order.count(batch)]
             except LoaderTimeoutError:
                 raise

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
-from fastload.engine import crew
 from fastload.engine.choices import Chosen
+from fastload.engine.crew import Crew
 from fastload.engine.pinning import pin_batch, pins
 from fastload.engine.team import Team, join
 from fastload.engine.threads import (
@@ -22,17 +21,17 @@ from fastload.engine.window import Window
 from fastload.engine.workers import collect, work
 from fastload.memory.batch import Batch
 from fastload.processes.segments import Segments
+from fastload.processes.starting import start_children
 from fastload.random.streams import entered
 from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
-from fastload.reading.sources import own_indices
 from fastload.reading.worker_context import WorkerContext, finish, read_run
 from fastload.safety import WorkerCopies
 
 
-def readers_of(what: Fetcher, who: Chosen) -> Readers:
-    """Return the readers of an iterator. All its epochs have the same.
+class Readers(ABC):
+    """Workers, or the loop itself, and the window through which they get batches. All epochs of an iterator have these.
 
     Args:
         what: what they read.
@@ -40,25 +39,31 @@ def readers_of(what: Fetcher, who: Chosen) -> Readers:
 
     Raises `DatasetCopyError` if an object of the dataset can neither be copied nor shared.
     """
-    kinds: dict[str, type[Readers]] = {"none": Loop, "thread": Threads, "process": Processes}
-    return kinds[who.kind](what, who)
-
-
-class Readers(ABC):
-    """Workers, or the loop itself."""
 
     in_turn = False
     """Whether each worker reads whole batches, in turn, rather than all of them the runs of one."""
 
     def __init__(self, what: Fetcher, who: Chosen) -> None:
-        self.what, self.who, self._pins = what, who, pins(what.settings)
+        settings, source = what.settings, what.source
+        self.what, self.who, self._pins = what, who, pins(settings)
+        self._survey = settings.survey if self._owns_copies() else None
+        if self._survey is not None and settings.num_workers:
+            self._survey.check()
+            if settings.persistent_workers:
+                self._survey.graph.keep_lists()
+        parallel = source.batches_in_parallel or self.in_turn
+        self.window: Window[Batch] = Window(
+            settings.depth(who.number, batches_in_parallel=parallel),
+            in_order=settings.in_order,
+            collected=self._pins and who.number > 0,
+            lanes=0 if self.in_turn else settings.lanes,
+            max_bytes=settings.prefetch_bytes,
+            run_seconds=source.run_seconds,
+        )
         self._segments = Segments()
         self.pools = what.pool, self._segments
-        self._survey = what.settings.survey if self._owns_copies() else None
-        if self._survey is not None and what.settings.num_workers:
-            self._survey.check()
-            if what.settings.persistent_workers:
-                self._survey.graph.keep_lists()
+        for pool in self.pools:
+            pool.limit = self.window.depth + 1
 
     def _owns_copies(self) -> bool:
         """Return whether readers need copies of the dataset, or a list of its generators, in this process."""
@@ -73,28 +78,8 @@ class Readers(ABC):
         """
         return not (self.in_turn or self._survey is None or self._survey.hears_messages())
 
-    def window(self) -> Window[Batch]:
-        """Return a window for these readers."""
-        settings, source = self.what.settings, self.what.source
-        parallel = source.batches_in_parallel or self.in_turn
-        window: Window[Batch] = Window(
-            settings.depth(self.who.number, batches_in_parallel=parallel),
-            in_order=settings.in_order,
-            collected=self._pins and self.who.number > 0,
-            lanes=0 if self.in_turn else settings.lanes,
-            max_bytes=settings.prefetch_bytes,
-            run_seconds=source.run_seconds,
-        )
-        for pool in self.pools:
-            pool.limit = window.depth + 1
-        return window
-
-    def batch(self, given: Any, **place: Any) -> Batch:
-        """Return a new batch of what the sampler gave."""
-        return self.what.source.batch(given, **place)
-
     @abstractmethod
-    def start(self, window: Window[Batch], seed: int) -> Team:
+    def start(self, seed: int) -> Team:
         """Start the workers. Return once all of them are set up. `get_worker_info().seed` of worker i is `seed + i`.
 
         Raises what `worker_init_fn`, the start of a process or a user's copy method raised. Then none is left.
@@ -107,7 +92,7 @@ class Loop(Readers):
     def _owns_copies(self) -> bool:
         return self.what.keyed and not self.what.source.copies
 
-    def start(self, window: Window[Batch], seed: int) -> Team:
+    def start(self, seed: int) -> Team:
         """Prepare to read in this thread, by the loader's own objects. In the place of workers, by copies of them."""
         settings, n, info = self.what.settings, self.what.settings.num_workers, None
         # The loop reads in the place of workers as one of them would: torch's sums over several threads have other
@@ -123,8 +108,8 @@ class Loop(Readers):
         modes = modes_of_thread()
         if settings.persistent_workers:
             modes = modes.shared()
-        self._context = WorkerContext(own, info, self.what, window.changes.wait, modes)
-        return Team(window)
+        self._context = WorkerContext(own, info, self.what, self.window.changes.wait, modes)
+        return Team(self.window)
 
     def read(self, batch: Batch) -> None:
         """Read a batch in this thread, in the modes of `iter()`."""
@@ -141,12 +126,12 @@ class Loop(Readers):
 class Threads(Readers):
     """Threads of this process, with copies of their own. They share the runs of a batch."""
 
-    def start(self, window: Window[Batch], seed: int) -> Team:
+    def start(self, seed: int) -> Team:
         """See `Readers`. Each worker starts as soon as it has its copies, but one `worker_init_fn` runs at a time.
 
         The global random states of Python, NumPy and torch are restored afterwards.
         """
-        survey, n = self._survey, self.who.number
+        survey, n, window = self._survey, self.who.number, self.window
         assert survey is not None
         show_worker_info_in_threads()
         device, modes = current_device(), modes_of_thread().shared()
@@ -183,18 +168,30 @@ class Processes(Readers):
         # Several workers of a process do. Here, to see before a fork whether their objects can be copied.
         return self.who.processes < self.who.number
 
-    def batch(self, given: Any, **place: Any) -> Batch:
-        """See `Readers`.
+    def start(self, seed: int) -> Team:
+        """See `Readers`. The collector starts if there is one, and the thread of the crew."""
+        settings, notices, window = self.what.settings, self.what.notices, self.window
+        children = start_children(settings, self.who.processes, seed, self._segments, notices)
+        team, device = Team(window, children), current_device()
+        # A process blocks once ten of its messages wait in the socket, which is the kernel's limit. So a thread
+        # receives if a window is deeper than that.
+        deep = window.depth > 8 * len(children)
+        background = window.collected or callable(settings.on_error) or deep
+        crew = Crew(window, children, notices, background=background)
+        try:
+            with torch_threads_kept() as torch_threads:
+                team.launch("fastload-crew", crew.serve, device, torch_threads)
+                if window.collected:
+                    team.launch("fastload-collector", collect, window, device, torch_threads)
+                team.wait_until_set_up()
+        except BaseException:
+            window.close()
+            if not team.threads:
+                crew.end()
+            join([team])
+            raise
+        return team
 
-        Batch k is read by worker k modulo their number, as in torch: code that changes what its process holds then
-        gives the same samples in each run.
-        """
-        batch = super().batch(given, **place)
-        batch.given, batch.builder, batch.units = own_indices(given), None, 1
-        batch.lane = batch.ordinal % self.who.number
-        return batch
 
-    def start(self, window: Window[Batch], seed: int) -> Team:
-        """See `crew.start`."""
-        what, processes = self.what, self.who.processes
-        return crew.start(window, what.settings, processes, self._segments, what.notices, seed)
+READERS: dict[str, type[Readers]] = {"none": Loop, "thread": Threads, "process": Processes}
+"""By the kind that `choose` returns."""

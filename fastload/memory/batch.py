@@ -73,7 +73,7 @@ class Batch(Ticket):
     ) -> None:
         super().__init__(units, lane)
         self.indices = indices
-        self.given: Any = None  # what the sampler gave, for `__getitems__`
+        self.given: Any = None  # a copy of what the sampler gave, for `__getitems__` and processes
         self.size = size
         self.keys = keys
         self.recorders = recorders

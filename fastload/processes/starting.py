@@ -94,7 +94,7 @@ def start_children(
                 for kind, said in {"inherited": inherited(graph), "fork": reason}.items():
                     if said:
                         notices.warn(kind, said)
-                notices.tell(stacklevel=8)
+                notices.tell(stacklevel=7)
             workers = range(settings.num_workers)
             for k in range(processes):  # batch i is worker i's: so processes take turns
                 job = Job(tuple(workers[k::processes]), len(workers), seed, modes_of_thread())

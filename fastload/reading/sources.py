@@ -53,12 +53,11 @@ class Source:
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """Return a new batch of what the sampler gave. `place` holds the other arguments of `Batch`."""
-        indices = own_indices(indices)
-        if not isinstance(indices, list | tuple):
-            indices = list(indices)
+        given = own_indices(indices)
+        indices = given if isinstance(given, list | tuple) else list(given)
         n = len(indices)
         batch = Batch(max(1, n), indices, size=n, **place)
-        batch.builder = self._builder(n)
+        batch.given, batch.builder = given, self._builder(n)
         return batch
 
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
@@ -82,9 +81,9 @@ class Unbatched(Source):
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """See `Source`. A list comes from a sampler that batches. Any other key is one sample."""
-        size = len(indices) if isinstance(indices, list) else 1
-        batch = Batch(1, [own_indices(indices)], size=size, **place)
-        batch.builder = self._builder(1)
+        given = own_indices(indices)
+        batch = Batch(1, [given], size=len(given) if isinstance(given, list) else 1, **place)
+        batch.given, batch.builder = given, self._builder(1)
         return batch
 
 

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 import fastload
-import fastload.engine.reports
+import fastload.engine.epoch_counts
 from fastload import DataLoader, RankSampler, Stats
 from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import Watched, in_batches, wait_until
@@ -520,9 +520,9 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
 
 
 def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastload.engine.reports.TELL_SECONDS == 10
+    assert fastload.engine.epoch_counts.TELL_SECONDS == 10
     now_s = 100.0
-    monkeypatch.setattr(fastload.engine.reports, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(fastload.engine.epoch_counts, "perf_counter", lambda: now_s)
     told: list[Stats] = []
     with DataLoader(Watched(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)

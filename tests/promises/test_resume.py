@@ -744,7 +744,7 @@ def test_a_state_of_a_loader_that_began_with_a_fresh_state(seed: int | None) -> 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_on_stats_loses_no_batch(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastload.engine.reports, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(fastload.engine.epoch_counts, "TELL_SECONDS", 0.0)
     told = []
 
     def tell(stats: fastload.Stats) -> None:
