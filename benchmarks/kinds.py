@@ -30,7 +30,7 @@ from benchmarks._measure import NotMeasuredError, open_readers, steady
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload.bench.loop import image_transform
-from fastload.engine import choices
+from fastload.engine import choice
 
 TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
 REPEATS = 2
@@ -224,7 +224,7 @@ def measure(*, work: str, workers: int, operations: int, wait_s: float, smoke: b
     for turn in range(1 if smoke else TURNS):
         for kind in KINDS[:: -1 if turn % 2 else 1]:
             if kind in ("first", "auto"):
-                choices.forget()
+                choice.forget()
             if kind == "auto":
                 with open_readers("auto", **given) as loader:
                     timed(loader)

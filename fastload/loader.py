@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload._kit.integers import integer
-from fastload.engine.choice import choose
-from fastload.engine.choices import Chosen
+from fastload.engine.choice import Chosen, choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.pinning import warn_of_pinning

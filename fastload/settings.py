@@ -145,15 +145,6 @@ class Settings:
                 f'copy_dataset must be "state", True or False, got {self.copy_dataset!r}'
             )
         chosen_modules(self.random_modules)  # raises if they are not valid
-        self._check_memory_format()
-        if self.seed is not None and self.generator is not None:
-            raise ValueError(
-                "give seed or generator, not both: with a seed, the order depends on it alone"
-            )
-        if self.worker_method == "torch":
-            self._refuse_for_torch()
-
-    def _check_memory_format(self) -> None:
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
             raise ValueError(
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
@@ -163,6 +154,12 @@ class Settings:
             raise ValueError(
                 "memory_format is for torch's default collate: your own collate_fn chooses how batches lie in memory"
             )
+        if self.seed is not None and self.generator is not None:
+            raise ValueError(
+                "give seed or generator, not both: with a seed, the order depends on it alone"
+            )
+        if self.worker_method == "torch":
+            self._refuse_for_torch()
 
     def _refuse_for_torch(self) -> None:
         """Raise ValueError for arguments that torch's own iterator does not know."""

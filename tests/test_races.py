@@ -21,7 +21,7 @@ import torch
 
 from fastload import DataLoader, RankSampler
 from fastload._kit import torch_private
-from fastload.engine.choices import Chosen
+from fastload.engine.choice import Chosen
 from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.window import Window

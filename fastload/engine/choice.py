@@ -1,20 +1,66 @@
-"""Who reads: what was asked for, else processes, or what was measured to read plainly safe code better."""
+"""Who reads: what was asked for, else processes, or what was measured to read plainly safe code better.
+
+What was measured is remembered for the next epoch, the next loader of the same kind, and the next run, by what is read:
+the classes of the dataset and of what it holds, numbers in them, `collate_fn`, `num_workers`. A file that
+FASTLOAD_CHOICES names keeps it for the next run.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from fastload._kit.cores import cores_of_rank
-from fastload.engine.choices import Chosen, is_local_rank_0, known
 from fastload.engine.pinning import pins
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
 from fastload.reading.fetch import Fetcher
 from fastload.safety import CodeSafety
+from fastload.safety.objects import own_dict
 from fastload.settings import PROCESSES, Settings
-from fastload.telemetry.prediction import Kind
+from fastload.telemetry import Stats
+from fastload.telemetry.prediction import Kind, best_kind
+
+
+class Chosen(NamedTuple):
+    """Who reads a loader's samples."""
+
+    kind: str
+    """ "thread", "process", "none" for the loop itself, or "torch"."""
+    number: int
+    """The number of workers: 0 for the loop itself."""
+    reason: str = ""
+    """Why fastload chose it, or "" if you did."""
+    processes: int = 0
+    """Over how many processes the workers are spread; 0 if none is started."""
+    adapts: bool = False
+    """Whether a later epoch may be read by another kind, if that was measured to be better."""
+    measured: Kind | None = None
+    """What was measured to be best before the choice, if anything was."""
+
+
+ENVIRONMENT = "FASTLOAD_CHOICES"
+
+_KINDS = "thread", "process", "none"
+
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+_known: dict[str, Kind] = {}
+"""By what is read. Each value is replaced, never changed, so threads need no lock."""
+
+_read: set[str] = set()
+"""The files of choices that were read."""
+
 
 _log = logging.getLogger("fastload")
 
@@ -39,43 +85,40 @@ def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> C
     n = settings.num_workers
     if not n:
         return Chosen("none", 0, "num_workers is 0")
-    if settings.worker_method == "auto":
-        return _automatic(what, stacklevel + 1, before)
-    processes = min(n, settings.worker_processes or n) if settings.worker_method in PROCESSES else 0
-    if what.is_light and not pins(what.settings):
-        return Chosen("none", 0, _LIGHT)
-    if processes < n and before is None:  # threads, of this process or of several
-        _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
-    return Chosen("process" if processes else "thread", n, processes=processes)
-
-
-def _automatic(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
-    settings = what.settings
-    n, best = settings.num_workers, known(settings)
+    if settings.worker_method != "auto":
+        return _asked_for(what, stacklevel + 1, before)
+    best = known(settings)
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
     if before is not None and before.number == before.processes == n and before.measured == best:
         return before
     found = _read_code(settings, whole=False)
     cuda = "the dataset holds CUDA tensors" if found.cuda else ""
     why = "MPI is in use" if mpi_is_used() else cuda
-    if found.plain and why:
-        chosen = Chosen("thread", n, f"{found.reason}, and {why}")
-    elif found.plain:
-        kind, processes, reason = best or _unmeasured(what)
-        adapts = best is not None or kind == "process"
-        number = 0 if kind == "none" else n
-        chosen = Chosen(
-            kind, number, f"{found.reason}, and {reason}", min(n, processes), adapts, best
-        )
-    elif why:
-        chosen = Chosen("thread", n, f"{why}, although {found.reason}")
-        if chosen != before:
+    if why:
+        reason = f"{found.reason}, and {why}" if found.plain else f"{why}, although {found.reason}"
+        chosen = Chosen("thread", n, reason)
+        if chosen != before and not found.plain:
             _warn_of_threads(found.reason, why, stacklevel + 1)
-    else:
+    elif not found.plain:
         chosen = Chosen("process", n, found.reason, n, measured=best)
+    else:
+        kind, processes, reason = best or _unmeasured(what)
+        number, adapts = 0 if kind == "none" else n, best is not None or kind == "process"
+        reason = f"{found.reason}, and {reason}"
+        chosen = Chosen(kind, number, reason, min(n, processes), adapts, best)
     if chosen != before:
         _tell(chosen)
     return chosen
+
+
+def _asked_for(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
+    settings, n = what.settings, what.settings.num_workers
+    processes = min(n, settings.worker_processes or n) if settings.worker_method in PROCESSES else 0
+    if what.is_light and not pins(settings):
+        return Chosen("none", 0, _LIGHT)
+    if processes < n and before is None:  # threads, of this process or of several
+        _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
+    return Chosen("process" if processes else "thread", n, processes=processes)
 
 
 def _unmeasured(what: Fetcher) -> Kind:
@@ -127,3 +170,124 @@ def _tell(chosen: Chosen) -> None:
     _told.add((kind, reason))
     names = {"thread": "threads", "process": "processes", "none": "none: the loop reads"}
     _log.info("fastload: workers are %s: %s", names[kind], reason)
+
+
+# ---- what was measured ----
+
+
+def known(settings: Settings) -> Kind | None:
+    """Return the kind of workers that was measured to be best for such a loader, in this process or an earlier run.
+
+    Raises ValueError if the file of choices cannot be understood.
+    """
+    path = os.environ.get(ENVIRONMENT)
+    if path and path not in _read:
+        _known.update(_choices_of(Path(path)))
+        _read.add(path)
+    found = _known.get(_what_is_read(settings))
+    in_time = found is None or found.kind != "none" or not settings.timeout
+    return found if in_time else None  # the loop cannot interrupt a sample
+
+
+def learn(settings: Settings, stats: Stats) -> None:
+    """Remember what an epoch of a loader shows."""
+    best = best_kind(replace(stats, cores=min(stats.cores, cores_of_rank())))
+    what = _what_is_read(settings)
+    before = _known.get(what)
+    if best is None or not what or (before is not None and before[:2] == best[:2]):
+        return
+    _known[what] = best
+    path = os.environ.get(ENVIRONMENT)
+    if path and is_local_rank_0():
+        _write(Path(path), what, best)
+
+
+def forget() -> None:
+    """Forget what was measured in this process, and what files said."""
+    _known.clear()
+    _read.clear()
+
+
+def is_local_rank_0() -> bool:
+    """Return whether this process is no rank, or the first of its node."""
+    return not any(os.environ.get(name, "0") != "0" for name in _LOCAL_RANK)
+
+
+# ---- the file ----
+
+
+def _choices_of(path: Path) -> dict[str, Kind]:
+    """Return the choices of a file, by what is read. Keys of a later version are left out."""
+    try:
+        choices = json.loads(path.read_text())
+        return {
+            what: _choice_of(**{k: one[k] for k in Kind._fields}) for what, one in choices.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
+        raise ValueError(
+            f'{ENVIRONMENT}={path}: expected JSON such as {{"what is read": {{"kind": "process", "processes": 2, '
+            '"reason": ""}}. The kind may also be "thread" or "none", with 0 processes. Mend or delete the file. '
+            f"({type(exc).__name__}: {exc})"
+        ) from None
+
+
+def _choice_of(kind: str, processes: int, reason: str) -> Kind:
+    some = processes > 0 if kind == "process" else processes == 0
+    if kind in _KINDS and type(processes) is int and some:
+        return Kind(kind, processes, reason)
+    raise ValueError(f"got {processes!r} processes of the kind {kind!r}")
+
+
+def _write(path: Path, what: str, best: Kind) -> None:
+    """Put a choice into the file. If two processes write at once, one choice may be lost, but the file is whole."""
+    try:
+        choices = {**_choices_of(path), what: best}
+        text = json.dumps({k: v._asdict() for k, v in choices.items()}, indent=2) + "\n"
+        with NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as new:
+            new.write(text)
+        os.replace(new.name, path)
+    except (OSError, ValueError) as exc:
+        warnings.warn(f"fastload: {ENVIRONMENT}: the choice is not kept: {exc}", stacklevel=2)
+
+
+# ---- what is read ----
+
+
+def _what_is_read(settings: Settings) -> str:
+    """Return the key under which a choice is kept: equal for loaders of such samples, also in the next run.
+
+    Return "" if that cannot be known. Then no choice is kept.
+    """
+    read = settings.dataset, settings.collate_fn, settings.batch_size
+    try:
+        digest = blake2b(_shape(read, iter(range(200))).encode(), digest_size=4).hexdigest()
+        return f"{_name(type(settings.dataset))}, num_workers={settings.num_workers} ({digest})"
+    except Exception:  # a class may lack a name, and the user's threads may change a dict meanwhile
+        return ""
+
+
+def _shape(x: Any, left: Iterator[int]) -> str:
+    """Return the classes and numbers of which an object consists, up to as many parts as are `left`.
+
+    This runs no user code. Long containers and texts count by their class: two sets of files are read alike.
+    """
+    kind = type(x)
+    if x is None or kind in (bool, int, float):
+        return repr(x)
+    if kind is FunctionType or issubclass(kind, type):
+        return _name(x)
+    inner: Any = ()
+    if kind in (list, tuple):
+        inner = x
+    elif kind is dict:
+        inner = x.values()
+    else:
+        inner = own_dict(x).values()
+    few = zip(inner if len(inner) <= 32 else (), left, strict=False)
+    return f"{_name(kind)}({', '.join(_shape(part, left) for part, _ in few)})"
+
+
+def _name(x: Any) -> str:
+    return f"{x.__module__}.{x.__qualname__}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from fastload._kit.cores import usable_cores
 from fastload._kit.user_errors import annotate, file_note, shown
-from fastload.engine.choices import Chosen, learn
+from fastload.engine.choice import Chosen, learn
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError
 from fastload.memory.batch import Batch

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import cached_property
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
-from fastload.engine.choices import Chosen
+from fastload.engine.choice import Chosen
 from fastload.engine.crew import Crew
 from fastload.engine.pinning import pin_batch, pins
 from fastload.engine.team import Team, join

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torchvision.transforms import Compose
 
 import fastload
-from fastload.engine import choice, choices
+from fastload.engine import choice
 from fastload.errors import SharedStateWarning
 from fastload.safety import Survey, libraries
 from fastload.safety.modules import generators_of_modules
@@ -92,7 +92,7 @@ class Stream(IterableDataset[int]):
 def _nothing_is_vouched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "_allowed", set())
     monkeypatch.setattr(choice, "_told", set())
-    choices.forget()
+    choice.forget()
 
 
 def auto(dataset: Any, batch_size: int | None = 4, **options: Any) -> fastload.DataLoader[Any]:
@@ -437,13 +437,13 @@ def test_samples_that_ask_for_their_worker_have_a_process_each() -> None:
 
 
 def test_a_fork_and_a_timeout_leave_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices._known[choices._what_is_read(Settings.of(auto(Rows())))] = Kind("none", 0, "")
+    choice._known[choice._what_is_read(Settings.of(auto(Rows())))] = Kind("none", 0, "")
     assert auto(Rows()).chosen().kind == "none"
     assert auto(Rows(), timeout=5).chosen().kind == "process"
     with auto(Slow(), batch_size=2) as loader:
         assert len([*loader]) == 50
         monkeypatch.setattr(os, "getpid", lambda: -1)
-        monkeypatch.setattr(choices, "best_kind", pytest.fail)
+        monkeypatch.setattr(choice, "best_kind", pytest.fail)
         assert loader._counts is not None
         loader._counts.learn()
         monkeypatch.undo()
@@ -458,7 +458,7 @@ class Odd(Rows):
 def test_objects_that_cannot_be_told_apart_keep_no_choice() -> None:
     with auto(Odd()) as loader:
         assert len([*loader]) == 25
-    assert choices._what_is_read(Settings.of(loader)) == ""
+    assert choice._what_is_read(Settings.of(loader)) == ""
 
 
 @SLOW_HAND_OVER
@@ -481,11 +481,11 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with auto(Rows()) as loader:
         assert len([*loader]) == 25
     assert not file.exists()
-    choices.forget()
+    choice.forget()
     monkeypatch.setenv("LOCAL_RANK", "0")
     with auto(Rows()) as loader:
         assert len([*loader]) == 25
-    choices.forget()
+    choice.forget()
     assert auto(Rows()).chosen().kind == "none"
     kept = json.loads(file.read_text())
     assert next(iter(kept)).startswith("tests.safety.test_choice.Rows, num_workers=2 (")
@@ -495,7 +495,7 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     one.update(kind="process", processes=1)
     file.write_text(json.dumps(kept))
     assert auto(Rows()).chosen().kind == "none"  # it is read once
-    choices.forget()
+    choice.forget()
     chosen = auto(Rows()).chosen()
     assert (chosen.kind, chosen.processes) == ("process", 1)
 
@@ -530,7 +530,7 @@ def test_a_file_that_cannot_be_written_costs_a_warning(
     monkeypatch.setenv("FASTLOAD_CHOICES", str(tmp_path / "missing" / "choices.json"))
     with pytest.warns(UserWarning, match="the choice is not kept"), auto(Rows()) as loader:
         assert len([*loader]) == 25
-    choices.forget()
+    choice.forget()
     assert auto(Rows()).chosen().kind == "process"
 
 
@@ -542,4 +542,4 @@ class Circle(Rows):
 
 def test_what_is_read_may_hold_itself() -> None:
     settings = Settings.of(auto(Circle()))
-    assert choices._what_is_read(settings) == choices._what_is_read(settings)
+    assert choice._what_is_read(settings) == choice._what_is_read(settings)
