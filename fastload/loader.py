@@ -332,10 +332,10 @@ class DataLoader(TorchDataLoader[T]):
         if not self._is_ours:
             self._warn_of_no_state()
             return
-        ranks = partition(self._index_sampler, self.dataset)
-        ours = fresh_state(Settings.of(self), 0, None, ranks)
+        ours = fresh_state(Settings.of(self), 0, None)
         found = type(ours).from_json(state)
-        check(found, ours, rank=ranks[0], any_world=fits_any_world(self._index_sampler))
+        rank, _ = partition(self._index_sampler, self.dataset)
+        check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)
             _check_sampled(self._index_sampler, found, ours.world_size)

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload.random.streams import chosen_modules, routable
 from fastload.safety import CopyDataset, Survey
@@ -234,10 +233,6 @@ class Settings:
         # Threads cannot share an iterable dataset: each of them iterates over it.
         copies = self.copy_dataset or ("state" if self.iterable else False)
         return Survey(self.dataset, self.collate_fn, self.worker_init_fn, copy_dataset=copies)
-
-    def seed_of_workers(self, seed: int, epoch: int) -> int:
-        """Return `get_worker_info().seed` of worker 0, if workers start in an epoch. `seed` is that of its streams."""
-        return seed if self.seed is None else mix64(mix64(seed) ^ epoch) >> 1
 
 
 def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:

@@ -102,7 +102,14 @@ def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> C
     elif not found.plain:
         chosen = Chosen("process", n, found.reason, n, measured=best)
     else:
-        kind, processes, reason = best or _unmeasured(what)
+        if best is not None:
+            kind, processes, reason = best
+        elif what.is_light and not pins(settings):
+            kind, processes, reason = "none", 0, _LIGHT
+        elif what.source.copies:
+            kind, processes, reason = "thread", 0, "reading only copies memory"
+        else:
+            kind, processes, reason = "process", cores_of_rank(), "nothing is measured yet"
         number, adapts = 0 if kind == "none" else n, best is not None or kind == "process"
         reason = f"{found.reason}, and {reason}"
         chosen = Chosen(kind, number, reason, min(n, processes), adapts, best)
@@ -119,16 +126,6 @@ def _asked_for(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
     if processes < n and before is None:  # threads, of this process or of several
         _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
     return Chosen("process" if processes else "thread", n, processes=processes)
-
-
-def _unmeasured(what: Fetcher) -> Kind:
-    """Return who reads plainly safe code of which nothing was measured."""
-    if what.is_light and not pins(what.settings):
-        return Kind("none", 0, _LIGHT)
-    if what.source.copies:
-        return Kind("thread", 0, "reading only copies memory")
-    processes = min(what.settings.num_workers, cores_of_rank())
-    return Kind("process", processes, "nothing is measured yet")
 
 
 def _read_code(settings: Settings, *, whole: bool) -> CodeSafety:

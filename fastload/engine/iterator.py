@@ -22,7 +22,7 @@ from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.order.sampler_state import rank_sampler
 from fastload.settings import Settings
-from fastload.telemetry import Recorder, span, waiting_span
+from fastload.telemetry import span, waiting_span
 
 
 class LoaderIterator(Iterator[Any]):
@@ -59,44 +59,36 @@ class LoaderIterator(Iterator[Any]):
 
         If Ctrl-C strikes, some workers may have begun it: they are not used again.
         """
-        settings = self._settings
+        settings, epochs, readers = self._settings, self._epochs, self._readers
         try:
-            with self._epochs.beginning(seeded=settings.seed is not None):
-                ahead, self._ahead = self._ahead, None
+            with epochs.beginning(seeded=settings.seed is not None):
+                order, self._ahead = self._ahead, None
                 if (
-                    ahead is None
+                    order is None
                     or not self._ended
-                    or self._epochs.resume is not None
-                    or ahead.initial != self._epochs.fresh_state(settings)
+                    or epochs.resume is not None
+                    or order.initial != epochs.fresh_state(settings)
                 ):
                     self._window.discard()
-                    ahead = self._new_order()
-                order = self._order = ahead
-                self._epochs.began(order)
+                    make_batch, workers = readers.what.source.batch, readers.who.number
+                    order = epochs.begin_order(settings, make_batch, workers, self._seed)
+                self._order = order
+                epochs.began(order)
                 self._may_begin_early = True
                 self._begun = False  # whether the loop has asked for a batch
                 self._ended = False
                 self.counts.begin(settings, order.epoch, self._window, order.recorders)
                 starts, self._seed = self._seed is None, order.seed
                 if starts:
-                    if settings.worker_init_fn is None and not self._readers.in_turn:
+                    if settings.worker_init_fn is None and not readers.in_turn:
                         self._issue()  # before the threads start: each finds work at once
-                    seed = settings.seed_of_workers(order.seed, order.epoch)
-                    self.team = self._readers.start(seed)
+                    self.team = readers.start(order.worker_seed)
                     self.counts.children = self.team.children
                 self._issue()
         except BaseException as exc:
             if not isinstance(exc, StateError):
                 self.close()
             raise
-
-    def _new_order(self, *, early: bool = False) -> Order:
-        # A recorder for each worker (one if the loop itself reads), for the collector and for the loop.
-        readers = self._readers
-        recorders = [Recorder() for _ in range(max(1, readers.who.number) + 2)]
-        return self._epochs.begin_order(
-            self._settings, readers.what.source.batch, recorders, self._seed, early=early
-        )
 
     def _begin_early(self) -> Order | None:
         """Let the workers begin the next epoch while the loop works on the end of this one, if it can be known now.
@@ -114,8 +106,11 @@ class LoaderIterator(Iterator[Any]):
             and has_pure_order(settings.sampler)
             and self._readers.may_begin_early
         ):
+            make_batch, workers = self._readers.what.source.batch, self._readers.who.number
             try:
-                self._ahead = self._new_order(early=True)
+                self._ahead = self._epochs.begin_order(
+                    settings, make_batch, workers, self._seed, early=True
+                )
             except Exception:  # the next `iter()` raises it again
                 self._may_begin_early = False
             return self._ahead

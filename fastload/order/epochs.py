@@ -19,7 +19,6 @@ from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import SampledState, State, as_int
 from fastload.settings import Settings
-from fastload.telemetry import Recorder
 
 
 class Epochs:
@@ -112,8 +111,8 @@ class Epochs:
         self,
         settings: Settings,
         make_batch: Callable[..., Batch],
-        recorders: list[Recorder],
-        running: int | None = None,
+        workers: int,
+        running: int | None,
         *,
         early: bool = False,
     ) -> Order:
@@ -122,7 +121,7 @@ class Epochs:
         Args:
             settings: the loader's arguments.
             make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
-            recorders: measure the epoch, by worker.
+            workers: how many read it, 0 if the loop does.
             running: the seed of an order that workers have read, which persistent workers keep.
             early: begin the epoch after the latest one, while its last batches are still read.
 
@@ -133,11 +132,11 @@ class Epochs:
         seeds = settings.seed, loaded if resume is None else resume.stream_seed, running
         seed = next((one for one in seeds if one is not None), None)
         ranks = partition(settings.sampler, settings.dataset)
-        initial: Any = fresh_state(settings, self.number + early, self._sampler_epoch, ranks)
-        given: Any = {"seed": seed, "resume": resume, "rank": ranks[0], "recorders": recorders}
+        fresh = settings, ranks, self.number + early, self._sampler_epoch
+        given: Any = {"seed": seed, "resume": resume, "rank": ranks[0], "workers": workers}
         if settings.iterable:
-            return LaneOrder(settings, initial, **given)
-        return SampledOrder(settings, make_batch, initial, **given)
+            return LaneOrder(settings, iterable_state(*fresh), **given)
+        return SampledOrder(settings, make_batch, sampled_state(*fresh), **given)
 
     def began(self, order: Order) -> None:
         """Record that `order` reads the epoch from now on."""
@@ -199,13 +198,8 @@ class Epochs:
         return None
 
 
-def fresh_state(
-    settings: Settings,
-    number: int,
-    sampler_epoch: int | None,
-    ranks: tuple[int, int] | None = None,
-) -> State:
-    """Return the state of a loader as an epoch begins. `ranks` is what `partition` returned, if that is known."""
+def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
+    """Return the state of a loader as an epoch begins."""
     make = iterable_state if settings.iterable else sampled_state
-    ranks = ranks or partition(settings.sampler, settings.dataset)
+    ranks = partition(settings.sampler, settings.dataset)
     return make(settings, ranks, number, sampler_epoch)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fastload._kit.hashing import mix64
 from fastload.memory.batch import Batch
 from fastload.order.state import State
 from fastload.settings import Settings
@@ -29,7 +30,7 @@ class Order(ABC):
     Args:
         initial: the loader's state at the beginning of the epoch.
         rank: the rank whose part of the epoch this is.
-        recorders: measure the epoch, by worker.
+        workers: how many read it, 0 if the loop does.
 
     Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
     user code, never races.
@@ -40,14 +41,21 @@ class Order(ABC):
     progress: Any
     """What was delivered. A delivery replaces it, and changes nothing in it."""
 
-    def __init__(self, initial: State, *, rank: int, recorders: list[Recorder]) -> None:
+    def __init__(self, initial: State, *, rank: int, workers: int) -> None:
         self.initial = initial
         self.epoch = initial.epoch
-        self.recorders = recorders
+        # One for each worker, or for the loop that reads, and then for the collector and for the loop.
+        self.recorders = [Recorder() for _ in range(max(1, workers) + 2)]
         self.exhausted = False  # whether the sampler has ended
         self._rank = rank
         # `progress` before the latest batches, the latest first
         self._past: tuple[Any, ...] = ()
+
+    @property
+    def worker_seed(self) -> int:
+        """What `get_worker_info().seed` of worker 0 is, if workers start in this epoch."""
+        keyed = self.initial.seed is not None
+        return mix64(mix64(self.seed) ^ self.epoch) >> 1 if keyed else self.seed
 
     @abstractmethod
     def __next__(self) -> Batch:
