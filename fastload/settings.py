@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -101,18 +102,20 @@ class Settings:
             multiprocessing_context=loader.multiprocessing_context,
         )
 
-    def followed(self, now: Settings) -> Self:
-        """Return the settings of another epoch with the same workers, which keep their arguments, as in torch.
+    def followed(self, loader: Any) -> Self:
+        """Return the arguments of another epoch with the same workers, which keep theirs, as in torch.
 
-        `now` are the loader's settings, of which those count that only the loop uses.
+        Those that only the loop uses are the loader's of now.
         """
-        return replace(
-            self,
-            declared_length=now.declared_length,
-            max_errors=now.max_errors,
-            on_stats=now.on_stats,
-            begin_early=now.begin_early,
+        # Not `replace`, which took a tenth of what such an epoch takes to begin.
+        settings = copy.copy(self)
+        vars(settings).update(
+            declared_length=loader._IterableDataset_len_called,
+            max_errors=loader.max_errors,
+            on_stats=loader.on_stats,
+            begin_early=loader.begin_early,
         )
+        return settings
 
     def check(self) -> None:
         """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""

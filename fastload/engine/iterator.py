@@ -21,7 +21,6 @@ from fastload.order.batches import has_pure_order
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.order.sampler_state import rank_sampler
-from fastload.settings import Settings
 from fastload.telemetry import span, waiting_span
 
 
@@ -118,7 +117,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
-        settings = self._settings.followed(Settings.of(loader))
+        settings = self._settings.followed(loader)
         settings.check_loadable()
         self._settings = settings
         self.begin()

@@ -42,12 +42,12 @@ class Drawing:
         modules: Callable[[], Collection[str]],
     ) -> None:
         self._replays = bool(draws) and seed is None
-        self._source = Fixed(mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER))
         self._mark: torch.Tensor | None = None
         """Torch's global state when a replay ended, or the sampler last drew."""
         self.mixed = False  # whether the loop has drawn between two draws of the sampler
         self._stream: Stream | None = None
         if self._replays or seed is not None:
+            self._source = Fixed(mix64(mix64(mix64(seed or 0) ^ epoch) ^ _SAMPLER))
             self._stream = Stream(modules=() if self._replays else modules())
             self._stream.move(self._source, None)
             self._stream.generator()  # now it is not stale, and `entered` continues it
