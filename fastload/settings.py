@@ -117,8 +117,12 @@ class Settings:
         )
         return settings
 
-    def check(self) -> None:
-        """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
+    def check(self, *, loads: bool = False) -> None:
+        """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument.
+
+        At `iter()` (`loads`), also if nothing could be loaded. Like torch's constructor, ours does not check that. A
+        user may have set attributes since.
+        """
         if self.worker_method not in METHODS:
             raise ValueError(
                 f"worker_method, or FASTLOAD_WORKER_METHOD in the environment, must be "
@@ -162,6 +166,13 @@ class Settings:
             )
         if self.worker_method == "torch":
             self._refuse_for_torch()
+        if loads and self.num_workers == 0 and self.timeout:
+            raise ValueError(
+                "timeout needs num_workers > 0: without workers the loop itself reads, and cannot interrupt a sample"
+            )
+        factor = 1 if self.prefetch_factor is None else self.prefetch_factor
+        if loads and integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
+            raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
 
     def _refuse_for_torch(self) -> None:
         """Raise ValueError for arguments that torch's own iterator does not know."""
@@ -178,20 +189,6 @@ class Settings:
         }
         if names := [name for name, value in given.items() if value]:
             raise ValueError(f'{", ".join(names)}: not for worker_method="torch"')
-
-    def check_loadable(self) -> None:
-        """Raise ValueError if `iter()` could load nothing. Like torch's constructor, ours does not check this.
-
-        Also call `check` again: a user may have set attributes after construction.
-        """
-        self.check()
-        if self.num_workers == 0 and self.timeout:
-            raise ValueError(
-                "timeout needs num_workers > 0: without workers the loop itself reads, and cannot interrupt a sample"
-            )
-        factor = 1 if self.prefetch_factor is None else self.prefetch_factor
-        if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
-            raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
 
     def modules(self) -> frozenset[str]:
         """Return the modules with global random functions that draw from a stream."""

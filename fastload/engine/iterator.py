@@ -118,7 +118,7 @@ class LoaderIterator(Iterator[Any]):
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
         settings = self._settings.followed(loader)
-        settings.check_loadable()
+        settings.check(loads=True)
         self._settings = settings
         self.begin()
 

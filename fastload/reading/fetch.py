@@ -41,7 +41,7 @@ class Fetcher:
     """
 
     def __init__(self, settings: Settings, notices: Notices, pool: SlotPool | None = None) -> None:
-        settings.check_loadable()
+        settings.check(loads=True)
         self.settings, self.notices, self.keyed = settings, notices, settings.keyed
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
