@@ -50,8 +50,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     For a part for each rank, give the loader a `fastload.RankSampler`.
 
     Memory: 29 bytes for each record of every shard that was read from, 37 in mode "raw". Each thread has a buffer for
-    the largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
-    16 shards are open at once, or a quarter of the process's limit of open files if that is more.
+    the largest record, and a quarter more. At most 16 shards are open at once, or a quarter of the process's limit of
+    open files if that is more.
 
     Attributes:
         path, mode, schema, made: see `fastload.datasets.manifest.Index`.
@@ -120,15 +120,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         # A thread that is reading continues with the shards that it holds.
         self._shards = Shards(self.path, self._index, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
-        # The shard that `locate` read last: to name many bad records of a shard, it reads the columns once.
-        self._sources: tuple[int, Table] | None = None
 
     def close(self) -> None:
         """Close the files and free the tables. The next read opens them again."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_shards", "_targets", "_sources")
+        own = ("_shards", "_targets")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -155,20 +153,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
-        named, sources = self._sources or (-1, None)
-        if named != number or sources is None:
-            try:
-                file = self._shards.file(number)  # keep a reference: the descriptor closes with it
-                sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
-            except (OSError, PackedDataError):
-                return place  # the shard is damaged: no source to name
-            self._sources = number, sources
+        try:
+            file = self._shards.file(number)  # keep a reference: the descriptor closes with it
+            sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
+        except (OSError, PackedDataError):
+            return place  # the shard is damaged: no source to name
         return f"{place} ({_extras(sources, row)[0]})"
-
-    def load(self, index: int) -> None:
-        """Load the columns of the shard of sample `index`, if they are not loaded. Errors are those of reading it."""
-        number, _ = self._place(index)
-        self._shards.table(number)
 
     def read(self, index: int) -> bytes:
         """Return the payload of sample `index`, unchanged from the file, checked as `verify` says."""
