@@ -17,7 +17,7 @@ from fastload._kit.integers import as_indices
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads, Verify
-from fastload.datasets.packed.shards import OpenFile, Shards
+from fastload.datasets.packed.shards import Shards
 from fastload.errors import DecodeError, PackedDataError
 from fastload.rows import Run
 from fastload.telemetry import stage
@@ -213,7 +213,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return range(len(run))
         try:
             # References until the end: a descriptor closes with its file.
-            files = {number: _opened(shards, number) for number in set(numbers.tolist())}
+            for number in (needed := set(numbers.tolist())):
+                shards.table(number)
+            files = {number: shards.file(number) for number in needed}
         except (OSError, PackedDataError):
             return range(len(run))  # reading a sample of that shard raises it again
         columns = shards.columns
@@ -302,12 +304,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return image
         with stage("transform"):
             return self.transform(image)
-
-
-def _opened(shards: Shards, number: int) -> OpenFile:
-    """Return the open file of a shard whose columns are loaded."""
-    shards.table(number)
-    return shards.file(number)
 
 
 class _Source(NamedTuple):

@@ -18,7 +18,7 @@ from fastload._kit.disk import sync_folder
 from fastload.datasets.manifest import INDEX, Index, Mode, Shard, described, shard_name
 from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
-from fastload.datasets.packed.unfinished import Unfinished, content
+from fastload.datasets.packed.unfinished import Unfinished, content, rejected_lines
 from fastload.errors import PackedDataError
 
 _ARGUMENTS = "arguments.json"
@@ -180,12 +180,9 @@ class PackedWriter:
         index = Index(
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
-        lines = "".join(
-            f"{' '.join(source.splitlines())}\t{reason}\n" for source, reason in self.rejected
-        )
         for name in {*self._folder.shards()} - {shard.name for shard in self.shards}:
             os.unlink(self._folder.name(name))  # renamed, but not yet listed before a kill
-        self._folder.finish(index, os.fsencode(lines))
+        self._folder.finish(index, rejected_lines(self.rejected))
         self._index = index
         shutil.rmtree(self._folder.note())
         self._close()
