@@ -350,12 +350,7 @@ def _to_stderr(text: str) -> None:
 
 def _place(name: str, root: Path | None) -> tuple[str, str]:
     """Return the root and the name of a set, given by its name or its path. Make no folder."""
-    from fastload.store.root import existing_root
+    from fastload.store.root import locate
 
-    if os.sep not in name:
-        return existing_root(root), name
-    if root is not None:
-        raise click.UsageError(
-            f"{name} is a path, and --root {root} is given as well. Give either a path or --root."
-        )
-    return os.path.split(os.path.abspath(name))
+    with bad_values_are_usage_errors():
+        return locate(name, root, make=False)

@@ -50,7 +50,11 @@ def _parts(paths: Iterable[str], columns: Sequence[str]) -> Iterator[tuple[str, 
             begin = file.read(4)
         with _naming(path):
             if begin != _NPY:
-                for part in _reader_of(begin)(path, columns):
+                if begin not in _READERS:
+                    raise ValueError(
+                        f"is not a Parquet, Arrow, .npy or .npz file: it begins with {begin!r}"
+                    )
+                for part in _READERS[begin](path, columns):
                     yield path, part
                 continue
             name = os.path.basename(path).removesuffix(".npy")
@@ -75,18 +79,6 @@ def _naming(path: str) -> Iterator[None]:
             raise ValueError(f"{path}: {error}") from error
         error.filename = error.filename or path
         raise
-
-
-def _reader_of(begin: bytes) -> Any:
-    readers = {
-        b"PAR1": _row_groups,
-        b"ARRO": _batches,
-        b"\xff\xff\xff\xff": _batches_of_stream,
-        b"PK\x03\x04": _arrays,
-    }
-    if begin not in readers:
-        raise ValueError(f"is not a Parquet, Arrow, .npy or .npz file: it begins with {begin!r}")
-    return readers[begin]
 
 
 def _row_groups(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -139,3 +131,12 @@ def _expect(columns: Sequence[str], names: Sequence[str]) -> None:
     for name in columns:
         if name not in names:
             raise ValueError(f"has no column {name!r}. The columns are {', '.join(names)}")
+
+
+_READERS: dict[bytes, Any] = {
+    b"PAR1": _row_groups,
+    b"ARRO": _batches,
+    b"\xff\xff\xff\xff": _batches_of_stream,
+    b"PK\x03\x04": _arrays,
+}
+"""Readers by the first bytes of their files."""

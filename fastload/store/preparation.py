@@ -7,7 +7,7 @@ import reprlib
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fastload._kit.disk import write_file
 from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import REJECTED, Index, read_index
+from fastload.datasets.packed.unfinished import content, rejected_lines
 from fastload.errors import PrepareError
 from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
 from fastload.store.work import Note, Work, shards_of
@@ -88,7 +89,9 @@ class Preparation:
         index = index_of(shards, schema, classes=self._classes, made=self._made)
         with unsealed(self._root, self.name, free=self._old is None) as new:
             self.work.gather(shards, new)
-            _write_skipped(new, skipped, durable=self.work.durable)
+            if skipped:
+                name = os.path.join(new, REJECTED)
+                write_file(name, rejected_lines(skipped), durable=self.work.durable)
             if self._old is not None:
                 remove(self._root, self.name)
             place = seal(new, self._root, self.name, index)
@@ -205,18 +208,6 @@ def _old_set(path: str) -> _OldSet | None:
         index = read_index(path)
     except FileNotFoundError:
         return None
-    skipped: list[tuple[str, str]] = []
-    with suppress(FileNotFoundError), open(os.path.join(path, REJECTED), "rb") as file:
-        for line in os.fsdecode(file.read()).splitlines():
-            source, _, reason = line.partition("\t")
-            skipped.append((source, reason))
-    return _OldSet(path, index, tuple(skipped))
-
-
-def _write_skipped(folder: str, skipped: Iterable[tuple[str, str]], *, durable: bool) -> None:
-    lines = [
-        " ".join(source.split()) + "\t" + " ".join(reason.split()) + "\n"
-        for source, reason in skipped
-    ]
-    if lines:
-        write_file(os.path.join(folder, REJECTED), os.fsencode("".join(lines)), durable=durable)
+    lines = os.fsdecode(content(os.path.join(path, REJECTED)) or b"").splitlines()
+    pairs = (line.partition("\t") for line in lines)
+    return _OldSet(path, index, tuple((source, reason) for source, _, reason in pairs))

@@ -189,7 +189,10 @@ class SetContract(WrittenSet):
         for workers in (0, 2):
             verified = call("set", "verify", whole, "--workers", workers)
             assert verified.exit_code == 0, verified.output
-            assert "are valid." in verified.output
+            assert f"{len(list(whole.glob('*.arrow')))} parts checked in " in verified.output
+            size = sum(map(os.path.getsize, whole.glob("*.arrow")))
+            assert f" s, {size:,} bytes read" in verified.output
+            assert "All checked parts are valid." in verified.output
 
     @pytest.mark.parametrize("harm", ["first bit", "middle bit", "last bit", "cut off", "missing"])
     def test_a_damaged_part_is_named_and_never_copied(

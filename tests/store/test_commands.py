@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,6 @@ class TestColumns(SetContract):
         return stage(source, target, **options)
 
 
-def is_no_set(path: Path) -> bool:
-    return not list(sets(os.fspath(path.parent))) and not (path / INDEX).exists()
-
-
 def has_all_rows(path: Path) -> bool:
     dataset = store.get(path, data="x", label="y")
     return all(torch.equal(x, X[y]) and y == k for k, (x, y) in enumerate(dataset))
@@ -105,41 +101,36 @@ def on_nodes(path: Path, *nodes: str) -> Path:
 # ---- verify ----
 
 
-def test_a_set_that_is_right_is_read_whole(source: Path) -> None:
-    result = call("set", "verify", source, "--workers", "2")
-    size = sum(map(os.path.getsize, source.glob("*.arrow")))
-    assert result.exit_code == 0
-    assert result.output.startswith("3 parts checked in ")
-    assert f" s, {size:,} bytes read" in result.output
-    assert "All checked parts are valid." in result.output
-
-
-def test_parts_that_are_cut_off_or_missing_are_all_named(tmp_path: Path) -> None:
-    path = make(tmp_path / "set", checksums=False)
-    os.truncate(path / "shard-00000.arrow", 700)
-    (path / "shard-00002.arrow").unlink()
-    cut, missing = verify(path).bad
-    assert "shard-00000.arrow: the file has 700 bytes, expected" in cut
-    assert "shard-00002.arrow: the file is missing" in missing
-
-
 def test_parts_without_checksums_are_said_and_their_form_is_checked(tmp_path: Path) -> None:
     path = make(tmp_path / "set", checksums=False)
     result = call("set", "verify", path)
     assert result.exit_code == 0
-    assert result.output.startswith("3 parts checked in ")
     assert " s, 0 bytes read\n" in result.output
     assert (
         "3 of these parts have no checksums, so only their form was checked, not their values"
         in result.output
     )
-    flip(path / "shard-00001.arrow", -1)
-    (bad,) = verify(path).bad
-    assert "shard-00001.arrow: the file does not end like an Arrow file" in bad
-    other = store.put({"z": X}, tmp_path / "other", checksums=False)
-    assert other
-    shutil.copy(tmp_path / "other" / "shard-00000.arrow", path / "shard-00002.arrow")
-    assert len(verify(path).bad) == 2
+    stage(path, tmp_path / "whole")
+    assert files(tmp_path / "whole") == files(path)
+    store.put({"z": X}, tmp_path / "other", checksums=False)
+    for number, harm, said in [
+        (0, lambda part: os.truncate(part, 700), "the file has 700 bytes, expected"),
+        (1, lambda part: flip(part, -1), "the file does not end like an Arrow file"),
+        (
+            2,
+            lambda part: shutil.copy(tmp_path / "other" / "shard-00000.arrow", part),
+            "the file has ",
+        ),
+        (2, os.unlink, "the file is missing"),
+    ]:
+        part = path / f"shard-0000{number}.arrow"
+        harm(part)
+        assert f"{part.name}: {said}" in verify(path).bad[number]
+        assert len(verify(path).bad) == number + 1
+        with pytest.raises(PackedDataError):
+            stage(path, tmp_path / "copy")
+        assert not (tmp_path / "copy" / INDEX).exists()
+        assert not (tmp_path / "copy" / ".staging" / part.name).exists()
 
 
 def test_parts_of_other_nodes_are_not_here_and_not_bad(source: Path) -> None:
@@ -151,6 +142,9 @@ def test_parts_of_other_nodes_are_not_here_and_not_bad(source: Path) -> None:
     assert result.exit_code == 0
     assert "1 part checked" in result.output
     assert "2 parts are not here, but on node-b (1), node-c (1)" in result.output
+    with pytest.raises(PackedDataError, match="2 of 3 parts are not here, but on node-b, node-c"):
+        stage(source, source.parent / "copy")
+    assert not (source.parent / "copy").exists()
     (source / "shard-00000.arrow").unlink()
     (bad,) = verify(source).bad
     assert "shard-00000.arrow: the file is missing" in bad
@@ -187,16 +181,6 @@ def test_parts_by_node_and_the_rows_of_the_first_part_that_is_here(source: Path)
 # ---- stage ----
 
 
-def test_a_copy_without_checksums_is_the_set_byte_for_byte(tmp_path: Path) -> None:
-    source, copy = make(tmp_path / "set", checksums=False), tmp_path / "copies" / "set"
-    staged = stage(source, copy, workers=2)
-    assert files(copy) == files(source)
-    assert staged.copied_bytes == staged.bytes == sum(map(os.path.getsize, source.glob("*.arrow")))
-    assert has_all_rows(copy)
-    assert store.get(copy).set_id == store.get(source).set_id
-    assert stage(source, copy).copied_bytes == 0
-
-
 def test_the_command_copies_to_memory_where_the_set_has_its_name(source: Path) -> None:
     root = Path("/dev/shm") / f"fastload-test-{os.getpid()}"
     try:
@@ -230,36 +214,6 @@ def test_a_copy_has_neither_nodes_nor_an_owner(tmp_path: Path) -> None:
     assert {shard.node for shard in index.shards} == {""}
     assert index.id == read_index(os.fspath(source)).id
     assert has_all_rows(tmp_path / "copy")
-
-
-def test_a_set_that_lacks_parts_of_other_nodes_is_refused_with_their_names(
-    source: Path, tmp_path: Path
-) -> None:
-    on_nodes(source, this_node(), "node-b", "node-c")
-    (source / "shard-00002.arrow").unlink()
-    with pytest.raises(PackedDataError, match="1 of 3 parts are not here, but on node-c"):
-        stage(source, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-
-
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (lambda part: flip(part, -1), "shard-00001.arrow: the file does not end like"),
-        (lambda part: os.truncate(part, 600), "shard-00001.arrow: the file has 600 bytes"),
-    ],
-    ids=["footer", "cut off"],
-)
-def test_a_source_without_checksums_that_is_damaged_never_becomes_a_set(
-    tmp_path: Path, harm: Callable[[Path], object], said: str
-) -> None:
-    source = make(tmp_path / "sources" / "set", checksums=False)
-    harm(source / "shard-00001.arrow")
-    result = call("set", "stage", source, tmp_path / "copy")
-    assert result.exit_code == 1
-    assert said in result.output
-    assert is_no_set(tmp_path / "copy")
-    assert not (tmp_path / "copy" / ".staging" / "shard-00001.arrow").exists()
 
 
 def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:

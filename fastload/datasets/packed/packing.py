@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -23,6 +23,8 @@ from fastload.errors import DecodeError
 
 AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
 """The most records, and the most bytes, that wait to be written: so workers continue while the disk is slow."""
+_PIXELS = {"max_size": (("jpeg", "raw"), 256, 65535), "quality": (("jpeg",), 90, 95)}
+"""For arguments that belong to some modes: these modes, the default, the maximum."""
 
 
 class Result(NamedTuple):
@@ -30,10 +32,9 @@ class Result(NamedTuple):
 
     made_of: Input
     payload: bytes | None = None
-    sides: tuple[int, int] | None = None  # height and width of raw pixels
+    sides: Mapping[str, int] = {}  # of raw pixels
     input_bytes: int = 0
     reason: str = ""
-    error: Exception | None = None  # raised once the records before it are written
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def pack(
     for inputs, FileListError for lists, and OSError if `out` cannot be written. Raises `PackedDataError` if no input
     could be packed, and FileExistsError and BlockingIOError as `PackedWriter` does.
     """
-    pixels = _pixels_of(mode, max_size, quality)
+    pixels = _pixels_of(mode, max_size=max_size, quality=quality)
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     source, out = os.fspath(source), os.fspath(out)
@@ -146,22 +147,13 @@ def pack(
             _prepared(prepare, inputs.inputs(writer.done), workers) as results,
             tqdm(total=len(inputs), initial=writer.done, unit="record", disable=hidden) as bar,
         ):
-            for made_of, payload, sides, size, reason, error in results:
-                if error is not None:
-                    raise error
+            for made_of, payload, sides, size, reason in results:
                 if payload is None:
                     writer.reject(made_of.name, reason)
                 else:
-                    height, width = sides or (None, None)
-                    input_bytes += size
-                    writer.add(
-                        payload,
-                        label=made_of.label,
-                        source=made_of.name,
-                        height=height,
-                        width=width,
-                        **made_of.extras,
-                    )
+                    more: Any = {**sides, **made_of.extras}
+                    writer.add(payload, label=made_of.label, source=made_of.name, **more)
+                input_bytes += size
                 bar.update()
         index = writer.finish()
     return PackResult(
@@ -177,25 +169,21 @@ def pack(
     )
 
 
-def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[str, int]:
+def _pixels_of(mode: Mode, **given: int | None) -> dict[str, int]:
     """Return the arguments that belong to the mode, with their defaults."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if max_size is not None and mode == "encoded":
-        raise ValueError(
-            'max_size cannot be used with mode "encoded", which keeps the files as they are'
-        )
-    if quality is not None and mode != "jpeg":
-        raise ValueError(f'quality works only with mode "jpeg", but the mode is "{mode}"')
     found: dict[str, int] = {}
-    if mode != "encoded":
-        found["max_size"] = 256 if max_size is None else max_size
-        if not 1 <= found["max_size"] <= 65535:
-            raise ValueError(f"max_size must be in 1..65535, got {max_size}")
-    if mode == "jpeg":
-        found["quality"] = 90 if quality is None else quality
-        if not 1 <= found["quality"] <= 95:
-            raise ValueError(f"quality must be in 1..95, got {quality}")
+    for name, (modes, default, most) in _PIXELS.items():
+        value = given[name]
+        if mode in modes:
+            found[name] = default if value is None else value
+            if not 1 <= found[name] <= most:
+                raise ValueError(f"{name} must be in 1..{most}, got {value}")
+        elif value is not None:
+            raise ValueError(
+                f"{name} works only with mode {' or '.join(modes)}, but the mode is {mode!r}"
+            )
     return found
 
 
@@ -235,7 +223,7 @@ class _Prepare:
             return self._prepared(made_of)
         except (DecodeError, OSError) as error:
             if not self.skip:
-                return Result(made_of, error=error)
+                raise
             reason = error.strerror if isinstance(error, OSError) else error.reason
             return Result(made_of, reason=reason or str(error))
 
@@ -253,13 +241,13 @@ class _Prepare:
             raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)
         if not self.check:
-            return Result(made_of, encoded, None, size)
+            return Result(made_of, encoded, {}, size)
 
         from fastload.image import decode_pixels, encode_rgb
 
         pixels = decode_pixels(encoded, name=name, max_size=self.max_size)
-        if self.mode == "encoded":
-            return Result(made_of, encoded, None, size)
         if self.mode == "raw":
-            return Result(made_of, pixels.tobytes(), pixels.shape[:2], size)
-        return Result(made_of, encode_rgb(pixels, quality=self.quality), None, size)
+            height, width, _ = pixels.shape
+            return Result(made_of, pixels.tobytes(), {"height": height, "width": width}, size)
+        payload = encode_rgb(pixels, quality=self.quality) if self.mode == "jpeg" else encoded
+        return Result(made_of, payload, {}, size)

@@ -17,7 +17,7 @@ from fastload._kit.integers import as_indices
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads, Verify
-from fastload.datasets.packed.shards import OpenFile, Shards
+from fastload.datasets.packed.shards import Shards
 from fastload.errors import DecodeError, PackedDataError
 from fastload.rows import Run
 from fastload.telemetry import stage
@@ -50,8 +50,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     For a part for each rank, give the loader a `fastload.RankSampler`.
 
     Memory: 29 bytes for each record of every shard that was read from, 37 in mode "raw". Each thread has a buffer for
-    the largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
-    16 shards are open at once, or a quarter of the process's limit of open files if that is more.
+    the largest record, and a quarter more. At most 16 shards are open at once, or a quarter of the process's limit of
+    open files if that is more.
 
     Attributes:
         path, mode, schema, made: see `fastload.datasets.manifest.Index`.
@@ -120,15 +120,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         # A thread that is reading continues with the shards that it holds.
         self._shards = Shards(self.path, self._index, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
-        # The shard that `locate` read last: to name many bad records of a shard, it reads the columns once.
-        self._sources: tuple[int, Table] | None = None
 
     def close(self) -> None:
         """Close the files and free the tables. The next read opens them again."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_shards", "_targets", "_sources")
+        own = ("_shards", "_targets")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -155,20 +153,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
-        named, sources = self._sources or (-1, None)
-        if named != number or sources is None:
-            try:
-                file = self._shards.file(number)  # keep a reference: the descriptor closes with it
-                sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
-            except (OSError, PackedDataError):
-                return place  # the shard is damaged: no source to name
-            self._sources = number, sources
+        try:
+            file = self._shards.file(number)  # keep a reference: the descriptor closes with it
+            sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
+        except (OSError, PackedDataError):
+            return place  # the shard is damaged: no source to name
         return f"{place} ({_extras(sources, row)[0]})"
-
-    def load(self, index: int) -> None:
-        """Load the columns of the shard of sample `index`, if they are not loaded. Errors are those of reading it."""
-        number, _ = self._place(index)
-        self._shards.table(number)
 
     def read(self, index: int) -> bytes:
         """Return the payload of sample `index`, unchanged from the file, checked as `verify` says."""
@@ -223,7 +213,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return range(len(run))
         try:
             # References until the end: a descriptor closes with its file.
-            files = {number: _opened(shards, number) for number in set(numbers.tolist())}
+            for number in (needed := set(numbers.tolist())):
+                shards.table(number)
+            files = {number: shards.file(number) for number in needed}
         except (OSError, PackedDataError):
             return range(len(run))  # reading a sample of that shard raises it again
         columns = shards.columns
@@ -312,12 +304,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return image
         with stage("transform"):
             return self.transform(image)
-
-
-def _opened(shards: Shards, number: int) -> OpenFile:
-    """Return the open file of a shard whose columns are loaded."""
-    shards.table(number)
-    return shards.file(number)
 
 
 class _Source(NamedTuple):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -80,10 +82,10 @@ class Parquet:
     """
 
     def __init__(self, source: str, paths: list[str], named: Sequence[str]) -> None:
-        self._paths = paths
+        self._paths, self._rows = paths, []
         self._image, self._label, *columns = named
-        self._rows, schema = [], None
-        for path in self._paths:
+        schema = None
+        for path in paths:
             try:
                 found = pq.read_metadata(path)
             except UnicodeEncodeError as error:
@@ -94,39 +96,40 @@ class Parquet:
                 raise FileListError(f"{path}: this is not a Parquet file: {error}") from error
             self._rows.append(found.num_rows)
             arrow = found.schema.to_arrow_schema()
-            if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
-                raise FileListError(f"{path}: the columns differ from those of {self._paths[0]}")
             schema = schema or arrow
+            if not arrow.equals(schema):
+                raise FileListError(f"{path}: the columns differ from those of {paths[0]}")
         assert schema is not None
-        for name in named:
-            if name not in schema.names:
-                raise FileListError(
-                    f"{source}: column {name!r} does not exist. The columns are {schema.names}"
-                )
+        if missing := [name for name in named if name not in schema.names]:
+            raise FileListError(
+                f"{source}: column {missing[0]!r} does not exist. The columns are {schema.names}"
+            )
         self.columns = {name: schema.field(name).type for name in columns}
-        self._numbers: dict[str, int] | None = None
         self.classes = _class_names(schema, self._label)
-        kind = schema.field(self._label).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not pa.types.is_integer(kind):
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise FileListError(
-                    f"{source}: column {self._label!r} has type {kind}, expected integers or names"
-                )
-            names: set[str] = set()
-            for path in self._paths:
-                found = pq.read_table(path, columns=[self._label]).column(0)
-                names.update(pc.unique(found).drop_null().to_pylist())
-            self.classes = sorted(names)
-            self._numbers = {name: number for number, name in enumerate(self.classes)}
-        sizes = [os.path.getsize(path) for path in self._paths]
+        self._numbers = self._numbers_of_names(schema.field(self._label).type, source)
+        sizes = [os.path.getsize(path) for path in paths]
         self.about = {
             "source": os.path.basename(os.path.normpath(source)),
             "inputs": len(self),
             "sizes": zlib.crc32(json.dumps(sizes).encode()),
             "columns": [*named],
         }
+
+    def _numbers_of_names(self, kind: pa.DataType, source: str) -> dict[str, int] | None:
+        """Return the number of each name of a class, or None if labels are numbers. Names become the classes."""
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_integer(kind):
+            return None
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise FileListError(
+                f"{source}: column {self._label!r} has type {kind}, expected integers or names"
+            )
+        names: set[str] = set()
+        for path in self._paths:
+            found = pq.read_table(path, columns=[self._label]).column(0)
+            names.update(pc.unique(found).drop_null().to_pylist())
+        self.classes = sorted(names)
+        return {name: number for number, name in enumerate(self.classes)}
 
     def __len__(self) -> int:
         return sum(self._rows)
@@ -140,14 +143,11 @@ class Parquet:
 
     def _of_file(self, path: str, start: int) -> Iterator[Input]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            groups, number = [], 0
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if number + rows > start:
-                    groups.append(group)
-                elif not groups:
-                    number += rows
+            rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            ends = [*accumulate(rows)]
+            first = bisect_right(ends, start)  # the row group with this row
             columns = list(dict.fromkeys((self._image, self._label, *self.columns)))
+            groups, number = range(first, len(rows)), ends[first] - rows[first]
             for batch in file.iter_batches(_ROWS, row_groups=groups, columns=columns):
                 for row in batch.to_pylist():
                     if number >= start:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from fastload._kit.disk import locked_path, open_file, own_folder, write_file
 from fastload.datasets.manifest import INDEX, REJECTED, Index, dump_index
+
+_TAB = "\t"
 
 
 class Unfinished:
@@ -62,3 +64,12 @@ def content(path: str, *, follow: bool = True) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
+
+
+def rejected_lines(rejected: Iterable[tuple[str, str]]) -> bytes:
+    """Return the content of `rejected.txt`: a line for each input that was left out, with the reason."""
+    lines = (
+        f"{' '.join(name.replace(_TAB, ' ').splitlines())}{_TAB}{' '.join(reason.split())}\n"
+        for name, reason in rejected
+    )
+    return os.fsencode("".join(lines))

@@ -18,7 +18,7 @@ from fastload._kit.disk import sync_folder
 from fastload.datasets.manifest import INDEX, Index, Mode, Shard, described, shard_name
 from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
-from fastload.datasets.packed.unfinished import Unfinished, content
+from fastload.datasets.packed.unfinished import Unfinished, content, rejected_lines
 from fastload.errors import PackedDataError
 
 _ARGUMENTS = "arguments.json"
@@ -127,21 +127,20 @@ class PackedWriter:
             raise ValueError(
                 f"record {number} ({source}): the label must be an integer of 64 bits, got {label!r}"
             )
-        for name, side in (("height", height), ("width", width)):
-            if side is not None and not 1 <= side <= MAX_SIDE:
-                raise ValueError(
-                    f"record {number} ({source}): {name} must be in 1..{MAX_SIDE}, got {side}"
-                )
-        if (self.mode == "raw") != (height is not None and width is not None):
+        sides = [side for side in (height, width) if side is not None]
+        if not all(1 <= side <= MAX_SIDE for side in sides):
+            raise ValueError(
+                f"record {number} ({source}): height and width must be in 1..{MAX_SIDE}, got {sides}"
+            )
+        if len(sides) != (2 if self.mode == "raw" else 0):
             raise ValueError(
                 f'record {number} ({source}): give height and width in mode "raw", and in no other. '
                 f"The mode is {self.mode!r}, height is {height} and width is {width}"
             )
-        if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
+        if sides and len(payload) != sides[0] * sides[1] * 3:
             raise ValueError(f"got {len(payload)} bytes for {height} x {width} pixels of 3 bytes")
         if extras.keys() != set(self._extras):
             raise ValueError(f"expected values for the columns {self._extras}, got {list(extras)}")
-        sides = (height, width) if self.mode == "raw" else ()
         values = [extras[name] for name in self._extras]
         # A name that is not UTF-8 cannot be in an Arrow file; its odd bytes are shown as \xff.
         name = os.fsencode(source).decode("utf-8", "backslashreplace")
@@ -181,12 +180,9 @@ class PackedWriter:
         index = Index(
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
-        lines = "".join(
-            f"{' '.join(source.splitlines())}\t{reason}\n" for source, reason in self.rejected
-        )
         for name in {*self._folder.shards()} - {shard.name for shard in self.shards}:
             os.unlink(self._folder.name(name))  # renamed, but not yet listed before a kill
-        self._folder.finish(index, os.fsencode(lines))
+        self._folder.finish(index, rejected_lines(self.rejected))
         self._index = index
         shutil.rmtree(self._folder.note())
         self._close()
