@@ -15,7 +15,7 @@ from fastload.measure.provenance import caption
 from fastload.telemetry.snapshot import LOADER_STAGES
 
 _PANELS = {
-    "rate": "Images per second: higher is better",
+    "rate_global": "Images per second: higher is better",
     "first_batch_s": "Seconds to the first batch: lower is better",
 }
 
@@ -44,9 +44,10 @@ def draw(document: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
 
 def _panel(axes: Axes, rows: Sequence[Row], value: str) -> None:
     """Draw one figure over the number of workers: a line for each parallel loader, a level for the serial one."""
-    for kind, colour, marker in zip(LOADER_NAMES, ("C0", "C2", "C1", "C7"), "o^s ", strict=True):
+    colours = ("C0", "C2", "C3", "C4", "C1", "C7")
+    for kind, colour, marker in zip(LOADER_NAMES, colours, "o^vDs ", strict=True):
         mine = sorted((row for row in rows if row.loader == kind), key=lambda row: row.workers)
-        spreads = [getattr(row, value) for row in mine]
+        spreads = [spread for row in mine if (spread := row.figures[value])]
         if mine and kind == "serial":
             axes.axhline(spreads[0].median, color=colour, linestyle="--", label=LOADER_NAMES[kind])
             axes.axhspan(spreads[0].low, spreads[0].high, color=colour, alpha=0.2, linewidth=0)
@@ -71,7 +72,7 @@ def _panel(axes: Axes, rows: Sequence[Row], value: str) -> None:
     )
     axes.grid(axis="y")
     axes.set_title(_PANELS[value], loc="left")
-    if value == "rate":
+    if value == "rate_global":
         axes.legend()
 
 

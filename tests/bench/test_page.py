@@ -140,7 +140,7 @@ def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks_and_the_stag
     assert named == {*points, "serial, one thread"}
     assert ranks.get_xlabel().endswith("in each of 2 ranks")
     names = [label.get_text() for label in stages.get_yticklabels()]
-    assert names == ["serial", "1 thread", "2 threads", "2 threads, plan", "2 ranks x 2 threads"]
+    assert names == ["serial", "1 thread", "2 threads", "2 workers, plan", "2 ranks x 2 threads"]
     assert "cache warm\nstep none" in figure.get_supxlabel()
 
 
