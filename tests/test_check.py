@@ -136,7 +136,7 @@ def test_a_file_that_was_opened_early_is_each_workers_own(tmp_path: Path) -> Non
     with dataset.file:
         report = check(dataset, samples=64, workers=4)
     assert report.ok
-    assert "dataset.file" in str(report.copies).partition("shared")[0]
+    assert "dataset.file" in report.copies.partition("shared")[0]
 
 
 def test_a_file_position_that_threads_share_is_a_fault(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_file_position_that_threads_share_is_a_fault(tmp_path: Path) -> None:
         report = check(dataset, samples=64, workers=4)
     assert not report.ok
     assert "Something that workers share keeps state" in words(report, "fault")
-    assert "dataset (Claims" in str(report.copies).partition("shared")[2]
+    assert "dataset (Claims" in report.copies.partition("shared")[2]
     assert "not safe to read with 4 workers" in str(report)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastload.check.summary import Summary
-
 Level = Literal["fault", "note"]
 
 
@@ -67,7 +65,7 @@ class Report:
     failed: int = 0
     """Number of samples that raised in the serial reading."""
     findings: list[Finding] = field(default_factory=list)
-    copies: Summary = field(default_factory=Summary)
+    copies: str = ""
     """What each worker copies, and what all workers share."""
     compared: bool = True
     """True if samples of workers were compared with serial ones. They cannot be if they depend on global draws, if two

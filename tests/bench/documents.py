@@ -14,10 +14,6 @@ from fastload.measure.provenance import provenance
 HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
 
 
-def stage(seconds: float, count: int) -> dict[str, Any]:
-    return {"seconds": seconds, "count": count, "cpu_s": seconds / 2}
-
-
 def outcome(
     loader: LoaderKind, workers: int, rate: float, *, ranks: int = 1, repeat: int = 0, **work: Any
 ) -> Outcome:
@@ -25,17 +21,7 @@ def outcome(
     run = Run(
         workload=Workload(**options), loader=loader, workers=workers, ranks=ranks, repeat=repeat
     )
-    stats = {
-        "elapsed_s": 2.0,
-        "worker_wait_s": 0.25 * workers,
-        "occupancy": 0.375,
-        "stages": {
-            "sample": stage(1.2, 150),
-            "read": stage(0.3, 150),
-            "decode": stage(0.6, 150),
-            "collate": stage(0.15, 15),
-        },
-    }
+    stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
         rate=rate,
         rank_rates=[rate / ranks] * ranks,

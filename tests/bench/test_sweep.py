@@ -21,8 +21,8 @@ pytest.importorskip("torchvision")
 
 
 from fastload.bench import report
-from fastload.bench.figures import Outcome, Part
-from fastload.bench.plan import LoaderKind, Plan, Run, Workload, plan_runs, rank_order, sample_order
+from fastload.bench.figures import Part
+from fastload.bench.plan import Plan, Run, Workload, plan_runs, rank_order, sample_order
 from fastload.bench.run import all_ranks, execute, files_of
 from fastload.measure.figures import Figures
 from fastload.measure.fresh import _let_start
@@ -185,34 +185,13 @@ def test_the_rate_of_all_ranks_is_over_the_time_from_the_first_to_the_last() -> 
     assert all_ranks([early]) == replace(early.figures, unique_samples=3)
 
 
-def measured(
-    loader: LoaderKind,
-    workers: int,
-    rate: float,
-    *,
-    ranks: int = 1,
-    sample_s: float,
-    step_ms: float = 0,
-) -> Outcome:
-    """A run in which a sample took `sample_s`, half of it computing, and collating its batch of 10 a hundredth."""
-    work = Workload(file_list="list", batch_size=10, step_ms=step_ms)
-    sample = {"seconds": 50 * sample_s, "count": 50, "cpu_s": 25 * sample_s}
-    stages = {"sample": sample, "collate": {"seconds": 0.05, "count": 5, "cpu_s": 0.0}}
-    stats = {"stages": stages, "occupancy": 0.5}
-    return replace(
-        outcome(loader, workers, rate),
-        run=Run(workload=work, loader=loader, workers=workers, ranks=ranks),
-        figures=figures_of(rate=rate, rank_rates=[rate / ranks] * ranks, loader_stats=stats),
-    )
-
-
 def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_each() -> None:
     outcomes = [
-        measured("serial", 0, 100.0, sample_s=0.01),
-        measured("thread", 2, 150.0, sample_s=0.01),
-        measured("torch", 2, 100.0, sample_s=0.01),
-        measured("serial", 0, 180.0, ranks=2, sample_s=0.01),
-        measured("thread", 2, 360.0, ranks=2, sample_s=0.01),
+        outcome("serial", 0, 100.0),
+        outcome("thread", 2, 150.0),
+        outcome("torch", 2, 100.0),
+        outcome("serial", 0, 180.0, ranks=2),
+        outcome("thread", 2, 360.0, ranks=2),
     ]
     rows = report.summarise(outcomes)
     ratios = {row.name: row.figures["ratio"] for row in rows}
