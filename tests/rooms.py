@@ -26,7 +26,7 @@ CORE = {
 
 PLUG_INS = {
     "bench": "__init__ errors _kit telemetry order datasets image measure",
-    "check": "errors _kit telemetry random safety reading loader",
+    "check": "errors _kit random safety reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
     "datasets": "__init__ errors _kit telemetry rows reading image",
     "distributed": "errors _kit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable
@@ -16,15 +15,15 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 import fastload
-from fastload.bench.figures import BenchError, Figures, Part
+from fastload.bench.figures import BenchError, Part
 from fastload.bench.plan import Run, TransformName, rank_order
 from fastload.datasets import ImageFileList
 from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Plan, RandomResizedCrop, Resize
 from fastload.measure.averages import average_line
+from fastload.measure.figures import Figures
 from fastload.measure.fresh import answer
 from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
-from fastload.telemetry.diagnosis import bound
 
 
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
@@ -55,7 +54,8 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
     options: dict[str, Any] = {"sampler": order, "num_workers": run.workers, "drop_last": True}
     if run.loader == "torch":
         return TorchDataLoader(dataset, size, **options)
-    return fastload.DataLoader(dataset, size, worker_method="thread", **options)
+    method: Any = run.loader if run.loader in ("thread", "process") else "auto"
+    return fastload.DataLoader(dataset, size, worker_method=method, **options)
 
 
 def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
@@ -105,31 +105,16 @@ def measure(
     if ours is not None:
         ours.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
-    closed = time.monotonic()
-    say(f"All Done: {closed - began:.2f}")
+    say(f"All Done: {time.monotonic() - began:.2f}")
 
     if delivered != order[: work.samples]:
         raise BenchError(f"{run.name}: the loader delivered wrong samples or a wrong order")
-    rate, cpu_s, stats = measured.rate or 0.0, measured.steady_cpu_s, measured.stats
-    figures = Figures(
-        rate=rate,
-        rank_rates=[rate],
-        window_rates=measured.window_rates,
-        first_batch_s=measured.first_batch_s,
-        steady_s=measured.steady_s,
-        wait_share=measured.wait_share or 0.0,
-        cpu_s_per_1000=None if cpu_s is None else cpu_s * 1000 / measured.steady_samples,
-        total_s=measured.training_s,
-        close_s=closed - measured.steady_to,
-        samples=len(delivered),
-        unique_samples=len(set(delivered)),
-        intraop_threads=torch.get_num_threads(),
-        start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=asdict(stats) if stats else None,
-        finding=bound(stats).sentence if stats else None,
+    return Part(
+        figures=Figures.of(measured, unique_samples=len(set(delivered))),
+        steady_from_s=measured.steady_from,
+        steady_to_s=measured.steady_to,
+        delivered=delivered,
     )
-    steady = {"steady_from_s": measured.steady_from, "steady_to_s": measured.steady_to}
-    return Part(figures=figures, delivered=delivered, **steady)
 
 
 def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:

@@ -13,15 +13,18 @@ from typing import Annotated, Any, Literal, Self
 from fastload._kit.options import Count, Option
 from fastload.measure.options import CacheState, ImageList, Loop
 
-LoaderKind = Literal["serial", "thread", "torch", "plan"]
+LoaderKind = Literal["serial", "auto", "thread", "process", "torch", "plan"]
 TransformName = Literal["resize", "rrc"]
 LOADER_NAMES: dict[LoaderKind, str] = {
+    "auto": "fastload",
+    "plan": "fastload, plan",
     "thread": "fastload threads",
-    "plan": "fastload threads, plan",
+    "process": "fastload processes",
     "torch": "torch processes",
     "serial": "serial, one thread",
 }
 """Names in the legends of plots and pages, in this order."""
+_WORKERS = {"thread": "thread", "process": "process", "torch": "torch process"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +58,12 @@ class Plan:
 
     loaders: Annotated[tuple[LoaderKind, ...], Option("--loaders NAME,NAME,...")] = (
         "serial",
-        "thread",
+        "auto",
         "torch",
     )
-    """Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's DataLoader
-    with worker processes. plan: fastload with threads, and a plan of fastload.image in place of torchvision's
-    transforms."""
+    """Loaders to measure. serial: fastload without workers. auto: fastload with the workers that it chooses. thread,
+    process: fastload with these. torch: torch's DataLoader with worker processes. plan: as auto, with a plan of
+    fastload.image in place of torchvision's transforms."""
     workers: Annotated[tuple[Count, ...], Option("--workers N,N,...")] = (1, 2, 4)
     """Numbers of workers per rank to measure with each loader but serial."""
     ranks: Annotated[tuple[Count, ...], Option("--ranks N,N,...")] = (1,)
@@ -87,9 +90,9 @@ class Run:
         ranks = "" if self.ranks == 1 else f"{self.ranks} ranks x "
         if self.loader == "serial":
             return f"{ranks}serial"
-        kind, plural = ("torch process", "es") if self.loader == "torch" else ("thread", "s")
-        plan = ", plan" if self.loader == "plan" else ""
-        return f"{ranks}{self.workers} {kind}{'' if self.workers == 1 else plural}{plan}"
+        kind = _WORKERS.get(self.loader, "worker")
+        plural = "" if self.workers == 1 else "es" if kind.endswith("s") else "s"
+        return f"{ranks}{self.workers} {kind}{plural}{', plan' * (self.loader == 'plan')}"
 
     @property
     def ordered_samples(self) -> int:

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastload._kit.disk import write_file
-from fastload.bench.figures import Figures, Outcome
-from fastload.bench.plan import LoaderKind, Workload
+from fastload.bench.figures import Outcome
+from fastload.bench.plan import LOADER_NAMES, LoaderKind, Workload
 from fastload.measure import WARMUP_STEPS
+from fastload.measure.averages import figure
 from fastload.measure.provenance import busy, caption
 from fastload.measure.tables import Spread, columns
 
-FORMAT = "fastload-bench/2"
+FORMAT = "fastload-bench/3"
+OTHERS = ("serial", "torch")
 QUIET_SHARE = 0.05
 """Share of the cores that other processes may use before the report warns."""
+
+
+_TABLE = """
+rate_global    | img/s       | .1f | samples per second after the warm-up; CPU and waited cover the same time
+rate_rank_mean | per rank    | .1f | mean img/s of one rank
+ratio          | x serial    | .2f | img/s divided by that of the serial run in the same repeat
+first_batch_s  | 1st batch s | .3f | seconds from iter(), with the start of threads or processes
+cpu_s_per_1000 | CPU s/1000  | .2f | seconds of user + system per 1000 samples, with child processes
+peak_mib       | peak MiB    | .0f | PSS of anonymous and shared memory, with child processes, without mapped libraries
+wait_share_max | waited      | .0% | share of the time in which the loop waited for the loader, on the slowest rank
+cached_share   | cached      | .0% | share of the files that was in the page cache at the start of the run
+"""
+COLUMNS = {
+    name: rest for name, *rest in (re.split(" +[|] ", line) for line in _TABLE.split("\n") if line)
+}
+"""The columns of the table: head, form and meaning by the name of the figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,65 +48,59 @@ class Row:
     ranks: int
     name: str
     runs: int
-    rate: Spread
-    """Samples per second of all ranks together, in the steady time."""
-    rank_rate: Spread
-    """Samples per second of one rank, over the ranks of all runs."""
-    ratio: Spread | None
-    """Rate divided by that of the serial loader with the same number of ranks, in the same repeat. None without one."""
-    first_batch_s: Spread
-    cpu_s_per_1000: Spread | None
-    peak_bytes: Spread | None
-    wait_share: Spread
-    occupancy: Spread | None
-    """Share (0 to 1) of the batches in flight that were ready when the loop asked. None for loaders without threads."""
     samples: int
     unique_samples: int
-    cached_share: Spread | None
-    others_share: Spread | None
+    figures: dict[str, Spread | None]
+    """By name. None: not known in any run."""
+
+    @property
+    def rate(self) -> Spread:
+        """Samples per second of all ranks together, in the steady time."""
+        rate = self.figures["rate_global"]
+        assert rate is not None
+        return rate
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs."""
-    measured = [(outcome, outcome.figures) for outcome in outcomes if outcome.figures is not None]
-    serial_rates = {
-        (outcome.run.repeat, outcome.run.ranks): figures.rate
-        for outcome, figures in measured
-        if outcome.run.loader == "serial"
-    }
-    names = dict.fromkeys(outcome.run.name for outcome, _ in measured)
-    return [
-        _row([each for each in measured if each[0].run.name == name], serial_rates)
-        for name in names
-    ]
+    """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs.
+
+    Ratios are those to the serial loader with the same number of ranks, in the same repeat.
+    """
+    serial: dict[tuple[int, int], Any] = {}
+    rows: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.figures is not None:
+            rows.setdefault(outcome.run.name, []).append(outcome)
+            if outcome.run.loader == "serial":
+                serial[outcome.run.repeat, outcome.run.ranks] = outcome.figures.rate
+    return [_row(of_name, serial) for of_name in rows.values()]
 
 
-def _row(
-    measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
-) -> Row:
-    run, first = measured[0][0].run, measured[0][1]
-    bases = [serial_rates.get((outcome.run.repeat, run.ranks)) for outcome, _ in measured]
-    stats = [figures.loader_stats if run.workers else None for _, figures in measured]
-    values: dict[str, Iterable[float | None]] = {
-        "rank_rate": [rate for _, figures in measured for rate in figures.rank_rates],
-        "ratio": [
-            base and each.rate / base for base, (_, each) in zip(bases, measured, strict=True)
-        ],
-        "occupancy": [each["occupancy"] if each else None for each in stats],
-    }
-    for name in ("rate", "first_batch_s", "cpu_s_per_1000", "wait_share"):
-        values[name] = [getattr(figures, name) for _, figures in measured]
-    for name in ("peak_bytes", "cached_share", "others_share"):
-        values[name] = [getattr(outcome, name) for outcome, _ in measured]
-    about = {name: getattr(run, name) for name in ("loader", "workers", "ranks", "name")}
-    spreads: dict[str, Any] = {name: Spread.of(found) for name, found in values.items()}
+def _row(outcomes: Sequence[Outcome], serial: Mapping[tuple[int, int], float]) -> Row:
+    run, first = outcomes[0].run, outcomes[0].figures
+    assert first is not None
+    values = [_values(outcome, serial) for outcome in outcomes]
     return Row(
-        **about,
-        runs=len(measured),
+        loader=run.loader,
+        workers=run.workers,
+        ranks=run.ranks,
+        name=run.name,
+        runs=len(outcomes),
         samples=first.samples,
         unique_samples=first.unique_samples,
-        **spreads,
+        figures={name: Spread.of(each[name] for each in values) for name in values[0]},
     )
+
+
+def _values(outcome: Outcome, serial: Mapping[tuple[int, int], float]) -> dict[str, float | None]:
+    assert outcome.figures is not None
+    base, rate = serial.get((outcome.run.repeat, outcome.run.ranks)), outcome.figures.rate
+    return outcome.figures.values() | {
+        "ratio": rate / base if base and rate else None,
+        "peak_mib": outcome.peak_bytes and outcome.peak_bytes / 2**20,
+        "cached_share": outcome.cached_share,
+        "others_share": outcome.others_share,
+    }
 
 
 def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
@@ -108,47 +121,31 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
     """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are n/a."""
-    cells = [_cells(row, workload) for row in rows]
-    if all(row.ranks == 1 for row in rows):
-        for line in cells:
-            del line["per rank"]
-    lines = columns([[*cells[0]], *([*line.values()] for line in cells)])
-    return "\n".join([*lines, "", *_notes(rows, workload)])
-
-
-def _cells(row: Row, workload: Workload) -> dict[str, str]:
-    def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
-        return "n/a" if spread is None else format(spread.median * scale, form)
-
-    return {
-        "loader": row.name,
-        "img/s": figure(row.rate, ".1f"),
-        "min-max": f"{row.rate.low:.1f}-{row.rate.high:.1f}",
-        "per rank": figure(row.rank_rate, ".1f"),
-        "x serial": figure(row.ratio, ".2f"),
-        "1st batch s": figure(row.first_batch_s, ".3f"),
-        "CPU s/1000": figure(row.cpu_s_per_1000, ".2f"),
-        "peak MiB": figure(row.peak_bytes, ".0f", scale=2**-20),
-        "waited": figure(row.wait_share, ".0%"),
-        "unique": f"{row.unique_samples}/{row.samples}",
-        "cache": f"{workload.cache} {figure(row.cached_share, '.0%')}",
+    several = any(row.ranks > 1 for row in rows)
+    shown = {
+        name: column for name, column in COLUMNS.items() if several or name != "rate_rank_mean"
     }
+    heads = ["loader", *(head for head, _, _ in shown.values()), "unique"]
+    lines = [[*heads[:2], "min-max", *heads[2:]]]
+    for row in rows:
+        spreads = [(row.figures[name], form) for name, (_, form, _) in shown.items()]
+        first, *others = [figure(None if s is None else s.median, form) for s, form in spreads]
+        between = f"{row.rate.low:.1f}-{row.rate.high:.1f}"
+        unique = f"{row.unique_samples}/{row.samples}"
+        lines.append([row.name, first, between, *others, unique])
+    meanings = {head: meaning for head, _, meaning in shown.values()}
+    return "\n".join([*columns(lines), "", *_notes(rows, workload, meanings)])
 
 
-def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
+def _notes(rows: Sequence[Row], workload: Workload, meanings: Mapping[str, str]) -> list[str]:
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     meanings = {
-        "img/s": "samples per second after the warm-up; CPU and waited cover the same time",
-        "min-max": "smallest and largest img/s of the runs",
-        "x serial": "img/s divided by that of the serial run in the same repeat",
-        "1st batch": "seconds from iter(), with the start of threads or processes",
-        "CPU": "seconds of user + system per 1000 samples, with child processes",
-        "peak": "PSS of anonymous and shared memory, with child processes, without mapped libraries",
-        "waited": "share of the time in which the loop waited for the loader",
         "unique": "number of different samples among those delivered",
-        "cache": f"the files were {cache} each run; the percentage was in the page cache at its start",
+        "min-max": "smallest and largest img/s of the runs",
+        **meanings,
         "step": workload.step,
+        "files": f"{cache} each run",
     }
     if any(row.ranks > 1 for row in rows):
         meanings["ranks"] = (
@@ -165,20 +162,21 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     return [
         f"Medians of {counts} runs of {workload.steps} steps of {workload.batch_size} samples in each rank. The first "
         f"{WARMUP_STEPS} steps are warm-up. Runs are new processes, interleaved.{few}",
-        *(f"{name:<9}  {meaning}" for name, meaning in meanings.items()),
+        *(f"{name:<11}  {meaning}" for name, meaning in meanings.items()),
     ]
 
 
 def noise(rows: Sequence[Row]) -> str | None:
     """Return a warning if other processes used more than QUIET_SHARE of the cores during the runs, else None."""
-    worst = max((row.others_share.median for row in rows if row.others_share), default=0.0)
+    shares = [row.figures["others_share"] for row in rows]
+    worst = max((share.median for share in shares if share), default=0.0)
     if worst <= QUIET_SHARE:
         return None
     return f"other processes used up to {worst:.0%} of the cores: do not rely on these figures"
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
-    """Compare the fastest rows of fastload's threads with that of torch's processes, for each number of ranks.
+    """Compare the fastest rows of fastload's loaders with that of torch's, for each number of ranks.
 
     Return the sentences, or None if no number of ranks has both.
     """
@@ -186,12 +184,12 @@ def verdict(rows: Sequence[Row]) -> str | None:
     slowest_first = sorted(rows, key=lambda row: row.rate.median)
     for ranks in sorted({row.ranks for row in rows}):
         best = {row.loader: row for row in slowest_first if row.ranks == ranks}
-        ours = [best[kind] for kind in ("thread", "plan") if kind in best]
+        ours = [best[kind] for kind in LOADER_NAMES if kind in best and kind not in OTHERS]
         if ours and (theirs := best.get("torch")):
             rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
             base = theirs.rate.median
             ratios = ", ".join(f"{row.name} {row.rate.median / base:.2f} x" for row in ours)
-            sentences.append(f"Best of each: {rates}. Beside torch's processes: {ratios}.")
+            sentences.append(f"Best of each: {rates}. Beside torch's: {ratios}.")
     return "\n".join(sentences) or None
 
 
@@ -220,7 +218,7 @@ def document(
         "workload": workload and asdict(workload),
         "warmup_steps": WARMUP_STEPS,
         "step": workload and workload.step,
-        "rows": [asdict(row) for row in rows],
+        "rows": [_flat(asdict(row), "figures") for row in rows],
         "verdict": verdict(rows),
         "noise": noise(rows),
         "runs": [_raw(outcome) for outcome in outcomes],
@@ -228,10 +226,14 @@ def document(
 
 
 def _raw(outcome: Outcome) -> dict[str, Any]:
-    raw = asdict(outcome)
-    run = raw.pop("run") | {"name": outcome.run.name}
-    del run["workload"], raw["messages"]
-    return {**run, **raw}
+    raw = _flat(asdict(outcome), "run") | {"name": outcome.run.name}
+    del raw["workload"], raw["messages"]
+    return raw
+
+
+def _flat(values: dict[str, Any], name: str) -> dict[str, Any]:
+    inner: dict[str, Any] = values.pop(name)
+    return {**inner, **values}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from fastload._kit.cores import usable_cores
-from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
+from fastload.bench.figures import BenchError, Outcome, Part
 from fastload.bench.plan import Run, sample_order
 from fastload.datasets import ImageFileList
+from fastload.measure.figures import Figures, together
 from fastload.measure.fresh import run_fresh
 from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.telemetry import cores_busy_s
@@ -55,12 +56,22 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
     ]
     return Outcome(
         run=run,
-        figures=None if ended.error else together(parts),
+        figures=None if ended.error else all_ranks(parts),
         error=ended.error,
         peak_bytes=ended.peak_bytes,
         cached_share=cached,
         others_share=others_share(began),
         messages=ended.messages,
+    )
+
+
+def all_ranks(parts: Sequence[Part]) -> Figures:
+    """Return the figures of all ranks of a run together."""
+    return together(
+        [part.figures for part in parts],
+        unique_samples=len(set().union(*(part.delivered for part in parts))),
+        steady_s=max(part.steady_to_s for part in parts)
+        - min(part.steady_from_s for part in parts),
     )
 
 

@@ -6,28 +6,28 @@ fastload check my_package.data:train_set
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
 
+from fastload._kit.cores import usable_cores
 from fastload.check.equality import differing, same
 from fastload.check.reading import (
-    SERIALLY,
     Raised,
-    Reading,
     noticing_seeds,
     read,
     read_filled,
     require_dataset,
-    share_under_gil,
     switching_often,
 )
 from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.loader import DataLoader
 from fastload.random.global_draws import global_states, restore_global_states
 from fastload.safety import Finding as Unknown
 from fastload.safety import Survey
@@ -36,35 +36,26 @@ MOST_UNKNOWN = 5
 """The most findings of code for which threads are not known to be right. All may have one cause."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The results of the readings."""
-
-    expected: list[Any]
-    serial: Reading
-    findings: Findings
-    compared: bool = True
-
-
 def check(
     dataset: Any,
     *,
     samples: int = 64,
-    workers: int = 4,
+    workers: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda how: None,
 ) -> Report:
     """Read some samples of a dataset serially and by workers, compare them, and say what to do.
 
-    Threads read a dataset that is plainly thread-safe, and processes read any other. A loader may choose otherwise.
+    Threads read a dataset that is plainly thread-safe, and processes read any other. The report says what a loader
+    chooses by default, and why.
 
     Args:
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
             as many samples as it compares.
         samples: how many samples to compare. Those of a map-style dataset are spread over its length.
-        workers: number of workers that read at once.
+        workers: number of workers that read at once. None: one for each core, but two at least.
         seed: seed of the random streams, the same for all readings.
-        say: called with "serially" before the serial readings, and with "in 4 threads" or the like before the others.
+        say: called with "serially" before the serial readings, and with "in 2 threads" or the like before the others.
 
     It can find:
 
@@ -75,8 +66,7 @@ def check(
     - draws from global random states, and samples that seed these;
     - a buffer that samples share;
     - rows that differ between `fill_rows` and `__getitem__`;
-    - an iterable dataset that is its own iterator, or whose workers repeat or leave out samples;
-    - time under the GIL.
+    - an iterable dataset that is its own iterator, or whose workers repeat or leave out samples.
 
     It cannot find a race that did not happen in these readings.
 
@@ -94,55 +84,47 @@ def check(
         True
     """
     require_dataset(dataset)
-
-    def begin() -> None:
-        say(f"in {workers} {kind}")
-
+    workers = workers or max(2, usable_cores())
+    name = type(dataset).__name__
     with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
         warnings.simplefilter("always")
         try:
             survey = Survey(dataset)
-            serially = survey.own().dataset
             found = survey.code(whole=True)
             kind = "threads" if found.plain else "processes"
-            say(SERIALLY)
+            this = _Check(dataset, survey.own().dataset, kind, workers, seed, say)
+            default = _default(dataset, workers)
+            say("serially")
             if isinstance(dataset, IterableDataset):
-                indices = None
-                seen = _check_iterable(dataset, serially, samples, workers, seed, begin)
+                expected = this.stream(samples)
+                indices = [*range(len(expected))]
             else:
                 indices = _spread(dataset, samples)
-                rounds = (
-                    4 if kind == "threads" else 1
-                )  # processes share nothing that a race could change
-                seen = _check_map(dataset, serially, indices, workers, seed, begin, rounds)
+                expected = this.samples(indices)
         except DatasetCopyError as error:
-            return _refused(dataset, workers, error)
-        count = len(seen.expected)
-        failed = _find_failures(indices or range(count), seen.expected, seen.findings)
-        gil_share = 0.0
-        if failed < count and kind == "threads":
-            gil_share = share_under_gil(dataset, indices, count, seed)
-    seen.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
-    seen.findings += _shared_state(caught)
-    if gil_share > 0.5 and seen.serial.cpu_share > 0.5:
-        seen.findings.note(
-            f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
-            'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
-            "With threads, few workers are as fast as many.",
-        )
+            return Report(name, workers, findings=[Finding("fault", *_in_two(str(error)))])
+    failed = _find_failures(indices, expected, this.findings)
+    this.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
+    this.findings += _shared_state(caught)
     return Report(
-        dataset=type(dataset).__name__,
-        samples=count,
-        workers=workers,
-        serial_ms=seen.serial.ms,
-        cpu_share=seen.serial.cpu_share,
-        gil_share=gil_share,
-        failed=failed,
-        findings=seen.findings,
+        name,
+        workers,
+        samples=len(expected),
+        serial_ms=this.serial_ms,
         kind=kind,
+        default=default,
+        failed=failed,
+        findings=this.findings,
         copies=summary(survey.graph),
-        compared=seen.compared,
+        compared=this.compared,
     )
+
+
+def _default(dataset: Any, workers: int) -> str:
+    """Return what a loader chooses for this dataset, and why."""
+    chosen = DataLoader(dataset, 64, num_workers=workers).chosen()
+    names = {"thread": "threads read", "process": "processes read", "none": "the loop itself reads"}
+    return f"{names[chosen.kind]} it: {chosen.reason}"
 
 
 def _unknown(finding: Unknown) -> Finding:
@@ -151,18 +133,6 @@ def _unknown(finding: Unknown) -> Finding:
     remedy = finding.remedy or "leave it out of samples, or declare it by fastload.threads_ok()"
     advice = f"Processes read it as torch does. For threads, {remedy}."
     return Finding("note", f"{what}: {finding.what}", advice)
-
-
-def _refused(dataset: Any, workers: int, error: Exception) -> Report:
-    """Return the report on a dataset that cannot be copied for workers."""
-    finding = Finding("fault", *_in_two(str(error)))
-    nothing = {"samples": 0, "serial_ms": 0.0, "cpu_share": 0.0, "gil_share": 0.0}
-    return Report(
-        dataset=type(dataset).__name__,
-        workers=workers,
-        findings=[finding],
-        **nothing,  # type: ignore[arg-type]
-    )
 
 
 def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
@@ -177,46 +147,117 @@ def _in_two(text: str) -> tuple[str, str]:
     return what, advice
 
 
-def _check_map(
-    dataset: Any,
-    serially: Any,
-    indices: list[int],
-    workers: int,
-    seed: int,
-    begin: Callable[[], None],
-    rounds: int,
-) -> _Seen:
-    findings = Findings()
-    before = global_states()
-    buffers: list[int] = []
-    with noticing_seeds() as seeded:
-        expected, _ = read(serially, indices, 0, seed, buffers=buffers)
-    drawn = _drawn(before, global_states())
-    if buffers:
-        findings.fault(
-            f"a sample changes when the next one is read: {len(buffers)} of {len(indices)} did",
-            "Return a copy of the buffer that __getitem__ reuses.",
-        )
-    compared = True
-    if drawn:  # samples that depend on this state differ now, after the draws
-        compared = not differing(indices, expected, read(serially, indices, 0, seed)[0])
-        restore_global_states(before)  # so that the next readings draw what the first one drew
-    findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
-    again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
-    begin()
-    got, _ = read(dataset, indices, workers, seed)
-    if wrong := differing(indices, expected, again):
-        findings.fault(
-            f"two serial readings differ, in {wrong}",
-            "Samples depend on more than index and random stream. Draw from fastload.sample_generator() or "
-            "fastload.sample_rng(), and keep nothing between samples.",
-        )
-    else:
-        readings = chain([got], _readings(dataset, indices, workers, seed, rounds - 1))
-        _find_races(indices, expected, workers, readings, findings, compared=compared)
-        if compared:
-            _find_fills(serially, indices, expected, seed, findings)
-    return _Seen(expected, serial, findings, compared)
+@dataclass(slots=True)
+class _Check:
+    """Reads a dataset serially and by workers, and collects what it finds."""
+
+    dataset: Any
+    copy: Any
+    """What serial readings read."""
+    kind: str
+    workers: int
+    seed: int
+    say: Callable[[str], None]
+    findings: Findings = field(default_factory=Findings)
+    compared: bool = True
+    serial_ms: float = 0.0
+
+    def _serially(self, indices: Iterable[int] | None, **how: Any) -> list[Any]:
+        began = perf_counter()
+        got = read(self.copy, indices, 0, self.seed, "thread", **how)
+        self.serial_ms = (perf_counter() - began) * 1000 / max(1, len(got))
+        return got
+
+    def _by_workers(self, indices: Iterable[int] | None, **how: Any) -> list[Any]:
+        method = "thread" if self.kind == "threads" else "process"
+        return read(self.dataset, indices, self.workers, self.seed, method, **how)
+
+    def samples(self, indices: list[int]) -> list[Any]:
+        """Read a map-style dataset, and return its samples."""
+        before = global_states()
+        buffers: list[int] = []
+        with noticing_seeds() as seeded:
+            expected = self._serially(indices, buffers=buffers)
+        drawn = _drawn(before, global_states())
+        if buffers:
+            self.findings.fault(
+                f"a sample changes when the next one is read: {len(buffers)} of {len(indices)} did",
+                "Return a copy of the buffer that __getitem__ reuses.",
+            )
+        if drawn:  # samples that depend on this state differ now, after the draws
+            self.compared = not differing(indices, expected, self._serially(indices))
+            restore_global_states(before)  # so that the next readings draw what the first one drew
+        self.findings += [_of_draws(w, w in seeded, matters=not self.compared) for w in drawn]
+        if wrong := differing(indices, expected, self._serially(indices)):
+            self.findings.fault(
+                f"two serial readings differ, in {wrong}",
+                "Samples depend on more than index and random stream. Draw from fastload.sample_generator() or "
+                "fastload.sample_rng(), and keep nothing between samples.",
+            )
+            return expected
+        self.say(f"in {self.workers} {self.kind}")
+        self._find_races(indices, expected)
+        if self.compared and (filled := read_filled(self.copy, indices, self.seed)):
+            batches = [_raised(sample) or default_collate([sample]) for sample in expected]
+            if wrong := differing(indices, batches, filled):
+                self.findings.fault(
+                    f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
+                    "Write what self[index] returns, with random numbers from run.keys; see docs/rows.md.",
+                )
+        return expected
+
+    def _find_races(self, indices: list[int], expected: list[Any]) -> None:
+        """Read by workers. A sample that differs from the serial reading depends on what they share.
+
+        If samples cannot be compared, look only for samples that raise.
+        """
+        shown = list if self.compared else _errors
+        # A race may not show at once. Processes share nothing that a race could change.
+        for number in range(4 if self.kind == "threads" else 1):
+            with switching_often() if number else nullcontext():
+                got = self._by_workers(indices)
+            if wrong := differing(indices, shown(expected), shown(got)):
+                self.findings.fault(
+                    f"{self.workers} workers read other samples than a serial loop, in {wrong}",
+                    "Something that workers share keeps state between two calls. Look for it among the shared "
+                    "objects, at the top of modules and in class attributes. Create it in __getitem__, or use "
+                    'worker_method="process".',
+                )
+                return
+
+    def stream(self, limit: int) -> list[Any]:
+        """Read an iterable dataset, and return its samples."""
+        findings, workers = self.findings, self.workers
+        if _is_own_iterator(self.dataset):
+            findings.note(
+                "the dataset is its own iterator: two loops over it at once share one position",
+                "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
+            )
+        before = global_states()
+        with noticing_seeds() as seeded:
+            expected = self._serially(None, limit=limit)
+        drawn = _drawn(before, global_states())
+        findings += [_of_draws(w, w in seeded, matters=True) for w in drawn]
+        self.say(f"in {workers} {self.kind}")
+        got = self._by_workers(None, limit=limit)
+        raised = next(filter(None, _errors(got)), None)
+        if raised is None:
+            _check_division(expected, got, workers, findings)
+        elif not any(_errors(expected)):
+            findings.fault(
+                f"with {workers} workers, the dataset raises {raised}, but not in a serial loop",
+                "Check how it uses get_worker_info().",
+            )
+        again = self._serially(None, limit=limit)
+        alike = same(expected, again)
+        if not alike and not drawn:
+            findings.note(
+                "two serial readings of the stream differ",
+                "Let its order and samples depend on fixed seeds and set_epoch() alone, or give it state_dict() and "
+                "load_state_dict(state). Else a state of it cannot be resumed.",
+            )
+        self.compared = alike and len(expected) < limit and not _missing(got, expected)
+        return expected
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
@@ -228,7 +269,7 @@ def _spread(dataset: Any, samples: int) -> list[int]:
 
 def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: Findings) -> int:
     """Return how many samples raised."""
-    failed = [(k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is Raised]
+    failed = [(k, error) for k, error in zip(indices, _errors(got), strict=True) if error]
     if failed:
         index, first = failed[0]
         findings.insert(
@@ -247,53 +288,8 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: Finding
     return len(failed)
 
 
-def _readings(
-    dataset: Any, indices: list[int], workers: int, seed: int, count: int
-) -> Iterator[list[Any]]:
-    """Yield what workers read, `count` times."""
-    for _ in range(count):
-        with switching_often():
-            yield read(dataset, indices, workers, seed)[0]
-
-
-def _find_races(
-    indices: list[int],
-    expected: list[Any],
-    workers: int,
-    readings: Iterable[list[Any]],
-    findings: Findings,
-    *,
-    compared: bool,
-) -> None:
-    """Look at what workers read. A sample that differs from the serial reading depends on what they share.
-
-    If samples cannot be compared, look only for samples that raise.
-    """
-    if not compared:
-        expected = [_raised(sample) for sample in expected]
-    for got in readings:
-        found = got if compared else [_raised(sample) for sample in got]
-        if wrong := differing(indices, expected, found):
-            findings.fault(
-                f"{workers} workers read other samples than a serial loop, in {wrong}",
-                "Something that workers share keeps state between two calls. Look for it among the shared objects, "
-                "at the top of modules and in class attributes. Create it in __getitem__, or use "
-                'worker_method="process".',
-            )
-            return
-
-
-def _find_fills(
-    dataset: Any, indices: list[int], expected: list[Any], seed: int, findings: Findings
-) -> None:
-    """Compare the rows that the dataset fills itself, if it does, with what `__getitem__` returned."""
-    if filled := read_filled(dataset, indices, seed):
-        batches = [_raised(sample) or default_collate([sample]) for sample in expected]
-        if wrong := differing(indices, batches, filled):
-            findings.fault(
-                f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
-                "Write what self[index] returns, with random numbers from run.keys; see docs/rows.md.",
-            )
+def _errors(samples: Sequence[Any]) -> list[Raised | None]:
+    return [*map(_raised, samples)]
 
 
 def _raised(sample: Any) -> Raised | None:
@@ -306,7 +302,7 @@ def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
     return [whose for whose, old, new in states if old != new]
 
 
-def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
+def _of_draws(whose: str, seeded: bool, *, matters: bool) -> Finding:
     """Return the finding that samples draw from a global random state. `matters`: they depend on it."""
     what = f"the dataset draws from {whose} global random state, which threads share"
     source = "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)"
@@ -319,59 +315,16 @@ def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
     return Finding("note", what, advice)
 
 
-def _check_iterable(
-    dataset: Any,
-    serially: Any,
-    samples: int,
-    workers: int,
-    seed: int,
-    begin: Callable[[], None],
-) -> _Seen:
-    findings = Findings()
-    if _is_own_iterator(dataset):
-        findings.note(
-            "the dataset is its own iterator: two loops over it at once share one position",
-            "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
-        )
-    before = global_states()
-    with noticing_seeds() as seeded:
-        expected, serial = read(serially, None, 0, seed, limit=samples)
-    drawn = _drawn(before, global_states())
-    findings += [_of_draws(w, seeded=w in seeded, matters=True) for w in drawn]
-    begin()
-    threaded, _ = read(dataset, None, workers, seed, limit=samples)
-    raised = [sample for sample in threaded if type(sample) is Raised]
-    if raised and not any(type(sample) is Raised for sample in expected):
-        findings.fault(
-            f"with {workers} workers, the dataset raises {raised[0]}, but not in a serial loop",
-            "Check how it uses get_worker_info().",
-        )
-    if not raised:
-        _check_division(expected, threaded, workers, findings)
-    again, _ = read(serially, None, 0, seed, limit=samples)
-    alike = len(again) == len(expected) and all(map(same, again, expected))
-    if not alike and not drawn:
-        findings.note(
-            "two serial readings of the stream differ",
-            "Let its order and samples depend on fixed seeds and set_epoch() alone, or give it state_dict() and "
-            "load_state_dict(state). Else a state of it cannot be resumed.",
-        )
-    compared = alike and len(expected) < samples and not _missing(threaded, expected)
-    return _Seen(expected, serial, findings, compared=compared)
-
-
-def _check_division(
-    expected: list[Any], threaded: list[Any], workers: int, findings: Findings
-) -> None:
+def _check_division(expected: list[Any], got: list[Any], workers: int, findings: Findings) -> None:
     """Find samples that workers repeat or leave out."""
-    more = _repeated(threaded) - _repeated(expected)
+    more = _repeated(got) - _repeated(expected)
     if workers > 1 and more > 0:
         findings.fault(
-            f"{workers} workers repeat samples: {more} of {len(threaded)}",
+            f"{workers} workers repeat samples: {more} of {len(got)}",
             "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers. If the order "
             "is shuffled, shuffle alike in all workers.",
         )
-    elif not _missing(threaded, expected) and (lost := _missing(expected, threaded)):
+    elif not _missing(got, expected) and (lost := _missing(expected, got)):
         findings.fault(
             f"{workers} workers leave out samples of a serial loop: {lost} of {len(expected)}",
             "Divide the samples so that each belongs to one worker, also if their number does not divide evenly.",

@@ -1,17 +1,15 @@
-"""One reading of a dataset's samples, serially or by workers, with its times. `compare` compares the readings."""
+"""One reading of a dataset's samples, serially or by workers. `compare` compares the readings."""
 
 from __future__ import annotations
 
 import copy as copies
 import random
-import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from textwrap import shorten
-from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -25,20 +23,6 @@ from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
 from fastload.random import python_random
 from fastload.reading.rows import filler
-from fastload.safety import Survey
-from fastload.telemetry import delayed_s
-from fastload.telemetry.snapshot import seconds_in
-
-LONGEST_S = 5.0
-"""Longest time of the measurement of the GIL. More time would not make the result clearer."""
-
-SHORTEST_S, MOST_READINGS = 0.05, 8
-"""A shorter reading has only a few waits of the switch interval (5 ms), so one wait would decide. It is repeated."""
-
-SERIALLY = "serially"
-
-NAP_S, LATE = 200e-6, 3
-"""Long enough for another thread to take the GIL. If the GIL is free, a nap takes at most some 100 us longer."""
 
 
 def require_dataset(dataset: Any) -> None:
@@ -77,16 +61,6 @@ def require_dataset(dataset: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The times of one reading."""
-
-    ms: float
-    """Milliseconds per sample, measured in the loop."""
-    cpu_share: float
-    """Share (0 to 1) of the time in samples in which threads computed. Time without a core is left out."""
-
-
-@dataclass(frozen=True, slots=True)
 class Raised:
     """An error that a sample raised. Two are equal if their types are, because a message may contain the time."""
 
@@ -101,48 +75,31 @@ def _identity(samples: Any) -> Any:
     return samples
 
 
-def _open(
-    dataset: Any, indices: Iterable[int] | None, workers: int, seed: int, **how: Any
-) -> DataLoader[Any]:
-    if indices is not None:
-        how["sampler"] = [*indices]
-    how.setdefault("worker_method", "thread" if Survey(dataset).code().plain else "process")
-    return DataLoader(
-        dataset, batch_size=None, collate_fn=_identity, num_workers=workers, seed=seed, **how
-    )
-
-
 def read(
     dataset: Any,
     indices: Iterable[int] | None,
     workers: int,
     seed: int,
+    method: str,
     *,
     limit: int | None = None,
     buffers: list[int] | None = None,
-) -> tuple[list[Any], Reading]:
+) -> list[Any]:
     """Read samples one by one, each with the random stream of its index. Return each sample, or its error instead.
 
     Add to `buffers` the numbers of the samples that changed when the next one was read.
     """
     got: list[Any] = []
     before: Any = None
-    started, delayed = perf_counter(), delayed_s()
-    with _open(dataset, indices, workers, seed) as loader:
-        samples = _each(loader)  # kept until the end: its threads end with it
-        for sample in islice(samples, limit):
+    how: dict[str, Any] = {} if indices is None else {"sampler": [*indices]}
+    how |= {"num_workers": workers, "worker_method": method, "seed": seed}
+    with DataLoader(dataset, batch_size=None, collate_fn=_identity, **how) as loader:
+        for sample in islice(_each(loader), limit):
             if buffers is not None and got and not same(before, got[-1]):
                 buffers.append(len(got) - 1)
             before = sample
             got.append(_kept(sample))
-        seconds = perf_counter() - started
-        stats = loader.stats()
-        lacked_share = (delayed_s() - delayed) / seconds
-    had_core = max(seconds_in(stats, "sample") * (1 - lacked_share), stats.sample_cpu_s)
-    return got, Reading(
-        ms=seconds * 1000 / max(1, len(got)),
-        cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
-    )
+    return got
 
 
 def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
@@ -177,32 +134,6 @@ def _kept(sample: Any) -> Any:
         return copies.deepcopy(sample)
     except Exception:  # user code, or torch's for a tensor in a graph
         return sample
-
-
-def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """Return the share (0 to 1) of time in which this thread must wait for the GIL while another thread reads."""
-    all_s = late_s = 0.0
-    deadline = perf_counter() + LONGEST_S
-    for _ in range(MOST_READINGS):
-        with _open(
-            dataset, indices, 1, seed, prefetch_batches=samples, worker_method="thread"
-        ) as loader:
-            iterator = iter(loader)
-            while loader.stats().workers and perf_counter() < deadline:
-                started, delayed = perf_counter(), delayed_s()
-                select.select((), (), (), NAP_S)
-                # Time without a core is not a wait for the GIL.
-                napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
-                all_s += napped_s
-                late_s += napped_s if napped_s > LATE * NAP_S else 0.0
-                stats = loader.stats()
-                read = stats.stages["sample"].count if "sample" in stats.stages else 0
-                if read >= samples or stats.worker_wait_s > 0:
-                    break
-            del iterator  # held until here: its threads end with it
-        if all_s > SHORTEST_S:
-            return late_s / all_s
-    return 0.0  # the samples are so quick that the GIL does not matter
 
 
 @contextmanager

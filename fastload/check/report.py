@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastload.check.summary import Summary
-
 Level = Literal["fault", "note"]
 
 
@@ -55,22 +53,19 @@ class Report:
     """
 
     dataset: str
-    samples: int
     workers: int
-    serial_ms: float
+    samples: int = 0
+    """Number of samples that were compared."""
+    serial_ms: float = 0.0
     """Milliseconds per sample, read serially."""
-    cpu_share: float
-    """Share (0 to 1) of that time in which the thread computed. In the rest it waited. Time without a core is left
-    out."""
-    gil_share: float
-    """Estimated share (0 to 1) of the reading time in which a reader holds the GIL, so that another thread must wait
-    for it."""
     kind: str = "threads"
-    """The kind of workers: "threads" or "processes"."""
+    """The kind of workers that read here: "threads" or "processes"."""
+    default: str = ""
+    """What reads by default, and why. `loader.chosen()` says it for a loader of yours."""
     failed: int = 0
     """Number of samples that raised in the serial reading."""
     findings: list[Finding] = field(default_factory=list)
-    copies: Summary = field(default_factory=Summary)
+    copies: str = ""
     """What each worker copies, and what all workers share."""
     compared: bool = True
     """True if samples of workers were compared with serial ones. They cannot be if they depend on global draws, if two
@@ -82,12 +77,8 @@ class Report:
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:
-        # Readers of other processes were not asked for it.
-        gil = f" and {self.gil_share:.0%} under the GIL (estimated)" * (self.kind == "threads")
-        head = (
-            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
-            f"{self.cpu_share:.0%} of the time computing{gil}; {self.workers} {self.kind}"
-        )
+        head = f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
+        default = f"By default, with num_workers={self.workers}, {self.default}"
         verdict = (
             f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
@@ -100,4 +91,12 @@ class Report:
             if self.failed and sum(finding.level == "fault" for finding in self.findings) == 1
             else f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
         )
-        return "\n".join([head, str(self.copies), *map(str, self.findings), verdict])
+        return "\n".join(
+            [
+                head,
+                *[default] * bool(self.default),
+                str(self.copies),
+                *map(str, self.findings),
+                verdict,
+            ]
+        )

@@ -109,41 +109,30 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
 def _race(
     runs: Sequence[Run], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
 ) -> None:
-    """Execute the runs one after another, print their lines, and draw a progress bar on a terminal.
+    """Execute the runs one after another, and print their lines.
 
     Append the outcome of each run to `outcomes` as soon as it ends, so that a signal loses no completed run.
     """
-    from tqdm import tqdm
-
     from fastload.bench.run import execute
 
-    work = runs[0].workload
     began = perf_counter()
-    steps = len(runs) * work.steps
-    with tqdm(total=steps, unit="step", leave=False, file=sys.stderr, disable=None) as bar:
 
-        def say(line: str) -> None:
-            if not quiet:
-                bar.write(line, file=sys.stdout)
-                sys.stdout.flush()
-            if line.startswith("step_img_rate"):
-                bar.update(work.status_print_interval)
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line)
 
-        for number, run in enumerate(runs, start=1):
-            bar.set_description(run.name)
-            say(f"\n[{number}/{len(runs)}] {run.name}{_left(began, number - 1, len(runs))}")
-            outcome = execute(run, files=files, say=say)
-            if outcome.messages not in {"", *(earlier.messages for earlier in outcomes)}:
-                bar.write(outcome.messages, file=sys.stderr)
-            if outcome.error:
-                bar.write(f"Error: {run.name}: {outcome.error}", file=sys.stderr)
-            outcomes.append(outcome)
-            if quiet and outcome.figures:
-                line = f"[{number}/{len(runs)}] {run.name}: {outcome.figures.rate:.1f} img/s"
-                line += _left(began, number, len(runs))
-                bar.write(line, file=sys.stdout)
-                sys.stdout.flush()
-            bar.update(number * work.steps - bar.n)
+    for number, run in enumerate(runs, start=1):
+        place = f"[{number}/{len(runs)}] {run.name}"
+        say(f"\n{place}{_left(began, number - 1, len(runs))}")
+        outcome = execute(run, files=files, say=say)
+        if outcome.messages not in {"", *(earlier.messages for earlier in outcomes)}:
+            click.echo(outcome.messages, err=True)
+        if outcome.error:
+            click.echo(f"Error: {run.name}: {outcome.error}", err=True)
+        outcomes.append(outcome)
+        if quiet and outcome.figures:
+            left = _left(began, number, len(runs))
+            click.echo(f"{place}: {outcome.figures.rate:.1f} img/s{left}")
 
 
 def _left(began: float, done: int, planned: int) -> str:

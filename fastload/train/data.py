@@ -54,6 +54,7 @@ def open_loader(
         world_size=world_size,
         seed=recipe.seed,
     )
+    theirs = recipe.loader == "torch"
     return fastload.DataLoader(
         dataset,
         recipe.batch_size,
@@ -61,8 +62,9 @@ def open_loader(
         num_workers=recipe.workers,
         pin_memory=pin_memory,
         persistent_workers=recipe.workers > 0,
-        worker_method="process" if recipe.loader == "process" else "thread",
-        prefetch_batches=recipe.prefetch_batches if recipe.workers else None,
+        worker_method="thread" if recipe.loader == "cached" else recipe.loader,
+        prefetch_batches=recipe.prefetch_batches if recipe.workers and not theirs else None,
+        prefetch_factor=recipe.prefetch_batches if theirs else None,
         seed=recipe.seed,
         memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
     )
@@ -84,11 +86,11 @@ class Replayed:
         return islice(cycle(self._batches), self._length)
 
 
-def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
-    """Return up to 64 indices of samples that this rank reads in the next steps of this epoch, evenly spread."""
+def upcoming(loader: fastload.DataLoader[Batch], *, first: int, steps: int) -> list[int]:
+    """Return up to 64 indices of samples that this rank reads after step `first` in this epoch, evenly spread."""
     sampler = loader.sampler
     assert isinstance(sampler, fastload.RankSampler)
-    done = loader.state_dict()["batches"]
+    done = first % len(loader) if len(loader) else 0
     size = loader.batch_size or 1
     last = min((done + steps) * size, len(sampler))
     stride = max(1, (last - done * size) // _LOOKED_AT)

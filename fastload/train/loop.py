@@ -27,7 +27,7 @@ from fastload.train.checkpoint import (
 from fastload.train.control import Stopping, signal_name
 from fastload.train.data import Batch, Cached, Replayed, cached, open_dataset, open_loader, upcoming
 from fastload.train.learner import Learner, open_learner
-from fastload.train.recipe import Recipe, TrainError
+from fastload.train.recipe import UNMEASURED, Recipe, TrainError
 from fastload.train.stats_file import StatsFileError, append_row, check_table
 from fastload.train.summary import COLUMNS, Summary, Trained, gather
 from fastload.train.tensorboard import Recording
@@ -105,7 +105,7 @@ def _train(
     with loader:
         source, first = begin(recipe, loader, learner, control, say=voice)
         steps = recipe.total_steps(len(loader)) - first
-        found = cached(recipe, dataset, upcoming(loader, steps=steps))
+        found = cached(recipe, dataset, upcoming(loader, first=first, steps=steps))
         trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
         voice(average_line(trained.measured.window_rates))
         if not serial_lines:
@@ -184,7 +184,7 @@ def fit(
     """Run the training loop on the result of `begin`, until the last step or a signal. For arguments, see `train`."""
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
-    stats = source.stats if recipe.loader != "cached" else None
+    stats = None if recipe.loader in UNMEASURED else source.stats
     recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
     meter = Meter(stats, step_ms=recipe.step_ms, device=learner.device, traffic=learner.traffic)
     seen = torch.zeros(len(source.dataset), dtype=torch.bool, device=learner.device)
@@ -306,18 +306,19 @@ def _report(
     recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
 ) -> None:
     """Report the results of the run, and write them into stats.csv. Collective."""
-    ranks = gather(trained, control)
+    figures = gather(trained, control)
     if control.rank.rank:
         return
     summary = Summary(
         recipe=recipe,
         trained=trained,
-        ranks=ranks,
+        figures=figures,
         learner=learner,
         cached=cached,
         rank=control.rank,
     )
-    for line in summary.lines():
+    row = summary.row()
+    for line in summary.lines(row):
         say(line)
-    append_row(recipe.logdir / STATS_FILE, summary.row())
+    append_row(recipe.logdir / STATS_FILE, row)
     say(f"Row of this run added to: {recipe.logdir / STATS_FILE}")

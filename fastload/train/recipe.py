@@ -10,7 +10,9 @@ from fastload._kit import options as opt
 from fastload.errors import UsageError
 from fastload.measure.options import ImageList, Loop
 
-LoaderName = Literal["thread", "process", "cached"]
+LoaderName = Literal["auto", "thread", "process", "torch", "cached"]
+UNMEASURED = ("torch", "cached")
+"""Loaders without position and figures of their own."""
 TransformName = Literal["resize", "rrc"]
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -40,12 +42,13 @@ class Recipe(OnDevice, Loop, ImageList):
     """Side of the square, in pixels. [default: 256, or 224 with --transform rrc]"""
 
     loader: LoaderName = "thread"
-    """Loader of the samples. thread: fastload's threads. process: its worker processes. cached: repeat a few batches,
-    to measure training without loading."""
+    """Loader of the samples. auto: the workers that fastload chooses. thread: its threads. process: its worker
+    processes. torch: torch's own worker processes. cached: repeat a few batches, to measure training without
+    loading."""
     workers: Annotated[opt.Threads, opt.Option("-w --nworkers")] = 1
-    """Threads per rank that load. 0: the training loop loads by itself."""
+    """Workers per rank that load. 0: the training loop loads by itself."""
     prefetch_batches: Annotated[opt.Count, opt.Option("--cache-size")] = 2
-    """Maximum number of batches that are read, or being read, ahead of the loop."""
+    """Maximum number of batches that are read, or being read, ahead of the loop. torch: by each worker."""
 
     steps: Annotated[opt.Count | None, opt.Option("-s --nsteps")] = None
     """Total number of steps, including steps before a resume. [default: 20, or all of --epochs]"""
@@ -102,12 +105,12 @@ class Recipe(OnDevice, Loop, ImageList):
         if self.checkpoint is None and (self.every is not None or self.resume):
             which = "--every" if self.every is not None else "--resume"
             raise TrainError(f"{which} needs a folder for the checkpoint. Give --checkpoint DIR")
-        if self.checkpoint is not None and self.loader == "cached":
+        if self.checkpoint is not None and self.loader in UNMEASURED:
             raise TrainError(
-                "--loader cached cannot resume within an epoch. Use another --loader, or remove --checkpoint"
+                f"--loader {self.loader} cannot resume within an epoch. Use another --loader, or remove --checkpoint"
             )
-        if self.loader == "process" and self.workers == 0:
-            raise TrainError("--loader process needs --nworkers 1 or more")
+        if self.loader in ("process", "torch") and self.workers == 0:
+            raise TrainError(f"--loader {self.loader} needs --nworkers 1 or more")
         if self.weights is not None and self.resume:
             raise TrainError(
                 "--weights starts a new training, and --resume continues one. Give only one of them"

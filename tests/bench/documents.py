@@ -6,15 +6,12 @@ import json
 from typing import Any
 
 from fastload.bench import report
-from fastload.bench.figures import Figures, Outcome
+from fastload.bench.figures import Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.measure.figures import Figures
 from fastload.measure.provenance import provenance
 
 HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
-
-
-def stage(seconds: float, count: int) -> dict[str, Any]:
-    return {"seconds": seconds, "count": count, "cpu_s": seconds / 2}
 
 
 def outcome(
@@ -24,33 +21,21 @@ def outcome(
     run = Run(
         workload=Workload(**options), loader=loader, workers=workers, ranks=ranks, repeat=repeat
     )
-    stats = {
-        "elapsed_s": 2.0,
-        "worker_wait_s": 0.25 * workers,
-        "occupancy": 0.375,
-        "stages": {
-            "sample": stage(1.2, 150),
-            "read": stage(0.3, 150),
-            "decode": stage(0.6, 150),
-            "collate": stage(0.15, 15),
-        },
-    }
+    stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
         rate=rate,
         rank_rates=[rate / ranks] * ranks,
         window_rates=[rate],
         first_batch_s=0.25,
         steady_s=2.0,
-        wait_share=0.5,
+        wait_shares=[0.5] * ranks,
         cpu_s_per_1000=3.0 if loader != "torch" else None,
         total_s=3.0,
-        close_s=0.1,
         samples=150 * ranks,
         unique_samples=140,
-        intraop_threads=1,
-        start_method=None,
         loader_stats=None if loader == "torch" else stats,
         finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",
+        cause=None if loader == "torch" else "moon",
     )
     return Outcome(
         run=run,

@@ -19,7 +19,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from matplotlib.figure import Figure
 
 from fastload.bench import plot, report
 from fastload.bench.figures import Outcome
@@ -127,9 +126,9 @@ def test_the_figures_are_the_json_s(raced: Page) -> None:
     assert "2 ranks x 2 threads, 390 images per second" in raced.texts["h1"]
 
 
-def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks_and_the_stages() -> None:
+def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks() -> None:
     figure = plot.draw(document(RACE), report.summarise(RACE))
-    left, _, ranks, _, stages = figure.axes
+    left, _, ranks, _ = figure.axes
     lines = {str(line.get_label()): [*line.get_ydata()] for line in left.lines}  # type: ignore[arg-type]
     assert lines["serial, one thread"] == [101.0, 101.0]
     points = {str(bar.get_label()): [*bar[0].get_ydata()] for bar in left.containers}  # type: ignore[index,union-attr]
@@ -139,38 +138,7 @@ def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks_and_the_stag
     named = {text.get_text() for text in legend.get_texts()}
     assert named == {*points, "serial, one thread"}
     assert ranks.get_xlabel().endswith("in each of 2 ranks")
-    names = [label.get_text() for label in stages.get_yticklabels()]
-    assert names == ["serial", "1 thread", "2 threads", "2 threads, plan", "2 ranks x 2 threads"]
     assert "cache warm\nstep none" in figure.get_supxlabel()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_stages_of_a_row_are_all_of_its_threads_time(workers: int) -> None:
-    figures = outcome("thread" if workers else "serial", workers, 100.0).figures
-    assert figures is not None
-    assert figures.loader_stats is not None
-    shares = plot.stage_shares(figures.loader_stats, workers=workers)
-    thread_s = 2.0 * max(1, workers)
-    expected = {"read": 0.3, "decode": 0.6, "other": 1.2 - 0.3 - 0.6, "collate": 0.15}
-    expected |= {"no room": 0.5} if workers else {"sampler": 0.0}
-    expected["between samples" if workers else "step"] = thread_s - sum(expected.values())
-    assert shares == pytest.approx({name: s / thread_s for name, s in expected.items()})
-
-
-def test_a_bar_of_stages_has_their_shares_in_their_order() -> None:
-    shares = {"serial": {"read": 0.25, "step": 0.75}, "1 thread": {"decode": 0.5, "step": 0.5}}
-    axes = Figure().subplots()
-    plot.draw_stages(axes, shares)
-    bars = {
-        str(bars.get_label()): [(bar.get_x(), bar.get_width()) for bar in bars]  # type: ignore[attr-defined]
-        for bars in axes.containers
-    }
-    assert bars == {
-        "read": [(0.0, 0.25), (0.0, 0.0)],
-        "step": [(0.25, 0.75), (0.0, 0.5)],
-        "decode": [(1.0, 0.0), (0.5, 0.5)],
-    }
-    assert [label.get_text() for label in axes.get_yticklabels()] == [*shares]
 
 
 # ---- what is missing, and what is not as it seems ----

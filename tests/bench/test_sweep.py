@@ -21,9 +21,10 @@ pytest.importorskip("torchvision")
 
 
 from fastload.bench import report
-from fastload.bench.figures import Figures, Outcome, Part, together
-from fastload.bench.plan import LoaderKind, Plan, Run, Workload, plan_runs, rank_order, sample_order
-from fastload.bench.run import execute, files_of
+from fastload.bench.figures import Part
+from fastload.bench.plan import Plan, Run, Workload, plan_runs, rank_order, sample_order
+from fastload.bench.run import all_ranks, execute, files_of
+from fastload.measure.figures import Figures
 from fastload.measure.fresh import _let_start
 from fastload.measure.processes import descendants
 from tests.bench.documents import outcome
@@ -92,8 +93,7 @@ def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
     assert figures.samples == 2 * 7 * 2
     assert figures.unique_samples == len(set(sample_order(60, 28, seed=0))) == 28
     assert len(figures.rank_rates) == 2
-    assert 0 < figures.rate <= sum(figures.rank_rates) * 1.000001
-    assert figures.intraop_threads == 1, "as in each worker, so that serial loading is one thread"
+    assert 0 < (figures.rate or 0) <= sum(rate or 0 for rate in figures.rank_rates) * 1.000001
     assert lines.count("Starting data loader") == 1
     assert "ranks: 2 on this node; the rates below are those of rank 0" in lines
     assert sum(line.startswith("step_img_rate") for line in lines) == 7
@@ -168,56 +168,35 @@ def test_the_rate_of_all_ranks_is_over_the_time_from_the_first_to_the_last() -> 
     early = Part(figures=figures_of(), steady_from_s=10.0, steady_to_s=11.0, delivered=[0, 1, 2])
     late = Part(
         figures=figures_of(
-            rate=50.0, steady_s=2.0, first_batch_s=0.3, wait_share=0.7, cpu_s_per_1000=4.0
+            rate=50.0, steady_s=2.0, first_batch_s=0.3, wait_shares=[0.7], cpu_s_per_1000=4.0
         ),
         steady_from_s=10.5,
         steady_to_s=12.5,
         delivered=[2, 3],
     )
-    figures = together([early, late])
+    figures = all_ranks([early, late])
     assert figures.rate == pytest.approx(200 / 2.5), "100 samples each, from 10.0 s to 12.5 s"
     assert figures.rank_rates == [100.0, 50.0]
     assert figures.first_batch_s == 0.3
-    assert figures.wait_share == pytest.approx(0.6)
+    assert figures.values()["wait_share_max"] == 0.7
     assert figures.cpu_s_per_1000 == pytest.approx(3.5)
     assert figures.samples == 300
     assert figures.unique_samples == 4
-    assert together([early]) == early.figures
-
-
-def measured(
-    loader: LoaderKind,
-    workers: int,
-    rate: float,
-    *,
-    ranks: int = 1,
-    sample_s: float,
-    step_ms: float = 0,
-) -> Outcome:
-    """A run in which a sample took `sample_s`, half of it computing, and collating its batch of 10 a hundredth."""
-    work = Workload(file_list="list", batch_size=10, step_ms=step_ms)
-    sample = {"seconds": 50 * sample_s, "count": 50, "cpu_s": 25 * sample_s}
-    stages = {"sample": sample, "collate": {"seconds": 0.05, "count": 5, "cpu_s": 0.0}}
-    stats = {"stages": stages, "occupancy": 0.5}
-    return replace(
-        outcome(loader, workers, rate),
-        run=Run(workload=work, loader=loader, workers=workers, ranks=ranks),
-        figures=figures_of(rate=rate, rank_rates=[rate / ranks] * ranks, loader_stats=stats),
-    )
+    assert all_ranks([early]) == replace(early.figures, unique_samples=3)
 
 
 def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_each() -> None:
     outcomes = [
-        measured("serial", 0, 100.0, sample_s=0.01),
-        measured("thread", 2, 150.0, sample_s=0.01),
-        measured("torch", 2, 100.0, sample_s=0.01),
-        measured("serial", 0, 180.0, ranks=2, sample_s=0.01),
-        measured("thread", 2, 360.0, ranks=2, sample_s=0.01),
+        outcome("serial", 0, 100.0),
+        outcome("thread", 2, 150.0),
+        outcome("torch", 2, 100.0),
+        outcome("serial", 0, 180.0, ranks=2),
+        outcome("thread", 2, 360.0, ranks=2),
     ]
     rows = report.summarise(outcomes)
-    ratios = {row.name: row.ratio.median for row in rows if row.ratio}
-    assert ratios["2 threads"] == 1.5
-    assert ratios["2 ranks x 2 threads"] == 2.0
+    ratios = {row.name: row.figures["ratio"] for row in rows}
+    assert ratios["2 threads"] == report.Spread(1.5, 1.5, 1.5)
+    assert ratios["2 ranks x 2 threads"] == report.Spread(2.0, 2.0, 2.0)
     verdict = report.verdict(rows)
     assert verdict is not None
     assert verdict.splitlines() == [verdict], "with two ranks, torch's loader was not measured"
