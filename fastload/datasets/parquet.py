@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -28,8 +28,8 @@ except ModuleNotFoundError as error:
     raise needs("ParquetDataset", "pyarrow", "arrow", error) from error
 
 from fastload._kit.integers import as_indices
-from fastload.datasets.arrow_columns import Column, fill_value, kind_of, rows_as_list
-from fastload.datasets.row_groups import Decoder, ParquetPart, RowGroup, RowGroupCache
+from fastload.datasets.arrow_columns import Column, decoded, fill_value
+from fastload.datasets.row_groups import ParquetPart, RowGroup, RowGroupCache
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.reading.rows import Gatherer
 from fastload.rows import Run
@@ -110,9 +110,15 @@ class ParquetDataset(Dataset[Any]):
         where = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
         self._sample = SampleColumns(columns, label, known=self.schema.names, where=where)
         self.columns, self.label, self.filters = self._sample.data, label, filters
-        fields = {name: self.schema.field(name) for name in self._sample.names}
-        self._kinds = {name: kind_of(field) for name, field in fields.items()}
-        self._decoder = Decoder(parts, self._kinds, _fills(fill, fields))
+        fields = [self.schema.field(name) for name in self._sample.names]
+        self._fills = _fills(fill, fields)
+        # Columns without rows, which show how values look. A type that cannot be read is an error here.
+        self._kinds = {
+            field.name: decoded(field, pa.chunked_array([pa.nulls(0, field.type)]))
+            for field in fields
+        }
+        # For each row group of all files: its file, and its number in that file.
+        self._groups = [(part, k) for part in parts for k in range(len(part.groups))]
         sizes = [size for part in parts for size in part.groups]
         self._begins = np.cumsum([0, *sizes])  # of each row group, among all rows
         self._rows: NDArray[np.int64] | None = None  # the rows that pass
@@ -134,8 +140,14 @@ class ParquetDataset(Dataset[Any]):
 
     def locate(self, index: int) -> str:
         """Return the file of sample `index`, and its row in the file."""
-        number, local = self._places(self._checked([index]))
-        return self._where(int(number[0]), int(local[0]))
+        row = (
+            self._checked([index])[0]
+            if self._rows is None
+            else self._rows[self._checked([index])[0]]
+        )
+        number = int(np.searchsorted(self._begins, row, side="right")) - 1
+        part, group = self._groups[number]
+        return f"{part.path}, row {row - self._begins[number] + sum(part.groups[:group])}"
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -146,10 +158,7 @@ class ParquetDataset(Dataset[Any]):
         for number, group, places, local in self._pieces(self._checked(indices)):
             self._refuse_nulls(number, group, local)
             rows = local.tolist()
-            columns = {
-                name: rows_as_list(group.columns[name], kind, rows)
-                for name, kind in self._kinds.items()
-            }
+            columns = {name: column.rows(rows) for name, column in group.items()}
             for k, place in enumerate(places.tolist()):
                 samples[place] = self._sample.sample(
                     {name: values[k] for name, values in columns.items()}
@@ -161,15 +170,12 @@ class ParquetDataset(Dataset[Any]):
 
         A list without a fixed length is assumed to be as long as the first row's. Samples with others are read singly.
         """
-        if not len(self) or any(kind.dtype is None for kind in self._kinds.values()):
+        values = {name: column.values for name, column in self._kinds.items()}
+        if not len(self) or not all(isinstance(each, Tensor) for each in values.values()):
             return None
-        if not any(kind.ragged for kind in self._kinds.values()):
-            return self._sample.sample(
-                {
-                    name: torch.empty(kind.shape, dtype=kind.dtype)
-                    for name, kind in self._kinds.items()
-                }
-            )
+        if all(column.offsets is None for column in self._kinds.values()):
+            empty = {name: each.new_empty(each.shape[1:]) for name, each in values.items()}
+            return self._sample.sample(empty)
         try:
             return self[0]
         except (FastloadError, OSError):
@@ -186,7 +192,7 @@ class ParquetDataset(Dataset[Any]):
             for _, group, places, local in self._pieces(found):
                 done[places] = True
                 for name, out in leaves:
-                    done[places] &= self._fill(group.columns[name], out, places, local)
+                    done[places] &= self._fill(group[name], out, places, local)
         except (FastloadError, OSError):
             pass  # reading the missing samples raises it again
         missing: list[int] = np.flatnonzero(~done).tolist()
@@ -217,51 +223,34 @@ class ParquetDataset(Dataset[Any]):
             )
         return found
 
-    def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the row group of each index, and its row among the group's passing rows."""
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        return numbers, indices - self._starts[numbers]
-
     def _pieces(
         self, indices: NDArray[np.int64]
     ) -> Iterator[tuple[int, RowGroup, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each row group of `indices`: its number, the group, positions in `indices`, rows in the group."""
-        numbers, local = self._places(indices)
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             if len(places):
                 number = int(numbers[places[0]])
-                yield number, self._group(number), places, local[places]
+                yield number, self._group(number), places, indices[places] - self._starts[number]
 
     def _group(self, number: int) -> RowGroup:
-        kept = self._kept(number)
-        return self._cache.get(number, lambda: self._decoder.decode(number, kept))
+        def read() -> RowGroup:
+            part, group = self._groups[number]
+            begin, end = self._starts[number : number + 2]
+            kept = None if self._rows is None else self._rows[begin:end] - self._begins[number]
+            return part.read(group, self._fills, kept)
 
-    def _kept(self, number: int) -> NDArray[np.int64] | None:
-        """Return the rows of a row group that pass, counted within it, or None if there is no filter."""
-        if self._rows is None:
-            return None
-        begin, end = self._starts[number : number + 2]
-        kept: NDArray[np.int64] = self._rows[begin:end] - self._begins[number]
-        return kept
-
-    def _where(self, number: int, local: int) -> str:
-        part, group = self._decoder.places[number]
-        kept = self._kept(number)
-        row = sum(part.groups[:group]) + (local if kept is None else int(kept[local]))
-        return f"{part.path}, row {row}"
+        return self._cache.get(number, read)
 
     def _refuse_nulls(self, number: int, group: RowGroup, local: NDArray[np.int64]) -> None:
-        for name, column in group.columns.items():
+        for name, column in group.items():
             if column.valid is not None and not column.valid[local].all():
-                row = int(local[~column.valid[local]][0])
-                advice = (
-                    "leave such rows out with filters="
-                    if self._kinds[name].ragged
-                    else f"pass fill={{{name!r}: value}}, or leave such rows out with filters="
-                )
+                index = int(self._starts[number] + local[~column.valid[local]][0])
+                fill = f"pass fill={{{name!r}: value}}, or " if column.offsets is None else ""
                 raise ParquetError(
-                    f"{self._where(number, row)}, column {name!r}: expected a value, found null: {advice}"
+                    f"{self.locate(index)}, column {name!r}: expected a value, found null: {fill}leave such rows out "
+                    "with filters="
                 )
 
 
@@ -269,18 +258,15 @@ def _files_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     """Return the absolute paths of the files: the working directory may change before they are opened."""
     if not isinstance(path, str | os.PathLike):
         files = [os.path.abspath(file) for file in path]
+    elif os.path.isdir(path := os.path.abspath(path)):
+        files = [os.path.join(path, name) for name in sorted(glob("*.parquet", root_dir=path))]
         if not files:
-            raise ValueError(
-                "path: expected a file, a folder or a list of files, got an empty list"
-            )
-        return files
-    path = os.path.abspath(path)
-    if not os.path.isdir(path):
-        return [path]
-    names = [name for name in os.listdir(path) if name.endswith(".parquet") and name[0] != "."]
-    if not names:
-        raise FileNotFoundError(f"{path}: the folder has no *.parquet files")
-    return [os.path.join(path, name) for name in sorted(names)]
+            raise FileNotFoundError(f"{path}: the folder has no *.parquet files")
+    else:
+        files = [path]
+    if not files:
+        raise ValueError("path: expected a file, a folder or a list of files, got an empty list")
+    return files
 
 
 def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
@@ -304,17 +290,15 @@ def _typed(kind: pa.DataType | None) -> str:
     return "is missing" if kind is None else f"has type {kind}"
 
 
-def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
-    """Return the value that replaces nulls, for each column."""
-    if fill is None:
-        return {}
-    given = fill if isinstance(fill, Mapping) else dict.fromkeys(fields, fill)
-    for name in given:
-        if name not in fields:
-            raise KeyError(
-                f"fill: {name!r} is not a column of a sample. The columns are {[*fields]}"
-            )
-    return {name: fill_value(fields[name], value) for name, value in given.items()}
+def _fills(fill: Any, fields: Sequence[pa.Field]) -> dict[str, Any]:
+    """Return the value that replaces nulls in each column, or None."""
+    found = dict.fromkeys([field.name for field in fields])
+    if fill is not None and not isinstance(fill, Mapping):
+        fill = dict.fromkeys(found, fill)
+    for name in set(fill or ()) - {*found}:
+        raise KeyError(f"fill: {name!r} is not a column of a sample. The columns are {[*found]}")
+    filled = {f.name: fill_value(f, fill[f.name]) for f in fields if f.name in (fill or ())}
+    return found | filled
 
 
 def _passing(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -17,9 +16,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from fastload.datasets.arrow_columns import Column, Kind, decoded
+from fastload.datasets.arrow_columns import Column, decoded
 from fastload.errors import ParquetError
 from fastload.telemetry import stage
+
+RowGroup = dict[str, Column]
+"""The decoded columns of a row group, by name."""
 
 
 class ParquetPart:
@@ -68,24 +70,35 @@ class ParquetPart:
                 f"{found[2]:,} bytes now, and had {self.identity[2]:,} then. Create the dataset again"
             )
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return a row group. In a worker it uses no Arrow threads, because the workers already run in parallel."""
-        rows = self.groups[group]
+    def read(
+        self, group: int, fills: Mapping[str, Any], kept: NDArray[np.int64] | None
+    ) -> RowGroup:
+        """Return the columns in `fills` of a row group, or of its rows `kept`.
+
+        In a worker this uses no Arrow threads, because the workers already run in parallel.
+
+        Args:
+            fills: for each column the value that replaces nulls, or None.
+        """
+        expected = f"row group {group}: expected {self.groups[group]:,} rows"
+        checked = {"metadata": self.metadata, "page_checksum_verification": True}
         with (
-            self.guarded(f"row group {group}: expected {rows:,} rows"),
-            pq.ParquetFile(
-                self.path, metadata=self.metadata, page_checksum_verification=True
-            ) as file,
+            stage("read"),
+            self.guarded(expected),
+            pq.ParquetFile(self.path, **checked) as file,
         ):
-            table = file.read_row_group(
-                group, columns=[*columns], use_threads=get_worker_info() is None
-            )
+            threads = get_worker_info() is None
+            table = file.read_row_group(group, columns=[*fills], use_threads=threads)
             table.validate(full=True)  # offsets, indices of dictionaries and strings
-        if table.num_rows != rows:
-            raise ParquetError(
-                f"{self.path}: row group {group}: expected {rows:,} rows, found {table.num_rows:,}"
-            )
-        return table
+            if table.num_rows != self.groups[group]:
+                raise ValueError(f"{table.num_rows:,} rows")
+        with stage("decode"), self.guarded(f"{expected} with columns of {self.schema.names}"):
+            if kept is not None and len(kept) < table.num_rows:
+                table = table.take(pa.array(kept))
+            return {
+                name: decoded(self.schema.field(name), table.column(name), fill)
+                for name, fill in fills.items()
+            }
 
 
 def _identity(path: str) -> tuple[int, ...]:
@@ -93,73 +106,23 @@ def _identity(path: str) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """The decoded columns of a row group, by name."""
-
-    columns: dict[str, Column]
-    nbytes: int
-
-
-class Decoder:
-    """Reads and decodes the columns of a dataset.
-
-    Args:
-        parts: the files.
-        kinds: the form that each column to read takes in samples.
-        fills: the value that replaces nulls, by column.
-    """
-
-    def __init__(
-        self, parts: Sequence[ParquetPart], kinds: dict[str, Kind], fills: dict[str, Any]
-    ) -> None:
-        self.parts = parts
-        self.kinds = kinds
-        self.fills = fills
-        # For each row group of all files: its file, and its number in that file.
-        self.places = [(part, k) for part in parts for k in range(len(part.groups))]
-
-    def decode(self, number: int, kept: NDArray[np.int64] | None) -> RowGroup:
-        """Return row group `number`, or its rows `kept`."""
-        part, group = self.places[number]
-        with stage("read"):
-            table = part.read(group, [*self.kinds])
-        with (
-            stage("decode"),
-            part.guarded(f"row group {group}: expected columns of {part.schema.names}"),
-        ):
-            if kept is not None and len(kept) < table.num_rows:
-                table = table.take(pa.array(kept))
-            columns = {
-                name: decoded(table.column(name), kind, self.fills.get(name))
-                for name, kind in self.kinds.items()
-            }
-        return RowGroup(columns, sum(column.nbytes for column in columns.values()))
-
-
 class RowGroupCache:
     """Caches the row groups that were used last, up to `limit` bytes. The newest stays, whatever its size.
 
     Threads that need the same row group wait for the first of them to decode it. This takes no lock: the thread that
-    first puts a future into the dict decodes, and always ends that future. Every step on the dict is atomic.
+    first puts an entry into the dict decodes, and always ends its future. Every step on the dict is atomic.
 
     A copy, and the child of a fork, begins empty: the thread that decodes in the parent is not in the child.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._forget()
-
-    def _forget(self) -> None:
         self._held: dict[int, _Held] = {}
         self._ticks = count()
         self._pid = os.getpid()
 
-    def __getstate__(self) -> int:
-        return self._limit
-
-    def __setstate__(self, limit: int) -> None:
-        self.__init__(limit)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return RowGroupCache, (self._limit,)
 
     @property
     def nbytes(self) -> int:
@@ -169,46 +132,39 @@ class RowGroupCache:
     def get(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup:
         """Return a row group. Call `decode()` if it is not cached, and raise what that raises."""
         if self._pid != os.getpid():
-            self._forget()
+            self.__init__(self._limit)  # type: ignore[misc]
         while True:
             held = self._held.get(number)
             if held is None:
-                found = self._decoded(number, decode)
-            else:
-                held.used = next(self._ticks)
-                # The group before the future: threads that look at a future at the same time wait for its lock.
-                found = held.group or held.future.result()
+                own = _Held()
+                held = self._held.setdefault(number, own)
+                if held is own:
+                    self._decode(number, own, decode)
+            held.used = next(self._ticks)
+            # The group before the future: threads that look at a future at the same time wait for its lock.
+            found = held.group or held.future.result()
             # None: the thread that decoded it failed. This thread tries again, and may raise an error of its own.
             if found is not None:
                 return found
 
-    def _decoded(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup | None:
-        """Decode and cache a row group. Return None if another thread has just begun to do so."""
-        own, held = _Held(next(self._ticks)), self._held
+    def _decode(self, number: int, own: _Held, decode: Callable[[], RowGroup]) -> None:
+        held = self._held
         try:
-            if held.setdefault(number, own) is not own:
-                return None
-            found = decode()
-            own.group, own.nbytes = found, found.nbytes
-            own.future.set_result(found)
-            self._evict(held, own)
-            return found
-        finally:
-            if not own.future.done():  # wake the waiting threads, whatever happened
-                if held.get(number) is own:
-                    del held[number]
-                own.future.set_result(None)
-
-    def _evict(self, all_held: dict[int, _Held], newest: _Held) -> None:
-        # Two threads may evict at once: then they evict more than they must.
-        done = [(held.used, number, held) for number, held in [*all_held.items()] if held.nbytes]
-        total = sum(held.nbytes for _, _, held in done)
-        for _, number, held in sorted(done, key=lambda entry: entry[0]):
-            if total <= self._limit:
-                return
-            if held is not newest:
-                total -= held.nbytes
-                all_held.pop(number, None)
+            own.group = decode()
+            own.nbytes = sum(column.nbytes for column in own.group.values())
+            # Two threads may evict at once: then they evict more than they must.
+            done = sorted(
+                [(each.used, k, each.nbytes) for k, each in [*held.items()] if each.nbytes]
+            )
+            total = sum(nbytes for *_, nbytes in done)
+            for _, k, nbytes in done:
+                if total > self._limit and k != number:
+                    total -= nbytes
+                    held.pop(k, None)
+        finally:  # wake the waiting threads, whatever happened
+            if own.group is None:
+                held.pop(number, None)
+            own.future.set_result(own.group)
 
 
 class _Held:
@@ -216,11 +172,10 @@ class _Held:
 
     __slots__ = ("future", "group", "nbytes", "used")
 
-    def __init__(self, used: int) -> None:
+    def __init__(self) -> None:
         self.future: Future[RowGroup | None] = Future()
         self.group: RowGroup | None = None
-        self.nbytes = 0
-        self.used = used
+        self.nbytes = self.used = 0
 
 
 def _footer_of(path: str) -> str:
