@@ -12,6 +12,7 @@ import os
 # Threads of OpenMP that wait for one another spin, and take the core from the one that works. Read with torch's import.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -183,6 +184,19 @@ def forkserver() -> ForkServerContext:
     context.set_forkserver_preload(["torch", "fastload.elastic"])
     multiprocessing.forkserver.ensure_running()
     return context
+
+
+@pytest.fixture(scope="session")
+def descriptors_that_stay() -> None:
+    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
+    from pyarrow import flight
+
+    with (
+        flight.FlightServerBase("grpc://127.0.0.1:0") as server,
+        flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client,
+        contextlib.suppress(NotImplementedError),
+    ):
+        list(client.list_flights())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
+from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import flight
 
 BYTES = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
-"""The schema of messages to parameter servers."""
-PIECES = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
-"""The schema of pieces of a part's file."""
+"""The schema of messages of bytes."""
 HELD = 61
 """Bytes in the buffer of a forged batch. Arrow pads them to 64, so no other number of the message is the same."""
 
@@ -53,9 +55,24 @@ def batch_of_too_many_rows(rows: int) -> pa.RecordBatch:
     return read(*of_too_many_rows(rows), BYTES)
 
 
-def piece_beyond_its_buffer(length: int) -> pa.RecordBatch:
-    """Return a batch with one value of 100 bytes, whose offsets say that it has `length`."""
-    batch = pa.record_batch([pa.array([b"x" * 100], pa.binary())], schema=PIECES)
-    head, body = parts_of(batch.serialize())
-    assert body.startswith(struct.pack("<2i", 0, 100))
-    return read(head, struct.pack("<2i", 0, length) + body[8:], PIECES)
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers each call with one batch, and each action with results."""
+
+    def __init__(self, batch: pa.RecordBatch, results: Sequence[bytes] = ()) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._batch, self._results = batch, results
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        schema = self._batch.schema
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(schema, [self._batch]))
+
+    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
+        return [flight.Result(result) for result in self._results]
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        writer.begin(self._batch.schema)
+        reader.read_chunk()
+        rows = self._batch.num_rows - 1
+        tensor = {"tensor: dtype, shape, first byte": ["uint8", [rows], 0]}
+        head = struct.pack("<q", rows) + json.dumps({"run": "x", "values": tensor}).encode()
+        writer.write_with_metadata(self._batch, pa.py_buffer(head))

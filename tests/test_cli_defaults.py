@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 import fastload
 from fastload.cli.predict import ForStream, Predicted
 from fastload.cli.submit import Ranks
-from fastload.distributed.flight_access import MAX_CALLS
+from fastload.distributed.flight import MAX_CALLS
 from fastload.distributed.launch import LAUNCHERS
 from fastload.store.model_set import BATCH_SIZE, MOST_PARTS, ROWS_OF_PART
 from tests.commands import COMMANDS

@@ -245,7 +245,7 @@ class Serving:
         """Return a `GuardedServer` of this kind with these options."""
         from pyarrow import ArrowException
 
-        from fastload.distributed.flight_access import read_token
+        from fastload.distributed.flight import read_token
 
         pair = [path.read_bytes() for path in (self.tls_cert, self.tls_key) if path]
         guards = {"token": read_token(self.token_file), "certificate": tuple(pair) or None}

@@ -14,8 +14,8 @@
     rendezvous.py how the ranks find each other
     folder_store.py  a store in a folder that survives killed processes
     addresses.py  the address by which other nodes reach this one
-    arrow_memory.py  memory from other processes, checked before it is read
-    flight_access.py  tokens and certificates of Arrow Flight servers
+    arrow_memory.py  bytes from other processes, checked before they are read
+    flight.py  the base of Arrow Flight servers and clients: tokens, certificates, limits, errors
     affinity.py   the share of cores of a rank
     average.py    averaging gradients without DistributedDataParallel
     windows.py    rows in the memory of all ranks, read by MPI's one-sided communication

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+"""The one column of messages of bytes."""
 
 
 def checked(batch: Any, schema: pa.Schema) -> pa.RecordBatch:
@@ -21,3 +26,18 @@ def checked(batch: Any, schema: pa.Schema) -> pa.RecordBatch:
     if any(column.null_count for column in batch.columns):
         raise ValueError("a record batch has nulls")
     return batch
+
+
+def batch_of(content: NDArray[np.uint8]) -> pa.RecordBatch:
+    """Return bytes as a record batch, without a copy. `pa.array` would import pandas."""
+    array = pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
+    return pa.RecordBatch.from_arrays([array], schema=SCHEMA)
+
+
+def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
+    """Return the bytes of a batch, without a copy. Raise ValueError if it does not hold them."""
+    column = checked(batch, SCHEMA).column(0)
+    if not len(column):
+        return np.empty(0, np.uint8)
+    _, buffer = column.buffers()
+    return np.frombuffer(buffer, np.uint8, len(column), column.offset)

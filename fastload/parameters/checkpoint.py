@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from fastload._kit.disk import replace_file, sync_folder
+from fastload.distributed.arrow_memory import SCHEMA, bytes_of
 from fastload.errors import ParametersError
-from fastload.parameters.wire import SCHEMA, Encoded, Gathered, bytes_of, decode
+from fastload.parameters.wire import Encoded, decode, gathered
 
 _KEY = b"fastload.parameters"
 
@@ -138,15 +139,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             about = reader.schema.metadata
-            gathered = Gathered(int(about[b"bytes"]))
-            crc = zlib.crc32(about[_KEY])
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                crc = zlib.crc32(bytes_of(batch).data, crc)
-                gathered.add(batch)
-        if gathered.missing or crc != int(about[b"crc32"]):
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+            content = gathered(int(about[b"bytes"]), batches)
+        if zlib.crc32(content.numpy().data, zlib.crc32(about[_KEY])) != int(about[b"crc32"]):
             raise ValueError("its bytes have changed since it was written")
-        contents: dict[str, Any] = decode(about[_KEY], gathered.content)
+        contents: dict[str, Any] = decode(about[_KEY], content)
         return contents
     except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # Arrow's own errors have no number. An error with a number means that the file cannot be read.

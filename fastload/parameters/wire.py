@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,12 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
-from fastload.distributed.arrow_memory import checked
+from fastload.distributed.arrow_memory import batch_of, bytes_of
 
 CHUNK = 2**26
 """Bytes in a message: gRPC's limit is 2 GiB."""
 ALIGNMENT = 64
-SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _LARGE = 2**18  # bytes of a tensor that is sent on its own
 _NOTHING = np.empty(0, np.uint8)
 _TENSOR = "tensor: dtype, shape, first byte"
@@ -96,45 +94,16 @@ def decode(text: bytes, content: Tensor) -> Any:
     return json.loads(text, object_hook=hook if _MARK in text else None)
 
 
-def batch_of(content: NDArray[np.uint8]) -> pa.RecordBatch:
-    """Return bytes as a record batch, without a copy. `pa.array` would import pandas."""
-    array = pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
-    return pa.RecordBatch.from_arrays([array], schema=SCHEMA)
-
-
-def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
-    """Return the bytes of a batch, without a copy. Raise ValueError if it does not hold them."""
-    column = checked(batch, SCHEMA).column(0)
-    if not len(column):
-        return _NOTHING
-    _, buffer = column.buffers()
-    return np.frombuffer(buffer, np.uint8, len(column), column.offset)
-
-
-def aligned(batch: pa.RecordBatch) -> Tensor | None:
-    """Return the bytes of a batch as a tensor, or None if they begin at no multiple of 64. Raises as `bytes_of`."""
-    if bytes_of(batch).ctypes.data % ALIGNMENT:
-        return None
-    content: Tensor = from_dlpack(batch.column(0))
-    return content
-
-
-class Gathered:
-    """An aligned array that is filled from batches as they arrive."""
-
-    def __init__(self, size: int) -> None:
-        self.content = torch.empty(size, dtype=torch.uint8)
-        self._filled = 0
-
-    @property
-    def missing(self) -> int:
-        """The number of bytes that have not arrived yet."""
-        return len(self.content) - self._filled
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Copy the bytes of a batch. Raise ValueError if it does not hold them, or if they are too many."""
+def gathered(size: int, batches: Iterable[pa.RecordBatch]) -> Tensor:
+    """Return `size` bytes, aligned, out of the first batches that hold them. Raise ValueError if they do not fit."""
+    content = torch.empty(size, dtype=torch.uint8)
+    left = content.numpy()
+    for batch in batches:
         came = bytes_of(batch)
-        if len(came) > self.missing:
+        if len(came) > len(left):
             raise ValueError("more bytes came than were announced")
-        self.content.numpy()[self._filled : self._filled + len(came)] = came
-        self._filled += len(came)
+        left[: len(came)] = came
+        left = left[len(came) :]
+        if not len(left):
+            return content
+    raise ValueError("fewer bytes came than were announced")

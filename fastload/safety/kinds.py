@@ -364,7 +364,7 @@ class InC(Kind):
                 reduced = make, args, state, [*(items or ())], [*(pairs or ())]
             yield from _parts_of(reduced)
         except Exception as error:
-            reduced = error
+            reduced = error.with_traceback(None)  # its frames would keep the epoch that begins
         self._reduced[id(x)] = reduced
 
     def copy(self, x: Any, copier: Copier) -> Any:

@@ -47,10 +47,9 @@ def _opened(place: str) -> Source:
             f"a source must be a path, or the URL of `fastload set serve`, grpc://HOST:PORT or "
             f"grpc+tls://HOST:PORT, got {place!r}"
         )
-    from fastload.distributed.flight_access import client_authority, client_token
     from fastload.store.flight import ServerSource
 
-    return ServerSource(place, token=client_token(), authority=client_authority())
+    return ServerSource(place)
 
 
 class FolderSource:

@@ -153,20 +153,26 @@ def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--host", "0.0.0.0"], "lets other machines change the parameters, and there is no token"),
-        (["--number", "1"], "give both --number and --of, or neither"),
-        (["--number", "2", "--of", "2"], "--number 2 is too large for --of 2"),
-        (["--tls-cert", __file__], "give both --tls-cert and --tls-key, or neither"),
-        (["--token-file", "token"], "other users can read the token. Run chmod 600 token"),
+        ("parameters serve --host 0.0.0.0", "change the parameters, and there is no token"),
+        ("parameters serve --number 1", "give both --number and --of, or neither"),
+        ("parameters serve --number 2 --of 2", "--number 2 is too large for --of 2"),
+        ("parameters serve --tls-cert token", "give both --tls-cert and --tls-key, or neither"),
+        ("parameters serve --token-file token", "other users can read the token. Run chmod 600 to"),
+        ("set serve", "Give --token-file, or --no-token"),
+        ("set serve --host 0.0.0.0", "Give --token-file, or --no-token"),
+        ("set serve --tls-cert token", "give both --tls-cert and --tls-key, or neither"),
+        ("set serve --token-file token", "other users can read the token. Run chmod 600 token"),
+        ("set serve --token-file empty", "is empty. Write a token"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(
-    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("token").write_text("secret")
-    Path("token").chmod(0o644)
-    run = CliRunner().invoke(main, ["parameters", "serve", *options])
+    for name, text, mode in (("token", "secret", 0o644), ("empty", "\n", 0o600)):
+        Path(name).write_text(text)
+        Path(name).chmod(mode)
+    run = CliRunner().invoke(main, options.split())
     assert run.exit_code != 0
     assert said in run.output
     assert len(run.output.splitlines()) == 1

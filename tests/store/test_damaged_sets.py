@@ -15,23 +15,21 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from click.testing import CliRunner
-from pyarrow import flight
 
 from fastload import DataLoader, store
 from fastload.cli import main
-from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
+from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError
 from fastload.store.flight import ServerSource
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
 from tests.children import run_python
-from tests.forged import PIECES, piece_beyond_its_buffer
+from tests.forged import Liar, batch_of_too_many_rows
 
 ROWS = 40
 NAMES = [f"name-{k:05d}" for k in range(ROWS)]
@@ -189,70 +187,19 @@ def test_a_source_that_does_not_end_is_stopped(
         store.get(tmp_path / "here" / "set", source=tmp_path / "there")
 
 
-class Liar(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers with a record batch or with bytes that are no answer."""
-
-    def __init__(self, batch: pa.RecordBatch, results: list[bytes]) -> None:
-        super().__init__("grpc://127.0.0.1:0")
-        self._batch, self._results = batch, results
-
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
-        schema = self._batch.schema
-        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(schema, [self._batch]))
-
-    def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
-        return [flight.Result(result) for result in self._results]
-
-
-FIELD = pa.field("bytes", pa.binary(), nullable=False)
-
-
-def lie(offsets: list[int]) -> pa.RecordBatch:
-    memory = bytearray(4 * len(offsets))
-    buffers = [None, pa.py_buffer(memory), pa.py_buffer(bytes(64))]
-    array = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-    batch = pa.RecordBatch.from_arrays([array], schema=pa.schema([FIELD]))
-    struct.pack_into(
-        f"<{len(offsets)}i", memory, 0, *offsets
-    )  # pyarrow has looked, and looks no more
-    return batch
-
-
-ANSWERS = [
-    lie([0, 1 << 30]),
-    lie([0, 1 << 30, 64]),
-    pa.record_batch({"bytes": [1, 2]}),
-    pa.record_batch({"text": ["a"]}),
-    piece_beyond_its_buffer(2**30),
-    piece_beyond_its_buffer(-(2**30)),
-    pa.record_batch([pa.array([b"x" * 2**20], pa.binary())], schema=PIECES),
-]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _pipe_of_arrow() -> None:
-    """Let Arrow open the pipe that it keeps: the tests look for descriptors that are left open."""
-    with Liar(ANSWERS[2], []) as server:
-        list(flight.FlightClient(f"grpc://127.0.0.1:{server.port}").do_action("set"))
-
-
 def test_a_server_that_lies_is_an_error(tmp_path: Path) -> None:
     path = make(tmp_path / "there" / "set", checksums=False)
-    answers = [(path / INDEX).read_bytes(), f'["{PART}"]'.encode()]
-    for number, batch in enumerate(ANSWERS):
-        with Liar(batch, answers) as server:
-            url = f"grpc://127.0.0.1:{server.port}"
-            with pytest.raises(PackedDataError, match="cannot be read from"):
-                list(ServerSource(url).read("set", Shard(PART, 1, 64, None)))
-            with pytest.raises(PackedDataError, match="cannot be read from"):
-                store.get(tmp_path / str(number) / "set", source=url)
+    answers = [(path / INDEX).read_bytes(), PART.encode()]
+    with Liar(batch_of_too_many_rows(2**30), answers) as server:
+        url = f"grpc://127.0.0.1:{server.port}"
+        with pytest.raises(PackedDataError, match="cannot be read from"):
+            store.get(tmp_path / "here" / "set", source=url)
 
 
 def test_a_server_without_a_sensible_answer_is_an_error(tmp_path: Path) -> None:
     index = (make(tmp_path / "set", checksums=False) / INDEX).read_bytes()
-    lists: list[list[bytes]] = [[], [b"no JSON"], [b"3"], [b"[]", b"[]"]]
-    for answer in [[b"1"], [b"1", b"2"], [b"1"] * 3, *([index, *parts] for parts in lists)]:
-        with Liar(ANSWERS[0], answer) as server:
+    for answer in ([b"1"], [b"1", b"2"], [b"\xff", index], [index, b"\xff"]):
+        with Liar(batch_of_too_many_rows(64), answer) as server:
             source = ServerSource(f"grpc://127.0.0.1:{server.port}")
             with pytest.raises(PackedDataError):
                 source.find("set")

@@ -18,6 +18,7 @@ import grpc
 import pyarrow as pa
 import torch
 
+from fastload.parameters.flight import _CALL
 from fastload.parameters.wire import Encoded
 from tests.forged import BYTES, of_too_many_rows, parts_of
 
@@ -48,7 +49,7 @@ def varint(number: int) -> bytes:
     return found + bytes([number])
 
 
-DESCRIPTOR = field(1, b"\x08\x02" + field(2, b"call"))  # a command
+DESCRIPTOR = field(1, b"\x08\x02" + field(2, _CALL.command))  # a command
 
 
 def data(head: bytes, told: bytes, body: bytes) -> bytes:
@@ -203,15 +204,15 @@ def lie_to_store(draw: random.Random) -> tuple[str, list[bytes]]:
     part = draw.choice(
         ("shard-00000.arrow", "index.json", "../s/shard-00000.arrow", draw.choice(ANYTHING))
     )
-    ticket = {"set": name, "part": part, "file": draw.choice((True, False, *ANYTHING))}
-    text = json.dumps(draw.choice((ticket, ticket, ticket, draw.choice(ANYTHING)))).encode()
+    ticket = f"{draw.choice(('file', 'columns', *ANYTHING))}/{name}/{part}"
+    text = draw.choice((ticket, ticket, ticket, str(name))).encode(errors="replace")
     said = str(name).encode(errors="replace")
     path = field(3, said) + field(3, str(part).encode(errors="replace"))
     return draw.choice((
         ("DoGet", [field(1, text)]),
-        ("DoGet", [field(1, draw.choice((b"", b"[" * 100_000, b"\xff\xfe", b"5")))]),
-        ("DoAction", [field(1, draw.choice((b"set", b"", b"other"))) + field(2, said)]),
-        ("DoAction", [field(1, b"set") + field(2, draw.choice((b"\xff", b"s" * 100_000, b"s\0")))]),
+        ("DoGet", [field(1, draw.choice((b"", b"/" * 100_000, b"\xff\xfe", b"5")))]),
+        ("DoAction", [field(1, draw.choice((b"set 2", b"", b"other"))) + field(2, said)]),
+        ("DoAction", [field(1, b"set 2") + field(2, draw.choice((b"\xff", b"s" * 100_000, b"s\0")))]),
         ("GetFlightInfo", [b"\x08\x01" + path]),
         ("GetFlightInfo", [b"\x08\x02" + field(2, text)]),
         ("ListFlights", [field(1, text)]),
