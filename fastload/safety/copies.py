@@ -52,7 +52,7 @@ class _Copier:
             raise
         except Exception as error:
             memo[id(x)] = x
-            self._graph.share(x, error)
+            self._graph.share(x, error.with_traceback(None))  # the kind keeps some, and their frames
         return memo[id(x)]
 
     def memory(self, x: Any) -> Any:

@@ -806,3 +806,15 @@ def test_a_length_of_the_user_s_does_not_decide() -> None:
     assert own[0] is not parts
     assert own[0][0] is not parts[0]
     assert own[1]["a"] is not names["a"]
+
+
+def test_what_cannot_be_copied_keeps_no_frame_of_the_caller() -> None:
+    survey = Survey(memoryview(b"bytes"))
+
+    def kept() -> weakref.ref[Any]:
+        local = types.SimpleNamespace()
+        survey.own()
+        return weakref.ref(local)
+
+    assert kept()() is None
+    assert survey.said_of_shared()
