@@ -811,8 +811,8 @@ def test_a_length_of_the_user_s_does_not_decide() -> None:
 def test_what_cannot_be_copied_keeps_no_frame_of_the_caller() -> None:
     survey = Survey(memoryview(b"bytes"))
 
-    def kept() -> weakref.ref[Any]:
-        local = types.SimpleNamespace()
+    def kept() -> weakref.ref[set[int]]:
+        local: set[int] = set()
         survey.own()
         return weakref.ref(local)
 
