@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, TOO_LARGE, UNDECIDED
 from fastload.image.kernels_check import agrees_with_torch
 from fastload.image.plan_tables import plan_table
 from tests.image.kernel_runs import (
@@ -124,44 +124,6 @@ def test_nothing_beyond_the_arena_and_the_row_is_touched(
     assert torch.equal(less.row, empty_row(plan))
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("width", [1, 7, 8, 24, 25, 224])
-def test_floats_by_a_table_that_no_line_goes_through(
-    kernels: Kernels, channels_last: bool, width: int
-) -> None:
-    random = np.random.default_rng(width)
-    levels = random.normal(size=(3, 256)).astype(np.float32)
-    plan = Resize((20, width), channels_last=channels_last, **FLOATS)
-    pixels = noise(30, 40)
-    row = empty_row(plan)
-    table = plan_table(plan, row.stride(), 0)
-    changed = np.zeros((), PLAN)
-    changed[...] = np.frombuffer(
-        (ctypes.c_uint8 * PLAN.itemsize).from_address(table.address), PLAN
-    )[0]
-    changed["levels"] = levels.ctypes.data
-    image = image_of(pixels, row)
-    arena = ARENA.ctypes.data, ARENA.nbytes
-    assert kernels.raw_run(image.ctypes.data, 1, changed.ctypes.data, *arena) == 0
-    values = by_torch(Resize((20, width)), pixels).numpy()
-    expected = np.stack([levels[colour][values[colour]] for colour in range(3)])
-    assert np.array_equal(row.numpy(), expected)
-
-
-@given(
-    mean=st.tuples(*[st.floats(-3, 3)] * 3),
-    std=st.tuples(*[st.floats(1e-3, 1e3)] * 3),
-    channels_last=st.booleans(),
-)
-def test_floats_of_any_mean_and_deviation(
-    kernels: Kernels, mean: Any, std: Any, channels_last: bool
-) -> None:
-    plan = Resize((16, 16), mean=mean, std=std, channels_last=channels_last)
-    pixels = np.arange(768, dtype=np.uint8).reshape(16, 16, 3)
-    row, expected = make(kernels, plan, pixels).row, by_torch(plan, pixels)
-    assert torch.equal(row.view(torch.int32), expected.view(torch.int32))
-
-
 def test_an_image_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernels) -> None:
     plan = ResizeCenterCrop(64, 48)
     height, width = 501, 333
@@ -170,43 +132,6 @@ def test_an_image_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernel
     expected = plan.finished(pixels, region._replace(box=region.box._replace(height=63, width=42)))
     made = make(kernels, plan, pixels, entry="resample_run", height=height, width=width)
     assert torch.equal(made.row, expected)
-
-
-def test_a_box_inside_of_decoded_pixels(kernels: Kernels) -> None:
-    plan, pixels = Resize((40, 50)), noise(90, 80)
-    box = pixels[20:61, 13:55]
-    row = empty_row(plan)
-    image = image_of(box, row)
-    table = plan_table(plan, row.stride(), 0)
-    arena = ARENA.ctypes.data, ARENA.nbytes
-    assert kernels.resample_run(image.ctypes.data, 1, table.address, *arena) == 0
-    assert image["stride"] == 240
-    assert torch.equal(row, by_torch(plan, box))
-    assert image["transform_ns"] > 0
-
-
-def test_memory_of_neither_layout_is_left_alone(kernels: Kernels) -> None:
-    plan, pixels = Resize((8, 9)), noise(20, 20)
-    for memory in (
-        torch.full((3, 8, 18), 77, dtype=torch.uint8)[..., ::2],
-        torch.full((8, 9, 4), 77, dtype=torch.uint8)[..., :3].permute(2, 0, 1),
-        torch.full((3, 9, 8), 77, dtype=torch.uint8).transpose(1, 2),
-    ):
-        made = make(kernels, plan, pixels, row=memory)
-        assert made.state == UNDECIDED
-        assert (memory == 77).all()
-
-
-def test_rows_with_room_between_them(kernels: Kernels) -> None:
-    plan, pixels = Resize((8, 9)), noise(20, 20)
-    for whole in (
-        torch.full((3, 8, 40), 77, dtype=torch.uint8)[..., :9],
-        torch.full((8, 30, 3), 77, dtype=torch.uint8)[:, :9].permute(2, 0, 1),
-    ):
-        assert torch.equal(make(kernels, plan, pixels, row=whole).row, by_torch(plan, pixels))
-        whole.fill_(77)
-        assert whole._base is not None
-        assert (whole._base == 77).all()
 
 
 def test_a_run_does_what_it_can(kernels: Kernels) -> None:

@@ -15,7 +15,7 @@ import torch
 from fastload.image import Plan, RandomResizedCrop, Resize
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNDECIDED, UNREADABLE
-from tests.image.kernel_runs import Made, by_torch, empty_row, guarded, make
+from tests.image.kernel_runs import Made, by_torch, guarded, make
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (61, 47, 3), dtype=np.uint8)
 BEGIN = 1_001
@@ -56,15 +56,6 @@ def test_a_box_out_of_a_file(kernels: Kernels, file: int, checksum: int) -> None
             assert made.image["checksum"] == checksum
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_another_checksum(kernels: Kernels, file: int, in_file: bool) -> None:
-    where = {"file": file, "source": BEGIN} if in_file else {}
-    assert make(kernels, PLAN, PIXELS, checksum=CRC, **where).state == DONE
-    made = make(kernels, PLAN, PIXELS, checksum=CRC ^ 1, **where)
-    assert made.state == DAMAGED
-    assert torch.equal(made.row, empty_row(PLAN))
-
-
 def test_damage_is_seen_outside_of_the_box(kernels: Kernels, path: Path) -> None:
     plan = RandomResizedCrop(8, scale=(0.01, 0.01), ratio=(1.0, 1.0))
     content = bytearray(path.read_bytes())
@@ -74,11 +65,6 @@ def test_damage_is_seen_outside_of_the_box(kernels: Kernels, path: Path) -> None
     states = {from_file(kernels, file, plan, key=key, checksum=CRC).state for key in range(20)}
     os.close(file)
     assert {DAMAGED} <= states <= {DAMAGED, UNDECIDED}
-
-
-@pytest.mark.parametrize("off", [-1, 1, -PIXELS.size, 2**62])
-def test_another_length(kernels: Kernels, file: int, off: int) -> None:
-    assert from_file(kernels, file, length=PIXELS.size + off).state == DAMAGED
 
 
 @pytest.mark.parametrize("source", [BEGIN + 1, 10**9, -1, -(2**63), 2**63 - 1])
@@ -98,13 +84,6 @@ def test_only_the_rows_of_the_box_are_needed(kernels: Kernels, path: Path) -> No
             assert torch.equal(made.row, by_torch(plan, PIXELS, key))
     os.close(file)
     assert {DONE, UNREADABLE} <= set(states) <= {DONE, UNREADABLE, UNDECIDED}
-
-
-def test_no_such_file(kernels: Kernels, path: Path, tmp_path: Path) -> None:
-    closed = os.open(path, os.O_RDONLY)
-    os.close(closed)
-    assert from_file(kernels, closed).state == UNREADABLE
-    assert from_file(kernels, 2**31 - 1).state == UNREADABLE
 
 
 def test_what_cannot_be_read(kernels: Kernels, path: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 - The content of a file decides how it is decoded, not its name.
 - An image file that is cut off anywhere gives the right image or a `DecodeError`.
 - Flipped and random bytes give an image of the right shape or a `DecodeError`. A forged size takes no memory.
-- A decoded image never changes when its thread decodes again. Many threads decode as one does.
+- A decoded image never changes when its thread decodes again. Many threads: see `test_decode.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from fastload.errors import DecodeError
@@ -145,40 +142,6 @@ def test_every_kind_is_decoded_as_by_pillow(kind: str) -> None:
         assert np.array_equal(open_rgb(content, name="a"), expected)
 
 
-@pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
-def test_a_palette_with_alpha_loses_it_as_with_pillow() -> None:
-    content = encoded(RGB.convert("P"), "PNG", transparency=bytes(range(256)))
-    assert np.array_equal(by_plan(content), by_pillow(content))
-
-
-def test_of_16_bits_the_upper_8_are_taken() -> None:
-    assert np.array_equal(by_plan(deep_png(DEEP)), DEEP >> 8)
-    grey = DEEP[..., 0].copy()
-    expected = np.repeat((grey >> 8)[..., None], 3, axis=2)
-    for content in (
-        encoded(grey, "PNG"),
-        encoded(grey, "TIFF"),
-        encoded(grey.astype(np.int32), "TIFF"),  # of 32 bits, with nothing in the upper 16
-    ):
-        assert np.array_equal(by_plan(content), expected)
-        assert np.array_equal(open_rgb(content, name="a"), expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        (np.ones((4, 4), np.float32), "floating-point grey values. Expected 8 or 16 bits"),
-        (np.full((4, 4), 2**20, np.int32), "grey values beyond 16 bits. Expected 8 or 16 bits"),
-        (np.full((4, 4), -1, np.int32), "grey values beyond 16 bits. Expected 8 or 16 bits"),
-    ],
-)
-def test_values_without_an_obvious_rgb_are_refused(values: np.ndarray, reason: str) -> None:
-    for decode in (Resize(4).decode, decode_pixels, open_rgb):
-        with pytest.raises(DecodeError, match=f"^some/file.tif: {reason}") as caught:
-            decode(encoded(values, "TIFF"), name="some/file.tif")
-        assert caught.value.path == "some/file.tif"
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "CMYK"])
 @pytest.mark.parametrize("tag", range(10))
 def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> None:
@@ -197,40 +160,10 @@ def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> No
         assert (turned.shape == (53, 37, 3)) == (tag in range(5, 9))
 
 
-@pytest.mark.parametrize("tag", range(1, 9))
-def test_an_upright_image_is_resized_and_scaled_as_one_that_was_stored_so(tag: int) -> None:
-    large = np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1)
-    exif = Image.Exif()
-    exif[0x0112] = tag
-    turned = Image.open(io.BytesIO(encoded(large, quality=95, exif=exif)))
-    straight = np.asarray(ImageOps.exif_transpose(turned))
-    content = encoded(large, quality=95, exif=exif)
-    for size in ((40, 25), (25, 40)):
-        ours = Resize(size, upright=True).decode(content, name="a")
-        difference = (ours.int() - Resize(size)(straight).int()).abs().float()
-        assert difference.mean() < 2
-    size = (20, straight.shape[1] * 2 // 3)  # one side leaves nothing to spare: nothing is scaled
-    whole = Resize(size, upright=True, scaled_decode=False).decode(content, name="a")
-    assert torch.equal(Resize(size, upright=True).decode(content, name="a"), whole)
-
-
-def test_an_orientation_that_is_no_number_is_none() -> None:
-    text = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + b"\x12\x01\x02\0\x02\0\0\0" + b"6\0\0\0" + bytes(4)
-    content = encoded(RGB, exif=text)
-    assert Image.open(io.BytesIO(content)).getexif()[0x0112] == "6"
-    assert np.array_equal(by_plan(content, upright=True), by_pillow(content))
-
-
 @pytest.mark.parametrize(("name", "content"), [("a.JPEG", PNG), ("a.png", JPEG), ("a", PNG)])
 def test_the_content_decides_and_not_the_name(name: str, content: bytes) -> None:
     tensor = Resize((37, 53)).decode(content, name=name)
     assert np.array_equal(tensor.permute(1, 2, 0).numpy(), by_pillow(content))
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_bytes_may_be_of_any_kind(kind: Callable[[bytes], bytes]) -> None:
-    for content in (JPEG, PNG, encoded(RGB.convert("CMYK"))):
-        assert np.array_equal(decode_pixels(kind(content), name="a"), by_pillow(content))
 
 
 # ---- damage ----
@@ -262,15 +195,6 @@ def test_what_is_no_image_is_named_with_the_reason(kind: str, decode: Any) -> No
     with pytest.raises(DecodeError, match=f"^some/file.jpg: ({reason})") as caught:
         decode(content, name="some/file.jpg")
     assert caught.value.path == "some/file.jpg"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [JPEG[:-100] + b"\xff\xd9", JPEG[:-60] + b"\xff\xd7" + JPEG[-60:]],
-    ids=["ended early", "a restart marker where none belongs"],
-)
-def test_what_libjpeg_only_warns_of_is_decoded_as_by_pillow(content: bytes) -> None:
-    assert np.array_equal(by_plan(content), by_pillow(content))
 
 
 @pytest.mark.parametrize(
@@ -334,19 +258,6 @@ def test_flipped_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> N
     assert min(outcomes.values()) > 10, outcomes
 
 
-@given(
-    st.binary(max_size=200),
-    st.sampled_from([b"", JPEG[:200], JPEG[:2], PNG[:40], b"P6 9 9 255\n", b"GIF89a"]),
-)
-def test_any_bytes_give_an_image_or_a_decode_error(tail: bytes, head: bytes) -> None:
-    try:
-        result = RandomResizedCrop(8).decode(head + tail, name="a")
-    except DecodeError as error:
-        assert error.path == "a"
-    else:
-        assert result.shape == (3, 8, 8)
-
-
 # ---- bombs ----
 
 BOMBS: dict[str, bytes] = {
@@ -396,18 +307,6 @@ print("well")
     assert output.split() == ["True"] * len(paths) + ["well"]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "CMYK"])
-def test_the_limit_is_pillows_and_can_be_set(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = RGB.convert("CMYK") if kind == "CMYK" else RGB
-    content = encoded(source, "JPEG" if kind == "CMYK" else kind)
-    half = 37 * 53 / 2
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", half - 1)
-    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS|decompression bomb"):
-        decode_pixels(content, name="a")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert decode_pixels(content, name="a").shape == (37, 53, 3)
-
-
 # ---- results, threads ----
 
 
@@ -432,24 +331,3 @@ def test_a_result_does_not_change_when_the_thread_decodes_again(
     assert not torch.equal(result, other)
     assert torch.equal(result, kept)
     assert result.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
-
-
-def test_many_threads_decode_as_one_does() -> None:
-    """Small images of every kind, and large ones, in which several threads are at a time."""
-    contents = [make() for make in KINDS.values()] + [encoded(255 - NOISE), JPEG[:-300]]
-    large = np.tile(NOISE, (12, 10, 1))
-    contents += [encoded(large ^ number) for number in range(0, 240, 10)]
-
-    def decode(number: int) -> object:
-        try:
-            return Resize((11 + number % 5, 53)).decode(contents[number % len(contents)], name="a")
-        except DecodeError as error:
-            return str(error)
-
-    numbers = range(3 * len(contents))
-    alone = [decode(number) for number in numbers]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(decode, numbers))
-    for one, other in zip(alone, together, strict=True):
-        assert type(one) is type(other)
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import resource
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,24 +65,6 @@ def test_pixels_are_those_of_the_ordinary_way(kind: str, trial: Trial) -> None:
             for scaled in (True, False):
                 plan = crop(size, scaled_decode=scaled)
                 trial.check(plan, content, range(3 * number, 3 * number + 3))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_small_and_odd_sizes(kind: str, trial: Trial) -> None:
-    wide = crop((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
-    widths = (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35)
-    for number, height in enumerate((1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33)):
-        for width in widths[number % 3 :: 3]:
-            content = KINDS[kind](NOISE[:height, :width])
-            trial.check(wide, content, range(4))
-
-
-@pytest.mark.parametrize("subsampling", ["444", "420"])
-def test_sixteen_qualities_of_photographs(subsampling: str, trial: Trial) -> None:
-    for pixels in photographs().values():
-        for quality in (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 95, 98, 100):
-            content = jpeg(pixels, subsampling, quality)
-            trial.check(crop((96, 96)), content, range(quality, quality + 2))
 
 
 def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
@@ -172,12 +151,6 @@ def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
         trial.check(plan, JPEG, range(key, key + 1))  # and the next one is as ever
 
 
-def test_bytes_after_the_end_do_not_matter(trial: Trial) -> None:
-    """Telephones append a second image, or a film."""
-    for rest in (b"more", JPEG, bytes(100), b"\xff"):
-        trial.check(crop((64, 64)), JPEG + rest, range(3))
-
-
 def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
     """libjpeg keeps them for "abbreviated" files; the ordinary way begins anew each time."""
     own_tables = encoded(NOISE, optimize=True, quality=30)
@@ -190,13 +163,6 @@ def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
     plan = crop((64, 64), scale=(0.2, 1.0))
     trial.check(plan, own_tables, range(2))
     trial.check(plan, none, range(2))
-
-
-def test_an_image_beyond_the_limit_of_pixels(trial: Trial) -> None:
-    plan = crop((32, 32))
-    height, width = NOISE.shape[:2]
-    assert trial.run_bytes(plan, 0, JPEG, most_pixels=height * width)[0] == DONE
-    assert trial.run_bytes(plan, 0, JPEG, most_pixels=height * width - 1)[0] == TOO_LARGE
 
 
 def test_a_small_arena_says_what_it_lacks(trial: Trial, tmp_path: Path) -> None:
@@ -242,36 +208,6 @@ def test_files_by_name(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert trial.image["transform_ns"][0] > 0
 
 
-def test_files_that_cannot_be_read(trial: Trial, tmp_path: Path) -> None:
-    (tmp_path / "empty.jpg").touch()
-    (tmp_path / "link.jpg").symlink_to(tmp_path / "nowhere")
-    before = len(os.listdir("/proc/self/fd"))
-    for path in ("none.jpg", "empty.jpg", "link.jpg", ".", "empty.jpg/a.jpg", "a" * 300):
-        assert run_file(trial, tmp_path / path)[0] == UNREADABLE
-    assert run_file(trial, "/proc/self/mem")[0] == UNREADABLE
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_records_of_a_file(trial: Trial, tmp_path: Path) -> None:
-    other = jpeg(PHOTOGRAPH[:99, :140])
-    path = tmp_path / "shard"
-    path.write_bytes(b"head" + JPEG + other)
-    plan = crop((40, 40))
-    wanted = trial.run_bytes(plan, 5, other)[1]
-    place = {"source": 4 + len(JPEG), "length": len(other)}
-    file = os.open(path, os.O_RDONLY)
-    try:
-        for checksum, expected in ((-1, DONE), (zlib.crc32(other), DONE), (1, DAMAGED)):
-            state, result = trial.run(plan, 5, file=file, checksum=checksum, **place)
-            assert state == expected
-            assert state != DONE or np.array_equal(result, wanted)
-        place["length"] += 1
-        assert trial.run(plan, 5, file=file, **place)[0] == UNREADABLE
-    finally:
-        os.close(file)
-    assert trial.run(plan, 5, file=file, **place)[0] == UNREADABLE
-
-
 def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
     trial: Trial, kernels: Kernels
 ) -> None:
@@ -308,19 +244,3 @@ def test_damaged_images_end_no_process_and_change_no_pixels(trial: Trial) -> Non
     assert counts[f"state {DONE}"] > 50
     assert counts[f"state {DAMAGED}"] > 50
     assert not [what for what in counts if what.startswith(("DIFFERENT", "REFUSED"))], counts
-
-
-def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:
-    plan = crop((8, 8), scale=(0.01, 0.02))
-
-    def pages() -> int:
-        gc.collect()
-        return int(Path("/proc/self/statm").read_text().split()[1])
-
-    contents = [JPEG, JPEG[:3000] + b"\xff\xd9", encoded(NOISE, progressive=True)]
-    for key in range(300):
-        trial.run_bytes(plan, key, contents[key % 3])
-    before = pages()
-    for key in range(3000):
-        trial.run_bytes(plan, key, contents[key % 3])
-    assert (pages() - before) * resource.getpagesize() < 2_000_000

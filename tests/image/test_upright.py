@@ -10,14 +10,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from fastload.errors import DecodeError
-from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
+from fastload.image import RandomResizedCrop
 from fastload.image.decode import orientation, read_header
-from fastload.image.kernels.tables import DAMAGED, DONE
+from fastload.image.kernels.tables import DAMAGED
 from fastload.image.plans import Plan
 from tests.image.jpeg_fuzz import (
     ASCII,
@@ -30,7 +28,7 @@ from tests.image.jpeg_fuzz import (
     with_segment,
 )
 from tests.image.kernel_runs import Trial
-from tests.image.photographs import encoded, photographs
+from tests.image.photographs import photographs
 
 PHOTOGRAPH = next(iter(photographs().values()))[:121, :203]
 JPEG = jpeg(PHOTOGRAPH)
@@ -54,40 +52,6 @@ def test_each_orientation(tag: int, trial: Trial) -> None:
                 trial.check(crop(size, scaled_decode=scaled), content, range(number, number + 3))
     sides = trial.image[["height", "width"]][0].item()
     assert sides == ((121, 203) if tag < 5 else (203, 121))
-
-
-@pytest.mark.parametrize("tag", range(2, 9))
-def test_small_sizes_and_whole_images(tag: int, trial: Trial) -> None:
-    exif = exif_of(tag)
-    wide = crop((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
-    for height in (1, 2, 7, 8, 9, 17, 33):
-        for width in (1, 3, 8, 16, 18, 35):
-            trial.check(wide, with_segment(jpeg(PHOTOGRAPH[:height, :width]), exif), range(3))
-    content = with_segment(JPEG, exif)
-    for size in ((20, 29), (64, 90)):
-        for plan in (Resize(size, upright=True), ResizeCenterCrop(80, size, upright=True)):
-            state, result = trial.run_bytes(plan, 0, content)
-            assert state == DONE
-            wanted = plan.decode(content, name="a.jpg")
-            assert np.array_equal(result, wanted.permute(1, 2, 0))
-
-
-def test_a_plan_that_is_not_upright_ignores_the_orientation(trial: Trial) -> None:
-    plan = RandomResizedCrop((40, 30))
-    state, result = trial.run_bytes(plan, 1, with_segment(JPEG, exif_of(6)))
-    assert state == DONE
-    assert np.array_equal(result, trial.run_bytes(plan, 1, JPEG)[1])
-
-
-def test_a_small_arena_says_what_turning_needs(trial: Trial) -> None:
-    content = with_segment(JPEG, exif_of(6))
-    plan = crop(scale=(1.0, 1.0), scaled_decode=False)
-    payload, result = np.frombuffer(content, np.uint8), np.zeros((40, 30, 3), np.uint8)
-    place = {"source": payload.ctypes.data, "length": len(content)}
-    trial.run_into(result, np.empty(0, np.uint8), plan, 1, **place)
-    height, width = trial.image[["box_height", "box_width"]][0].item()
-    assert trial.needed > 2 * 3 * height * width
-    assert trial.run_into(result, np.empty(trial.needed + 64, np.uint8), plan, 1, **place) == DONE
 
 
 # ---- segments ----
@@ -170,12 +134,3 @@ def test_what_pillow_refuses_the_kernels_do_not_decode(kind: str, trial: Trial) 
         with pytest.raises(DecodeError, match="not an image in a format that Pillow can read"):
             plan.decode(content, name="a.jpg")
         assert trial.run_bytes(plan, 1, content)[0] == DAMAGED
-
-
-def test_orientations_by_pillow_itself(trial: Trial) -> None:
-    for tag in range(1, 9):
-        exif = Image.Exif()
-        exif[ORIENTATION] = tag
-        exif[0x8769] = {0x829A: 0.01}
-        trial.check(crop(), encoded(PHOTOGRAPH, exif=exif), range(2))
-    trial.check(crop(), JPEG, range(2))

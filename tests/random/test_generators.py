@@ -49,9 +49,6 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "torch": lambda s: torch.Generator().manual_seed(s),
 }
 
-SEEDED = ["torch", "Random", "Random-Counted", "RandomState", "RandomState-MT19937"]
-"""What has a method to seed it."""
-
 
 @pytest.fixture(params=MAKERS)
 def make(request: pytest.FixtureRequest) -> Callable[[int], Any]:
@@ -179,48 +176,7 @@ def test_a_generator_and_its_bit_generator_are_one_stream(kind: Any, listed: str
     assert read([2])[0] == alone.generators[0].random()
 
 
-def test_a_library_s_bit_generator_is_keyed_by_its_own_seeding() -> None:
-    class Library(BitGenerator):
-        state: Any = None
-
-        def __init__(self, seed: int) -> None:
-            self.state = {"seed": seed}
-
-    bits = Library(0)
-    keyed = Keyed([(PLACE, bits)], own_state=False)
-    seen = []
-    for key in 1, 2, 1:
-        keyed.begin(key)
-        seen.append(bits.state["seed"])
-    assert seen[0] == seen[2] != seen[1]
-    keyed.restore()
-    assert bits.state == {"seed": 0}
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_generator_of_another_device_is_left_alone() -> None:
-    g = torch.Generator("cuda").manual_seed(3)
-    before = state(g)
-    worker = Worker(g)
-    worker.begin(1)
-    assert state(g) == before
-
-
 # ---- samples that seed ----
-
-
-@pytest.mark.parametrize("name", SEEDED)
-def test_a_sample_that_seeds_gets_its_own_numbers(name: str) -> None:
-    g = MAKERS[name](0)
-    worker = Worker(g)
-    expected = Worker(MAKERS[name](0)).read(2)
-    worker.read(0)
-    one(worker.begin(1))
-    again = MAKERS[name](5)
-    for seeded in (g, again):
-        (seeded.manual_seed if name == "torch" else seeded.seed)(9)
-    assert some(g) == some(again)
-    assert worker.read(2) == expected
 
 
 # ---- putting back ----

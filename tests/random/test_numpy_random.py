@@ -174,68 +174,6 @@ def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
     assert np.abs(np.corrcoef(values) - np.eye(len(keys))).max() < 0.2  # 5 standard deviations
 
 
-class Failing(list[Any]):
-    def __setitem__(self, at: Any, value: Any) -> None:
-        raise LookupError
-
-
-def test_an_exception_in_a_draw_leaves_the_main_state_and_the_lock() -> None:
-    main = np.random.get_state()
-
-    def fail() -> None:
-        state = np.random.get_state(legacy=False)
-        for call, error in (
-            (lambda: np.random.shuffle(Failing(range(5))), LookupError),
-            (lambda: np.random.normal(0, -1), ValueError),
-            (lambda: np.random.seed(-1), ValueError),
-            (lambda: np.random.set_state({"bit_generator": "MT19937"}), ValueError),
-            (lambda: np.random.set_state({**state, "bit_generator": "PCG64"}), ValueError),
-            (lambda: np.random.set_state({**state, "state": {"key": [1]}}), IndexError),
-        ):
-            with pytest.raises(error):
-                call()
-
-    with installed():
-        in_thread(fail)
-        assert same(np.random.get_state(), main)
-        assert in_thread(np.random.rand)  # the lock is free
-
-
-def test_enter_repairs_what_an_interrupted_draw_left() -> None:
-    main = np.random.get_state()
-    with installed():
-        numpy_random.enter(State)
-        lock: Any = np.random.get_bit_generator().lock
-        type(lock).__enter__.__get__(lock)()  # as in a draw whose end an interrupt prevented
-        numpy_random.enter(None)
-        assert same(np.random.get_state(), main)
-        assert in_thread(np.random.rand)
-
-
-def test_the_bit_generator_acts_on_the_state_of_the_thread() -> None:
-    right = np.random.MT19937()
-    right._legacy_seeding(8)
-
-    def used() -> None:
-        bit_generator = np.random.get_bit_generator()
-        assert isinstance(bit_generator, np.random.MT19937)
-        np.random.seed(8)
-        raw, generator = right.random_raw(3).tolist(), np.random.Generator(bit_generator)
-        state = bit_generator.state
-        assert bit_generator.random_raw(3).tolist() == raw
-        assert bit_generator.jumped().random_raw() == right.jumped().random_raw()
-        assert generator.normal() == np.random.Generator(right).normal()
-        bit_generator.state = state
-        assert bit_generator.random_raw(3).tolist() == raw
-        with pytest.raises(TypeError):
-            bit_generator.state = 5
-
-    main = np.random.get_state()
-    with installed():
-        in_thread(used)
-        assert same(np.random.get_state(), main)
-
-
 def test_install_and_remove_while_another_thread_draws() -> None:
     numbers, started, ended = 5_000, threading.Event(), threading.Event()
 
@@ -265,23 +203,6 @@ def test_install_and_remove_while_another_thread_draws() -> None:
 
 _before_fork: list[Callable[[], None]] = []
 os.register_at_fork(before=lambda: [call() for call in _before_fork])
-
-
-def test_a_forked_child_draws_what_it_would_without_us() -> None:
-    np.random.seed(4)
-    np.random.randn()
-    right = in_child(np.random.randn)
-    with installed():
-        state = State()
-        state.seed(1)
-        with entered(state):
-            np.random.randn()
-            saved = np.random.get_state()
-            own = in_child(np.random.randn)
-            assert same(np.random.get_state(), saved)
-            assert np.random.randn() == own
-        assert in_child(np.random.randn) == right
-    assert np.random.randn() == right
 
 
 class Waiting(list[Any]):

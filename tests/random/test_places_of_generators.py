@@ -176,12 +176,3 @@ def test_a_generator_that_a_sample_makes_and_keeps_is_named(workers: int) -> Non
         UserWarning, match=r"make the generator `dataset\.rng` while a sample is read"
     ):
         drawn(Seeded, workers)
-
-
-def test_a_generator_that_each_sample_makes_is_not() -> None:
-    class Each(Seeded):
-        def __getitem__(self, index: int) -> list[float]:
-            self.rng = np.random.default_rng(index)
-            return [self.rng.random()]
-
-    assert drawn(Each, 2) == drawn(Each, 0)

@@ -175,31 +175,6 @@ def test_a_forked_child_seeds_its_global_generator_and_leaves_the_worker_s() -> 
     assert random.getstate() == state
 
 
-def test_a_fork_waits_for_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child finds the lock free, though another thread was inside of `install` when the fork began."""
-    inside, forking = threading.Event(), threading.Event()
-    real = python_random._replace
-
-    def slow(old: list[Any], new: list[Any]) -> None:
-        inside.set()
-        assert forking.wait(30)
-        real(old, new)
-
-    def install_and_draw() -> float:
-        python_random.install()
-        random.seed(2)
-        return random.random()
-
-    monkeypatch.setattr(python_random, "_replace", slow)
-    os.register_at_fork(before=forking.set)  # runs first, before the fork waits for the lock
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(python_random.install)
-        assert inside.wait(30)
-        assert in_child(install_and_draw) == Random(2).random()
-        future.result()
-    python_random.remove()
-
-
 class OfNoThread(Random):
     """Has what a Python might have whose functions keep more in the global generator than the routing knows."""
 

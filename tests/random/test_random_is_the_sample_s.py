@@ -26,7 +26,7 @@ import torch
 from numpy.random import rand
 from numpy.random import randint as numpy_randint
 from numpy.random import seed as numpy_seed
-from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import fastload
 from tests.safety.test_state_is_copied import InTurn, TwoSamples, as_it_is
@@ -235,25 +235,6 @@ def test_with_a_seed_that_decides_and_the_state_of_a_held_generator_does_not_ent
     assert_distinct([*rows, *epochs(held(1), 2, seed=SEED + 1)])
 
 
-@pytest.mark.parametrize("loader_seed", [None, SEED])
-def test_generators_seeded_alike_draw_alike(loader_seed: int | None) -> None:
-    """The image's transform and the mask's have a generator each, which torch's processes keep in step."""
-
-    class ImageAndMask(Held):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.tensor([permuted(rng, 1_000)[:9] for rng in self.rng])
-
-    seeded = [make(3) for make in GENERATORS.values() for _ in range(2)]
-    for rows in epochs(ImageAndMask(seeded, draws_of_all), 2, seed=loader_seed):
-        assert all(row[k] == row[k + 1] for row in rows for k in range(0, len(row), 2))
-
-
-def test_a_generator_of_the_system_stays() -> None:
-    rows = epochs(Draws(random.SystemRandom().random), 2)
-    assert_distinct(rows)
-    assert rows != epochs(Draws(random.SystemRandom().random), 2)
-
-
 # ---- the two modules ----
 
 
@@ -406,38 +387,7 @@ def test_without_a_seed_the_user_s_seed_decides() -> None:
     assert_distinct([*wanted, *epochs(held(1), 2, seed=None)])
 
 
-def test_without_any_seed_each_run_draws_differently() -> None:
-    torch.manual_seed(0)
-    first = epochs(held(), 2, seed=None)
-    torch.manual_seed(0)
-    assert_distinct([*first, *epochs(held(), 2, seed=None)])
-
-
 # ---- retries, collate_fn ----
-
-
-class Noise:
-    """A `collate_fn` that draws for its batch, as MixUp does."""
-
-    def __init__(self) -> None:
-        self.rngs, self.draw = drawing_from_all()
-
-    def __call__(self, samples: list[Any]) -> torch.Tensor:
-        noise = torch.tensor([self.draw(self.rngs)] * len(samples), dtype=torch.float64)
-        return torch.cat([default_collate(samples), noise], dim=1)
-
-
-def test_collate_fn_draws_from_the_stream_of_its_batch() -> None:
-    def make() -> Any:
-        return Held(*drawing_from_all())
-
-    wanted = epochs(make(), 0, collate_fn=Noise())
-    assert epochs(make(), 3, collate_fn=Noise()) == wanted
-    plain = epochs(make(), 2)
-    assert [[row[:2] for row in epoch] for epoch in wanted] == plain, "samples draw as before"
-    noise = [row[2] for epoch in wanted for row in epoch]
-    assert [noise[i] for i in range(0, 48, 4)] == sorted(set(noise), key=noise.index)
-    assert not set(noise) & {number for epoch in plain for row in epoch for number in row}
 
 
 # ---- the settings ----
@@ -467,10 +417,3 @@ def test_a_module_that_is_turned_off_is_noticed(module: str, loader_seed: int | 
         assert "another" in warning, "says that a sample that seeds twice gets another's draws"
     for chosen in [(module,), ("python", "numpy")]:
         assert said(*chosen) == []
-
-
-def test_the_warning_of_a_worker_process_speaks_of_workers() -> None:
-    draws = Draws(MODULES["python"], 64)
-    (warning,) = said_of(draws, worker_method="process", random_modules=())
-    assert "which samples that worker has read" in warning
-    assert "thread" not in warning

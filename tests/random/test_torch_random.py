@@ -122,28 +122,6 @@ def test_compiled_code_draws_what_it_draws_elsewhere(name: str, backend: str) ->
         assert entered(draw).tolist() == first
 
 
-def test_compiled_code_of_the_loop_is_not_compiled_anew() -> None:
-    compiled_times = 0
-
-    def backend(module: Any, inputs: Any) -> Any:
-        nonlocal compiled_times
-        compiled_times += 1
-        return module
-
-    def enter_for_good() -> None:
-        torch_random.enter(generator)
-        torch.rand(3)
-
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled = torch.compile(lambda x: torch.rand(3) + x, backend=backend, fullgraph=True)
-        compiled(torch.ones(3))
-        in_a_thread(enter_for_good)
-        compiled(torch.ones(3))
-    assert compiled_times == 1
-
-
 # ---- processes ----
 
 ENDING = """

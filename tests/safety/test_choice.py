@@ -26,13 +26,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
-from torchvision.transforms import Compose
 
 import fastload
 from fastload.engine import choice
 from fastload.errors import SharedStateWarning
 from fastload.safety import Survey, libraries
-from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
 from fastload.telemetry import prediction
 from fastload.telemetry.prediction import Kind
@@ -151,34 +149,6 @@ def test_the_loop_reads_as_workers_would(persistent: bool, monkeypatch: pytest.M
     assert auto(Drawn(), 20, num_workers=1, timeout=9).chosen().kind == "none"
 
 
-def test_the_loop_leaves_the_random_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured_as(monkeypatch, "none")
-    fastload.threads_ok(Drawn)
-    torch.manual_seed(0)
-    loader = auto(Drawn(), 20, seed=1)
-    before = torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
-    assert loader.chosen().kind == "none"
-    values(loader)
-    after = torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
-    np.testing.assert_equal(after, before)
-
-
-class Negated(Rows):
-    def __init__(self) -> None:
-        self.rows: Any = torch.ones(8, 2**20)  # too large to be copied
-        self.transform = Compose([torch.neg_])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.rows[index])[:4]
-
-
-def test_what_a_listed_transform_changes_in_place_is_changed_in_processes_only() -> None:
-    loader = fastload.DataLoader(Negated(), batch_size=4, num_workers=2, worker_method="auto")
-    for _ in range(2):
-        assert all((batch == -1).all() for batch in loader)
-    assert loader.chosen().kind == "process"
-
-
 def test_it_tells(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fastload"), auto(Shares()) as loader:
         assert sum(len(batch) for batch in loader) == 100
@@ -275,11 +245,6 @@ def test_a_method_that_replaces_torch_s_is_called(
     assert SEEN == []
 
 
-def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "process")
-    assert fastload.DataLoader(Rows(), num_workers=2).chosen().kind == "process"  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_collection_falls_into_the_reading(enabled: bool) -> None:
     seen: list[bool] = []
@@ -312,19 +277,6 @@ def test_generators_of_modules_are_keyed_in_processes() -> None:
     assert read[0] == read[1]
     assert len({tuple(row) for batch in read[0] for row in batch}) == 300
     assert GENERATOR.bit_generator.state == state
-
-
-class Proxy:
-    @property
-    def __class__(self) -> Any:
-        raise AssertionError("a proxy of the user's would import, or connect")
-
-
-def test_the_search_for_generators_asks_no_proxy_for_its_class(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(globals(), "PROXY", Proxy())
-    assert any(x is GENERATOR for _, x in generators_of_modules())
 
 
 def test_a_lambda_and_a_class_of_main_are_read(tmp_path: Path) -> None:
@@ -391,17 +343,6 @@ def test_the_next_loader_of_such_samples_is_read_so() -> None:
     assert kind(Transformed(), 2, worker_method="process") == "process"
 
 
-@SLOW_HAND_OVER
-def test_persistent_workers_stay() -> None:
-    with auto(Rows(), persistent_workers=True) as loader:
-        workers = [child.pid for child in loader._counts.children] if loader._counts else []
-        for _ in range(2):
-            assert len([*loader]) == 25
-            assert loader._counts is not None
-            workers.append(loader._counts.children[0].pid)
-    assert len(set(workers)) == 1
-
-
 class Sums(Rows):
     def __init__(self) -> None:
         self.rows: Any = torch.rand(40, 150_000)
@@ -447,18 +388,6 @@ def test_a_fork_and_a_timeout_leave_the_choice(monkeypatch: pytest.MonkeyPatch) 
         assert loader._counts is not None
         loader._counts.learn()
         monkeypatch.undo()
-
-
-class Odd(Rows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mask = 1 << 20_000  # which has no `repr`
-
-
-def test_objects_that_cannot_be_told_apart_keep_no_choice() -> None:
-    with auto(Odd()) as loader:
-        assert len([*loader]) == 25
-    assert choice._what_is_read(Settings.of(loader)) == ""
 
 
 @SLOW_HAND_OVER
@@ -521,25 +450,3 @@ def test_a_file_that_has_no_choices_is_named(
     file.write_text(text)
     with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
         iter(auto(Rows()))
-
-
-@SLOW_HAND_OVER
-def test_a_file_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FASTLOAD_CHOICES", str(tmp_path / "missing" / "choices.json"))
-    with pytest.warns(UserWarning, match="the choice is not kept"), auto(Rows()) as loader:
-        assert len([*loader]) == 25
-    choice.forget()
-    assert auto(Rows()).chosen().kind == "process"
-
-
-class Circle(Rows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.itself = [self] * 3
-
-
-def test_what_is_read_may_hold_itself() -> None:
-    settings = Settings.of(auto(Circle()))
-    assert choice._what_is_read(settings) == choice._what_is_read(settings)

@@ -6,7 +6,6 @@ for raw, buffered, text and zip files. See also `tests/safety/test_state_is_copi
 
 from __future__ import annotations
 
-import gc
 import gzip
 import io
 import os
@@ -117,13 +116,6 @@ def test_a_deleted_and_a_renamed_file_are_opened_once_more(path: Path) -> None:
             assert new.read() == file.read() == MIXED.encode()[1_000:]
 
 
-def test_a_closed_file_is_returned_as_it_is(folder: Path) -> None:
-    for kind in KINDS.values():
-        file = kind(folder)
-        close(file)
-        assert reopened(file) is file
-
-
 def writing_gzip(path: Path) -> Any:
     return gzip.GzipFile(fileobj=io.BytesIO(), mode="wb")
 
@@ -159,18 +151,4 @@ def test_other_files_are_refused_with_the_reason_and_stay_as_they_are(
     with pytest.raises(CannotReopen, match=reason):
         reopened(file)
     assert not file.closed
-    close(file)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_dropped_file_is_closed_and_warns_of_nothing(kind: str, folder: Path) -> None:
-    file = KINDS[kind](folder)
-    new = reopened(file)
-    new.readline()
-    descriptor = new.fileno()
-    del new
-    gc.collect()  # warnings are errors here
-    with pytest.raises(OSError, match="descriptor"):
-        os.fstat(descriptor)
-    assert file.readline()
     close(file)

@@ -24,7 +24,6 @@ import torch
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.check import check
 from fastload.safety import Survey
 
 N = 8
@@ -98,14 +97,7 @@ SHARED: dict[str, Callable[[Path, ExitStack], Any]] = {
     "tensor over SharedMemory": segment,
     "memmap": mapped,
     "tensor over a memmap": lambda *where: torch.from_numpy(mapped(*where)),
-    "masked array over a memmap": lambda *where: np.ma.masked_array(mapped(*where)),
     "array of the user's over a memmap": lambda *where: mapped(*where).view(OwnArray),
-    "tensor over an anonymous map": lambda *_: torch.frombuffer(
-        mmap.mmap(-1, 4 * N), dtype=torch.float32
-    ),
-    "tensor over a file": lambda folder, _: torch.from_file(
-        str(folder / "file"), shared=True, size=N
-    ),
     "tensor in shared memory": shared,
     "tensor of the user's in shared memory": lambda *where: shared(*where).as_subclass(OwnTensor),
     "tensor with an attribute in shared memory": lambda *where: with_a_name(shared(*where)),
@@ -150,17 +142,6 @@ def test_a_cache_that_samples_fill_is_full_in_the_next_epoch(tmp_path: Path) -> 
         gc.collect()  # what lies over the memory, before that is closed
 
 
-def test_a_counter_without_a_lock_is_shared() -> None:
-    counter = multiprocessing.RawValue("i")
-    own(counter=counter).counter.value = 7
-    assert counter.value == 7
-
-
-def test_check_says_which_memory_is_shared() -> None:
-    cache = torch.from_numpy(locked(Path(), ExitStack()))
-    assert "dataset.cache (Tensor, in shared memory)" in str(check(Filled(caches={}, cache=cache)))
-
-
 # ---- memory of this process alone ----
 
 
@@ -180,12 +161,6 @@ PRIVATE: dict[str, Callable[[Path], Any]] = {
     "array over a private map": private_map,
     "tensor over a private map": lambda folder: torch.from_numpy(private_map(folder)),
     "memmap, copied on write": lambda folder: np.memmap(private_file(folder), np.float32, "c"),
-    "tensor over a memmap, copied on write": lambda folder: torch.from_numpy(
-        np.memmap(private_file(folder), np.float32, "c")
-    ),
-    "tensor over a file, copied on write": lambda folder: torch.from_file(
-        str(private_file(folder)), shared=False, size=N
-    ),
     "storage": lambda _: torch.zeros(N, dtype=torch.uint8).untyped_storage(),
 }
 
@@ -242,12 +217,7 @@ THEMSELVES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "array below a class": (lambda size: Store(x=array(size)), lambda x: x.values["x"]),
     "tensor below a class": (lambda size: Store(x=tensor(size)), lambda x: x.values["x"]),
     "view below a class": (lambda size: Store(x=tensor(size)[:5]), lambda x: x.values["x"]),
-    "arrays in a container": (
-        lambda size: Store(x=[array(size // 16) for _ in range(16)]),
-        lambda x: x.values["x"][7],
-    ),
     "masked array": (lambda size: np.ma.masked_array(array(size)), itself),
-    "record array": (lambda size: np.recarray((size,), [("x", np.uint8)]), itself),
     "array of the user's": (lambda size: array(size).view(OwnArray), itself),
     "tensor of the user's": (lambda size: tensor(size).as_subclass(OwnTensor), itself),
     "tensor with an attribute": (lambda size: with_a_name(tensor(size)), itself),
@@ -282,17 +252,6 @@ def test_graphs_of_pyg_in_a_list_are_data_although_they_can_be_called() -> None:
     for records in [data(x=array(MIB)) for _ in range(16)], [data()] * 1_001:
         is_shared = own(records=records).records is records
         assert is_shared
-
-
-def test_a_list_of_what_copies_itself_is_data_by_what_is_below_it() -> None:
-    for kind, make in {
-        "classes": lambda: Store(x=array(MIB)),
-        "tensors": lambda: tensor(MIB).as_subclass(OwnTensor),
-        "sparse tensors": lambda: sparse(MIB),
-    }.items():
-        records = [make() for _ in range(16)]
-        is_shared = own(records=records).records is records
-        assert is_shared, kind
 
 
 # ---- weights ----

@@ -99,25 +99,6 @@ def test_a_buffer_of_collate_fn(held: str) -> None:
     assert_samples(TwoSamples(), [[100], [101]], batch_size=1, collate_fn=collate_fn)
 
 
-def test_a_buffer_that_dataset_and_collate_fn_have_in_common() -> None:
-    class Common(TwoSamples):
-        def __init__(self) -> None:
-            super().__init__()
-            self.row = bytearray(1)
-
-        def __getitem__(self, index: int) -> int:
-            with self.in_turn.storing(index):
-                self.row[0] = 100 + index
-            return index
-
-        def collate(self, samples: list[int]) -> list[int]:
-            with self.in_turn.reading(samples[0]):
-                return list(self.row)
-
-    dataset = Common()
-    assert_samples(dataset, [[100], [101]], batch_size=1, collate_fn=dataset.collate)
-
-
 # ---- files ----
 
 LINES = ["first line\n", "second line\n"]
