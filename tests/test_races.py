@@ -14,24 +14,17 @@ import warnings
 from collections.abc import Callable
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
 
 from fastload import DataLoader, RankSampler
 from fastload._kit import torch_private
-from fastload.engine.choice import Chosen
-from fastload.engine.epoch_counts import EpochCounts
 from fastload.engine.iterator import LoaderIterator
-from fastload.engine.window import Window
-from fastload.errors import LoaderClosedError
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import python_random, streams, torch_random
 from fastload.reading.rows import Gatherer
-from fastload.settings import Settings
-from fastload.telemetry import Recorder
 from tests.fakes import Numbers
 
 JOIN_S = 30.0
@@ -250,39 +243,4 @@ def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int)
         assert found in (None, one)
 
 
-@pytest.mark.parametrize("line", range(1, 40))
-def test_statistics_beside_the_beginning_of_an_epoch_are_those_of_one_epoch(line: int) -> None:
-    settings = Settings.of(DataLoader(Numbers(4)))
-    counts, window = EpochCounts(settings, Chosen("thread", 1), ()), Window[Any](1)
-
-    def begin(epoch: int) -> None:
-        counts.begin(settings, epoch, window, [Recorder() for _ in range(epoch)])
-        counts.now.samples = 10 * epoch
-
-    def seen() -> None:
-        stats = counts.stats()
-        found.append((stats.epoch, stats.samples, stats.elapsed_s < 1))
-
-    found: list[Any] = []
-    begin(1)
-    counts.now.started -= 100
-    at_line(EpochCounts.begin.__code__, line, seen, lambda: begin(2))
-    at_line(EpochCounts.stats.__code__, line, lambda: begin(3), seen)
-    assert set(found) <= {(1, 10, False), (2, 0, True), (2, 20, True), (3, 30, True)}
-
-
 # ---- containers that others change ----
-
-
-@pytest.mark.parametrize("line", range(1, 7))
-def test_a_loader_closes_while_another_thread_begins_an_epoch(line: int) -> None:
-    with DataLoader(Numbers(4), 2) as loader:
-        iterators = [iter(loader) for _ in range(3)]
-        del iterators[1]
-
-        def begin() -> None:
-            iterators.append(iter(loader))
-
-        at_line(WeakSet.__iter__.__code__, line, begin, loader.close)
-        with pytest.raises(LoaderClosedError):
-            next(iterators[0])

@@ -163,19 +163,6 @@ def test_an_epoch_of_a_loader_stays_the_one_it_began_as(
             assert list(chain.from_iterable(got)) == orders[began_as]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_of_a_loader_that_run_at_once(workers: int) -> None:
-    orders = long_orders(2)
-    with long_loader(workers, persistent=False) as loader:
-        first = iter(loader)
-        got = list(islice(first, 3))
-        second = iter(loader)
-        after = list(islice(second, 30))
-        got += first
-        after += second
-    assert [list(chain.from_iterable(batches)) for batches in (got, after)] == orders
-
-
 def test_a_world_that_only_the_environment_knows_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,11 +218,6 @@ def test_random_batches_are_torch_s_from_the_same_draws(length: int, count: int 
         expected = [list(theirs), drawn(theirs)]
         ours = sampler()
         assert [list(random_batches(ours)), drawn(ours)] == expected
-
-
-def test_shuffle_is_no_text() -> None:
-    with pytest.raises(ValueError, match="shuffle must be True or False, got 'reverse'"):
-        RankSampler(8, rank=0, world_size=1, shuffle="reverse")  # type: ignore[arg-type]
 
 
 def test_every_field_of_a_state_is_compared_or_says_how_far_the_epoch_is() -> None:

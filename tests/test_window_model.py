@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import FrameType, SimpleNamespace
 
 import pytest
@@ -515,83 +514,6 @@ def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
 # ---- who waits for whom ----
 
 
-def serve(window: Window[Batch], read: Callable[[Claim[Batch]], object], seconds: float) -> None:
-    """Work as a worker does, with `read` for what it reads."""
-    while (claim := window.claim()) is not None:
-        read(claim)
-        if window.deliver(claim.ticket, claim.stop - claim.start, seconds):
-            window.complete(claim.ticket)
-
-
-def publish_all(window: Window[Batch]) -> None:
-    while (batch := window.collect()) is not None:
-        window.publish(batch)
-
-
-def share_one_batch(seed: int, workers: int, units: int) -> None:
-    schedule = Schedule(seed)
-    busy: set[int] = set()
-
-    def read(number: int) -> None:
-        busy.add(number)
-        schedule.wait(lambda: len(busy) == workers)
-
-    def loop() -> None:
-        window.discard()
-        window.issue(Batch(0, 0, units))
-        assert window.take() is not None
-        window.close()
-
-    with locks_of(schedule):
-        window: Window[Batch] = Window(2)
-        for number in range(workers):
-            body = partial(serve, window, lambda _, number=number: read(number), 1.0)
-            schedule.spawn(f"worker-{number}", body)
-        schedule.spawn("loop", loop)
-        schedule.run()
-
-
-@pytest.mark.parametrize(("workers", "units"), [(2, 2), (4, 7), (8, 8)])
-def test_all_workers_share_the_first_batch(workers: int, units: int) -> None:
-    """Each worker keeps its unit until all of them have one; a worker that was not woken is a deadlock."""
-    for seed in range(100):
-        share_one_batch(seed, workers, units)
-
-
-def take_around_a_slow_batch(seed: int, collected: bool) -> list[int]:
-    schedule = Schedule(seed)
-    taken: list[int] = []
-
-    def read(claim: Claim[Batch]) -> None:
-        if claim.ticket.place == 0:
-            schedule.wait(lambda: len(taken) == 2)
-
-    def loop() -> None:
-        for place in range(3):
-            window.issue(Batch(0, place, 1))
-        while (batch := window.take()) is not None:
-            taken.append(batch.place)
-        window.close()
-
-    with locks_of(schedule):
-        window: Window[Batch] = Window(3, in_order=False, collected=collected)
-        for number in range(2):
-            schedule.spawn(f"worker-{number}", lambda: serve(window, read, 1.0))
-        if collected:
-            schedule.spawn("collector", lambda: publish_all(window))
-        schedule.spawn("loop", loop)
-        schedule.run()
-    return taken
-
-
-@pytest.mark.parametrize("collected", [False, True])
-def test_a_slow_batch_holds_back_no_other_when_order_does_not_matter(collected: bool) -> None:
-    """The oldest batch is finished only after the loop had all the others; asleep beside them is a deadlock."""
-    for seed in range(100):
-        *early, last = take_around_a_slow_batch(seed, collected)
-        assert (sorted(early), last) == ([1, 2], 0)
-
-
 # ---- a garbage collection that closes the window from inside ----
 
 
@@ -699,47 +621,3 @@ def test_closing_from_inside_any_line_wakes_the_thread_itself(step: str, ready: 
 
 
 # ---- and once with the machine's own scheduling ----
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("collected", [True, False])
-def test_many_real_threads(in_order: bool, collected: bool) -> None:
-    """16 threads switched every 10 us: every unit once, every batch once, in order if the window is."""
-    window: Window[Batch] = Window(6, in_order=in_order, collected=collected)
-    claimed: list[list[tuple[int, int]]] = [[] for _ in range(16)]
-    taken: list[int] = []
-    total = 1500
-
-    def worker(mine: list[tuple[int, int]]) -> None:
-        serve(
-            window,
-            lambda c: mine.extend((c.ticket.place, u) for u in range(c.start, c.stop)),
-            RUN_SECONDS,
-        )
-
-    threads = [threading.Thread(target=worker, args=(mine,)) for mine in claimed]
-    threads += [threading.Thread(target=publish_all, args=(window,))] if collected else []
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        window.discard()
-        todo = iter([Batch(0, place, 1 + place % 5) for place in range(total)])
-        while True:
-            while window.has_room() and (batch := next(todo, None)) is not None:
-                window.issue(batch)
-            got = window.take(60)
-            if got is None:
-                break
-            taken.append(got.place)
-    finally:
-        window.close()
-        for thread in threads:
-            thread.join(10)
-        sys.setswitchinterval(interval)
-    assert not any(thread.is_alive() for thread in threads)
-    assert (taken if in_order else sorted(taken)) == list(range(total))
-    assert sorted(unit for of_worker in claimed for unit in of_worker) == [
-        (place, unit) for place in range(total) for unit in range(1 + place % 5)
-    ]

@@ -115,22 +115,6 @@ def test_every_sample_is_equally_often_at_each_place() -> None:
     assert np.abs(slots - keys / 3).max() < 5 * (keys * 2 / 9) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"window": 8}, "both or neither"),
-        ({"window": 8, "run": 9}, "1 <= run <= window"),
-        ({"window": 8, "run": 0}, "1 <= run <= window"),
-        ({"window": 8, "run": 2, "shuffle": False}, "got shuffle=False"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RankSampler(100, rank=0, world_size=1, **arguments)
-    with pytest.raises(TypeError, match="window must be an integer"):
-        RankSampler(100, rank=0, world_size=1, window=8.5, run=2)  # type: ignore[arg-type]
-
-
 def loader(workers: int, world: int = 1, **sizes: Any) -> fastload.DataLoader[int]:
     sampler = RankSampler(100, rank=0, world_size=world, seed=3, **sizes)
     return fastload.DataLoader(

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import torch
 from torch.utils.data import Dataset
 
 from fastload import DataLoader
-from fastload.engine import waiting
 from fastload.engine.threads import deep_stacks
 from fastload.errors import SharedStateWarning
 from fastload.safety import libraries
@@ -135,50 +133,10 @@ def test_without_a_limit_workers_have_more_than_glibc_gives() -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_size_that_another_thread_sets_meanwhile_stays() -> None:
-    with deep_stacks():
-        run_all(lambda: threading.stack_size(5 * MIB))
-    assert size_of_later() == 5 * MIB
-
-
-@pytest.mark.usefixtures("restored")
 def test_the_size_is_restored_if_a_thread_cannot_start() -> None:
     before = size_of_later()
     with pytest.raises(RuntimeError, match="can't start"), deep_stacks():
         raise RuntimeError("can't start new thread")
-    assert size_of_later() == before
-
-
-@pytest.mark.usefixtures("restored")
-def test_two_threads_that_start_workers_do_not_restore_each_other_s_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    comes = threading.Event()
-
-    class Announcing(AbstractContextManager[None]):
-        """A lock that tells of the second thread before that waits."""
-
-        lock = threading.Lock()
-
-        def __enter__(self) -> None:
-            if not self.lock.acquire(blocking=False):
-                comes.set()
-                self.lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            self.lock.release()
-
-    def second() -> None:
-        with deep_stacks():
-            pass
-
-    monkeypatch.setattr(waiting, "stack_size", Announcing())
-    before = size_of_later()
-    other = threading.Thread(target=second)
-    with deep_stacks():
-        other.start()
-        assert comes.wait(30)
-    other.join()
     assert size_of_later() == before
 
 

@@ -19,16 +19,15 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 import fastload
 from fastload.errors import LoaderClosedError, WorkerDiedError
@@ -169,55 +168,6 @@ def lost(got: list[Any]) -> set[int]:
     return {k for k, each in enumerate(got) if "no other was left" in str(each)}
 
 
-class DiesInTheFirstEpoch(IterableDataset[int]):
-    """Worker 1 dies once the loop has dropped what it reads."""
-
-    def __init__(self, pipe: Path, gate: Path) -> None:
-        self.pipe, self.gate = pipe, gate
-
-    def __iter__(self) -> Iterator[int]:
-        yield 0
-        if get_worker_info().id == 1:
-            say(self.pipe, os.getpid())
-            pass_gate(self.gate)
-            leaves()
-        yield 1
-
-
-@pytest.mark.parametrize("iterable", [True, False])
-def test_a_death_in_a_dropped_batch_is_an_error_of_the_next_epoch(
-    *, iterable: bool, tmp_path: Path, pipe: Pipe, gate: Gate
-) -> None:
-    """The error of a dropped batch goes nowhere, and the loop waited for ever."""
-    dataset: Any = DiesInTheFirstEpoch(pipe.path, gate.path)
-    if not iterable:
-        dataset = Held(8, (2,), pipe.path, gate.path)
-    workers = 2 if iterable else 1
-    with processes(dataset, 1, workers=workers, persistent_workers=True) as loader:
-        for _ in loader:
-            break
-        (pid,) = pipe.numbers(1)  # it reads a batch of the first epoch
-        iterator = iter(loader)
-        if not iterable:
-            os.kill(pid, signal.SIGKILL)
-        gate.open()
-        *_, error, closed = outcomes(iterator)
-    died(error, "no other was left")
-    assert type(closed) is LoaderClosedError
-
-
-def killed_in_batch_1(iterator: Iterator[Any], pipe: Pipe) -> tuple[int, WorkerDiedError]:
-    """Take batch 0, kill the worker that is held in batch 1, and return its process id and the error of that batch."""
-    assert next(iterator).tolist() == [0, 1, 2, 3]
-    (pid,) = pipe.numbers()
-    os.kill(pid, signal.SIGKILL)
-    moment = time.monotonic()
-    with pytest.raises(WorkerDiedError) as caught:
-        next(iterator)
-    in_time(time.monotonic() - moment, WITHIN_S)
-    return pid, caught.value
-
-
 def test_a_death_between_two_batches_is_no_hang(pipe: Pipe, gate: Gate) -> None:
     """An idle worker dies. The batch that it is given next is the first that is lost."""
     dataset = Held(400, (0, 1), pipe.path, gate.path)
@@ -347,50 +297,6 @@ def test_a_dead_lane_closes_the_iterator_and_its_state_resumes_exactly(
 
 
 # ---- who waits, and who holds the socket ----
-
-
-@three_attempts
-def test_a_death_whose_status_is_never_there_is_named_unknown(pipe: Pipe, gate: Gate) -> None:
-    """The program ignores SIGCHLD, so the kernel throws the status away."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        dataset = Held(20, (5,), pipe.path, gate.path)
-        with processes(dataset) as loader:
-            iterator = iter(loader)
-            pid, error = killed_in_batch_1(iterator, pipe)
-            died(error, "unknown", f"process {pid}", "4, 5, 6, 7", "batch 1", "epoch 0")
-            gate.open()
-            assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-@three_attempts
-def test_another_wait_may_take_the_status(pipe: Pipe, gate: Gate) -> None:
-    dataset = Held(20, (5,), pipe.path, gate.path)
-    with processes(dataset) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        (pid,) = pipe.numbers()
-        taken: list[int] = []
-
-        def wait() -> None:
-            try:
-                taken.append(os.waitpid(pid, 0)[0])
-            except ChildProcessError:
-                return  # fastload was first
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        os.kill(pid, signal.SIGKILL)
-        moment = time.monotonic()
-        with pytest.raises(WorkerDiedError) as caught:
-            next(iterator)
-        in_time(time.monotonic() - moment, WITHIN_S)
-        waiting.join(30)
-        died(caught.value, "unknown" if taken else "SIGKILL", "4, 5, 6, 7")
-        gate.open()
-        assert plain(outcomes(iterator)) == in_batches(range(8, 20), 4)
 
 
 class Leaves(Numbers):
@@ -585,13 +491,3 @@ def test_workers_end_if_their_parent_is_killed(
 ) -> None:
     """Also a worker that hangs in a sample or holds the GIL, and while another process that the parent forked lives."""
     kill_parent(context, held, forked, 0, pipe, gate, tmp_path / "parent.py")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_hundred_kills_of_the_parent(pipe: Pipe, gate: Gate, tmp_path: Path) -> None:
-    rng = random.Random(0)
-    for _ in range(100):
-        held, forked = rng.choice(["held", "free"]), rng.choice(["alone", "forked"])
-        batches = 0 if held == "held" else rng.randrange(300)
-        kill_parent("fork", held, forked, batches, pipe, gate, tmp_path / "parent.py")

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import io
 import os
@@ -200,18 +199,6 @@ def check_chain(error: Any, expected: Any) -> None:
         check_chain(one, other)
 
 
-def test_an_error_is_what_it_was_if_a_library_replaces_its_pickling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # tblib does so for all of Python's errors, and Dask imports it.
-    monkeypatch.setitem(
-        copyreg.dispatch_table, UnicodeDecodeError, lambda _: (UnicodeDecodeError, ())
-    )
-    (error,) = the_errors(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"))
-    assert type(error) is UnicodeDecodeError
-    assert (error.object, error.start, error.reason) == (b"\xff", 0, "invalid")
-
-
 def test_a_class_that_cannot_be_rebuilt_is_named_by_a_runtime_error() -> None:
     class Local(Exception):
         """A local class, which no other process can import."""
@@ -319,21 +306,6 @@ def test_the_members_of_groups_are_what_they_were(error: BaseException) -> None:
     again = pickle.loads(dumps(error, "worker 0"))
     assert type(again) is type(error)
     check_chain(again, error)
-
-
-def test_members_beyond_those_that_travel_are_stood_in_for() -> None:
-    again: Any = pickle.loads(dumps(ExceptionGroup("many", [OSError(k) for k in range(100)]), ""))
-    assert str(again) == "many (100 sub-exceptions)"
-    assert [one.args for one in again.exceptions[:63]] == [(k,) for k in range(63)]
-    assert {str(one)[:9] for one in again.exceptions[63:]} == {"left out:"}
-
-
-def test_attributes_of_other_meaning_are_no_members() -> None:
-    class Local(Exception):
-        exceptions = __notes__ = None  # type: ignore[assignment]
-
-    again = pickle.loads(dumps(Local("torn page"), "worker 0"))
-    assert "torn page" in str(again)
 
 
 # ---- on_error ----
@@ -495,20 +467,6 @@ def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
     assert "reading sample indices [0] of batch 0" in said
     assert "in __getitem__" in said
     assert "forkserver" in said
-
-
-def test_a_stopped_worker_does_not_stop_the_report(pipe: Pipe, gate: Gate) -> None:
-    dataset = Held(40, (1,), pipe.path, gate.path)
-    with processes(dataset, workers=1, timeout=1) as loader:
-        iterator = iter(loader)
-        (pid,) = pipe.numbers()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(LoaderTimeoutError, match=f"process {pid}"):
-                next(iterator)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        gate.open()
 
 
 def test_a_worker_that_hangs_is_killed_by_close(pipe: Pipe, gate: Gate) -> None:

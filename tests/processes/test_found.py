@@ -29,9 +29,7 @@ from torch.utils.data import IterableDataset
 
 import fastload
 from fastload import sample_rng
-from fastload.processes.outcome import Outcome
 from fastload.processes.packing import packed_indices
-from fastload.processes.remote import Remote
 from fastload.processes.segments import Segment
 from fastload.random.global_draws import global_states
 from tests.conftest import open_descriptors
@@ -78,26 +76,6 @@ def test_a_segment_that_cannot_be_mapped_closes_its_descriptor_once(
     assert os.read(reader, 5) == b"whole"
     os.close(reader)
     os.close(writer)
-    assert open_descriptors() == before
-
-
-def test_an_answer_that_cannot_be_mapped_closes_all_its_descriptors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken = Remote._take
-
-    def two_segments(remote: Remote, outcome: Outcome, _: list[int]) -> Any:
-        used = [((0, 1), 0, 65536), ((0, 2), 0, 65536)]
-        monkeypatch.setattr(torch, "from_file", no_memory)
-        descriptors = [os.memfd_create("test") for _ in used]
-        return taken(remote, outcome._replace(used=used), descriptors)
-
-    before = open_descriptors()
-    monkeypatch.setattr(Remote, "_take", two_segments)
-    loader = processes(Numbers(2), 2, workers=1)
-    with loader, pytest.raises(OSError, match="Cannot allocate"):
-        list(loader)
-    gc.collect()
     assert open_descriptors() == before
 
 
@@ -227,9 +205,3 @@ def test_draws_do_not_depend_on_the_number_of_processes_and_leave_the_loops_stat
     drawn = [draw for batch in one for part in batch for draw in part]
     assert len({*drawn}) == len(drawn)
     assert (global_states(), RNG.bit_generator.state, GENERATOR.get_state().tolist()) == before
-
-
-def test_draws_from_global_functions_are_those_of_threads() -> None:
-    with fastload.DataLoader(DrawsGlobally(12), 4, seed=5, num_workers=2) as loader:
-        threads = [[part.tolist() for part in batch] for batch in loader]
-    assert read_by_processes(DrawsGlobally(12), num_workers=2) == threads

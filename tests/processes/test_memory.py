@@ -124,25 +124,6 @@ def test_what_the_user_changed_and_let_go_changes_no_later_batch(size: str) -> N
             del x, batch
 
 
-def test_members_of_a_batch_are_kept_apart() -> None:
-    """Of a batch with several tensors in one segment, keep now this one, now that one."""
-
-    class Many(Wide):
-        def __getitem__(self, index: int) -> Any:
-            sample = super().__getitem__(index)
-            return {**sample, "pair": (sample["x"] + 0.5, (sample["x"] + 0.25).numpy())}
-
-    kept: list[tuple[torch.Tensor, list[float], float]] = []
-    with processes(Many(120, 5000)) as loader:
-        for number, batch in enumerate(loader):
-            parts = [(batch["x"], 0.0), (batch["pair"][0], 0.5), (batch["pair"][1], 0.25)]
-            part, offset = parts[number % 3]
-            kept.append((part, batch["y"].tolist(), offset))
-            del batch, parts, part
-    for part, values, offset in kept:
-        check_rows(part - offset, values)
-
-
 def test_all_batches_of_an_epoch_at_once() -> None:
     with processes(Wide(200, 2000), workers=3, in_order=False, prefetch_batches=8) as loader:
         for _ in range(2):
@@ -312,17 +293,6 @@ def test_batches_of_other_sizes_arrive_and_their_memory_stays_bounded() -> None:
             del batch
     assert len(counts) == len(SIZES)
     assert max(counts) <= 2 * 2 * (4 + 1 + 2 + 1)
-
-
-def test_batches_of_other_lengths_arrive() -> None:
-    lengths = [(1, 2, 64, 5, 33)[k % 5] for k in range(30)]
-    ends = [*itertools.accumulate(lengths)]
-    batches = [[*range(end - length, end)] for length, end in zip(lengths, ends, strict=True)]
-    with processes(Wide(ends[-1], 500), batch_size=1, batch_sampler=batches) as loader:
-        kept = [(batch["x"], batch["y"].tolist()) for batch in loader]
-    assert [values for _, values in kept] == batches
-    for x, values in kept:
-        check_rows(x, values)
 
 
 class View(Numbers):

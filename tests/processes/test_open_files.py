@@ -18,7 +18,6 @@ import os
 import socket
 import sqlite3
 import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -304,17 +303,3 @@ def test_a_file_that_a_worker_cannot_open_again_is_named(
     loader = fastload.DataLoader(Holds(0), num_workers=1, **FORK)
     with open(path, "rb"), loader, named:
         assert len([*loader]) == 2
-
-
-def test_a_file_about_a_thread_that_has_ended_is_left_alone() -> None:
-    held: list[Any] = []
-
-    def hold() -> None:
-        held.append(open("/proc/thread-self/schedstat", "rb", buffering=0))
-        held[0].read(4)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    thread.join()
-    with held.pop():
-        assert [*fastload.DataLoader([1, 2], None, num_workers=1, **FORK)] == [1, 2]

@@ -5,8 +5,8 @@
 - What threads must not read is their error. Timeouts and a hung `close()` show the stacks of all readers.
 - A process that dies names all batches that it had begun, each in its place. Other processes read the rest. With the
   last process the iterator closes, and the state resumes at the first batch that was lost.
-- Kills, forks beside threads, and samples that fork or start programs cost no hang and no wrong batch.
-- Memory that the loop keeps stays. SIGTERM and Ctrl-C to the group do what they do with one reader a process.
+- Forks beside threads, and samples that fork or start programs, cost no hang and no wrong batch. Kills at random,
+  signals and kept memory are in `test_deaths.py`, `test_signals.py` and `test_memory.py`.
 - Each process measures for how much of the time its GIL is in use while there is work. While it is in use for most of
   the time, fewer of its readers read at once.
 - `FASTLOAD_STRESS_ROUNDS` is the number of kills and of starts in these tests.
@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 import random
@@ -23,14 +22,12 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from errno import EIO
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,16 +37,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader, errors
 from fastload.engine import choice, team
-from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerDiedError
+from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.processes.jobs import Job
 from fastload.processes.work import Work
-from tests.children import Python
 from tests.fakes import Numbers
 from tests.processes import holding
-from tests.processes.holding import Gate, Held, Pipe, Watch, descendants, memfds, outcomes, plain
-from tests.processes.test_deaths import Tensors, died
-from tests.processes.test_errors import wait_in_init
-from tests.processes.test_signals import INTERRUPTED
+from tests.processes.holding import Gate, Held, Pipe, outcomes, plain
+from tests.processes.test_deaths import died
 from tests.processes.test_starts import Busy, Holds
 from tests.promises.reading import in_batches
 
@@ -144,26 +138,6 @@ def test_what_threads_must_not_read_is_an_error_as_for_threads() -> None:
         list(spread(Holds(memoryview(b"")), 1, 2, 1))
 
 
-class Torn(Numbers):
-    """Each reader fails once on each of the indices `torn`, after it has drawn."""
-
-    torn: Any = frozenset[int]()
-
-    def __getitem__(self, index: int) -> Any:
-        drawn = random.random(), torch.rand(2)
-        if index in self.torn:
-            self.torn.remove(index)
-            raise OSError(EIO, "torn")
-        return index, drawn
-
-
-def test_a_retry_draws_the_same_numbers() -> None:
-    dataset = Torn(24)
-    expected = str(list(DataLoader(dataset, 4, seed=1)))
-    dataset.torn = {2, 3, 13}
-    assert str(list(spread(dataset, 4, 4, 1, seed=1, retries=1))) == expected
-
-
 @pytest.mark.parametrize("over", [0, -1, 1.5, "2", 2])
 def test_bad_arguments(over: Any) -> None:
     method = "thread" if over == 2 else "process"
@@ -188,15 +162,6 @@ def test_a_timeout_and_a_hung_close_show_all_readers(
         for index, pid in pids.items():
             (line,) = [one for one in text.splitlines() if f"[{index}, " in one]
             assert f"process {pid}" in line
-
-
-def test_an_init_fn_that_hangs_for_the_second_reader_is_shown(pipe: Pipe, gate: Gate) -> None:
-    def init(worker: int) -> None:
-        return wait_in_init(pipe.path, gate.path, worker) if worker == 1 else None
-
-    loader = spread(Numbers(4), 1, 3, 1, worker_init_fn=init, timeout=1)
-    with pytest.raises(LoaderTimeoutError, match=r"(?s)worker 1.*in init\n.*in pass_gate"):
-        iter(loader)
 
 
 def test_a_death_names_all_begun_batches_and_others_read_the_rest(pipe: Pipe, gate: Gate) -> None:
@@ -234,70 +199,6 @@ def test_with_the_last_process_the_state_resumes_at_the_first_batch_that_was_los
         assert [int(each) for each in loader] == [*range(len(got), 40)]
 
 
-def strike(before: set[int], choice: float, moments: list[float]) -> None:
-    """Kill one of the processes that are not of `before`, if there is one."""
-    with suppress(ProcessLookupError, IndexError):
-        pids = sorted(descendants() - before)
-        watch = Watch(pids[int(choice * len(pids))])
-        moments.append(time.monotonic())
-        watch.close()
-
-
-@pytest.mark.parametrize(("workers", "over"), [(1, None), (4, 2)])
-def test_tickets_wait_for_room_in_the_socket(workers: int, over: int | None) -> None:
-    sampler = [[*range(k, k + 3000)] for k in range(100)]
-    with spread(
-        Numbers(4000), None, workers, over, sampler=sampler, prefetch_batches=100
-    ) as loader:
-        assert [[*map(int, batch)] for batch in loader] == sampler
-
-
-class Waits(Tensors):
-    """Each waits a little, so that an epoch lasts."""
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(1e-3)
-        return super().__getitem__(index)
-
-
-def one_kill(rng: random.Random, late: list[float]) -> int:
-    """Kill one of two processes with four readers each. Return how many batches it cost, -1 for the start."""
-    length, batch_size, moments = rng.randrange(100, 1000), rng.choice([1, 4, 16]), list[float]()
-    dataset, errors = Waits(length, rng.choice([1, 1000, 20_000])), 0
-    order = descendants(), rng.random(), moments
-    striking = threading.Timer(rng.uniform(0, 0.25), strike, order)
-    with spread(dataset, batch_size, 8, 2) as loader:
-        striking.start()
-        try:
-            iterator = iter(loader)
-        except WorkerDiedError as error:
-            died(error, "SIGKILL", "start")
-            late.append(time.monotonic() - moments[0])
-            return -1
-        for place, indices in enumerate(in_batches(range(length), batch_size)):
-            asked = time.monotonic()
-            try:
-                batch = next(iterator)
-            except WorkerDiedError as error:
-                late.append(time.monotonic() - max(asked, moments[0]))
-                died(error, "SIGKILL", f"of batch {place} ")
-                errors += 1
-            else:
-                assert batch.equal(torch.tensor(indices)[:, None].expand(-1, dataset.width))
-        striking.join()
-        assert next(iterator, None) is None
-    assert errors <= 4, "a reader costs at most its batch"
-    return errors
-
-
-@pytest.mark.timeout(900)
-def test_kills_at_random_moments_leave_nothing() -> None:
-    rng, rounds, late = random.Random(0), int(ROUNDS or 20), list[float]()
-    cost = Counter(one_kill(rng, late) for _ in range(rounds))
-    assert median(late) < 1.0, f"seconds from a kill to its error: {late}"
-    assert cost[0] + cost[-1] <= rounds * 0.9, f"kills strike epochs that run: {cost}"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_forks_beside_threads_that_log_and_draw() -> None:
@@ -326,20 +227,6 @@ def test_samples_that_fork_and_start_programs_beside_other_readers() -> None:
         assert torch.cat(list(loader)).tolist() == [0, 1, 7] * 16
 
 
-@holding.contexts
-def test_what_the_loop_keeps_for_100_batches_stays(context: str) -> None:
-    """Whole, or as a view of an array. What is let go is read into again."""
-    kept = deque[tuple[Any, Any]]()
-    with spread(Tensors(800, 10_000), 4, 6, 2, context=context) as loader:
-        for number, batch in enumerate(loader):
-            rows = torch.arange(4 * number, 4 * number + 4).unsqueeze(1)
-            kept.append((rows, batch if number % 2 else torch.from_numpy(batch.numpy())[:, ::9]))
-            del batch
-            assert len(kept) <= 100 or operator.eq(*kept.popleft()).all()
-        assert len(memfds()) >= 100, "it is memory of the readers"
-    assert all(operator.eq(*each).all() for each in kept), "the loader's end takes nothing away"
-
-
 CHANGES = {
     "(0, 1)": "(0, 1, 2, 3)",
     "num_workers=2": "num_workers=4, worker_processes=2",
@@ -348,52 +235,7 @@ CHANGES = {
 }
 
 
-def test_sigterm_and_ctrl_c_to_the_group(pipe: Pipe, gate: Gate, tmp_path: Path) -> None:
-    """SIGTERM ends no worker process. Ctrl-C is raised once, and ends both without a word."""
-    (tmp_path / "loop.py").write_text(
-        functools.reduce(lambda text, change: text.replace(*change), CHANGES.items(), INTERRUPTED)
-    )
-    with Python(
-        [tmp_path / "loop.py", pipe.path, gate.path, "fork", "held"],
-        start_new_session=True, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as job:  # fmt: skip
-        words = [pipe.hear()[0] for _ in range(5)]
-        words.remove("loop")
-        with closing(Watch(*{*map(int, words)})) as workers:
-            os.killpg(job.pid, signal.SIGTERM)
-            assert pipe.hear() == ["told"]
-            gate.open()
-            assert pipe.hear() == ["on"], "it gets batches"
-            assert len(workers.alive(0)) == 2
-            os.killpg(job.pid, signal.SIGINT)
-            said, caught, struck = pipe.hear()
-            assert (said, caught) == ("closed", struck)
-            _, said = job.communicate("", timeout=60)
-            assert (job.returncode, workers.alive(10)) == (0, []), said
-    assert "Traceback" not in said, "no worker prints one"
-
-
 # ---- what a fork and its threads begin with ----
-
-
-class Computed(Numbers):
-    """A tensor that the copies of each reader clone."""
-
-    told = (0, 0.0, 0.0)
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.table = torch.zeros(64, 1024)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.table[index].sum(), *self.told
-
-
-def test_readers_begin_after_a_parallel_operation_of_the_loop() -> None:
-    """In a fork, OpenMP would wait for threads that the fork has lost."""
-    (torch.rand(2000, 2000) * 2).sum()
-    with spread(Computed(16), 4, 3, 1, timeout=60) as loader:
-        assert len(list(loader)) == 4
 
 
 def draws_in_init(worker: int) -> None:
@@ -418,18 +260,6 @@ def test_init_fn_draws_what_it_draws_in_a_process_of_its_own() -> None:
             told.append([[float(x) for x in sample] for sample in loader])
     assert told[0] == told[1]
     assert len({*map(tuple, told[0])}) == 3
-
-
-def test_an_index_that_cannot_be_unpickled_ends_the_process() -> None:
-    sampler = [[0, 1], [Poisoned(2), 3], [4, 5]]
-    for k in (0, 1):  # of the first reader, and of another
-        with spread(Numbers(8), None, 2, 1, sampler=sampler[k:], timeout=60) as loader:
-            assert "WorkerDiedError" in {type(each).__name__ for each in outcomes(iter(loader))}
-
-
-class Poisoned(int):
-    def __reduce__(self) -> Any:
-        return divmod, (1, 0)
 
 
 def test_an_argument_that_changes_counts_from_the_next_epoch() -> None:

@@ -34,15 +34,14 @@ from torch.utils.data import get_worker_info
 import fastload
 from fastload._kit.torch_private import name_thread
 from fastload.errors import DatasetCopyError
-from fastload.processes import pausing, starting
-from fastload.random import python_random
+from fastload.processes import starting
 from fastload.safety.libraries import LIBRARIES
 from tests.children import ROOT, run_python
 from tests.distributed.launching import command, run
 from tests.fakes import Numbers
 from tests.processes.holding import contexts, processes
 from tests.promises.equal import check_same
-from tests.promises.reading import Watched, in_batches, wait_until
+from tests.promises.reading import in_batches, wait_until
 from tests.sizes_of_runs import in_full
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -73,28 +72,6 @@ def tell(worker: int) -> None:
     assert info is not None
     assert info.id == worker
     info.dataset.told = 12
-
-
-class Searched(Numbers):
-    """How many modules were searched for functions of `random`, as the process of the sample knows it."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {key: modules for key, (_, modules) in python_random._left.items()}
-
-
-def test_a_forked_worker_searches_no_module_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would copy the memory of all modules that the loop's process has loaded."""
-    module = types.ModuleType("holds_a_function_of_random")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    module.draw, also = random.random, [random.random]  # type: ignore[attr-defined]  # one is found, one is not
-    monkeypatch.setattr(python_random, "_left", {})
-    options: dict[str, Any] = {"batch_size": None, "num_workers": 1}
-    with fastload.DataLoader(Searched(1), worker_method="process", **options) as loader:
-        (of_the_worker,) = loader
-    assert (
-        of_the_worker == {key: modules for key, (_, modules) in python_random._left.items()} != {}
-    )
-    assert also == [module.draw]
 
 
 @pytest.mark.parametrize("context", SPAWN_IS_SLOW)
@@ -164,7 +141,6 @@ loader = fastload.DataLoader(
 )
 """
 LOOP = "print([batch.tolist() for batch in loader])\n"
-GUARDED = "if __name__ == '__main__':\n    " + LOOP
 SAID = "[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]\n"
 
 
@@ -203,35 +179,6 @@ def test_a_script_without_a_main_guard_ends_and_says_what_to_do(
     done = run_python(script)
     assert done.returncode == 1
     assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
-
-
-DAEMON = """
-import multiprocessing, sys, fastload
-from tests.fakes import Numbers
-
-def work(context):
-    loader = fastload.DataLoader(
-        Numbers(4), 4, num_workers=1, worker_method="process", multiprocessing_context=context
-    )
-    try:
-        print([batch.tolist() for batch in loader], flush=True)
-    except RuntimeError as error:
-        print(error, flush=True)
-
-if __name__ == "__main__":
-    child = multiprocessing.get_context("fork").Process(target=work, args=("fork",), daemon=True)
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-def test_in_a_daemonic_process_the_error_says_what_to_do() -> None:
-    """Torch's workers fail there too: multiprocessing refuses."""
-    done = run_python("-c", DAEMON)
-    assert done.returncode == 0, done.stderr
-    assert "daemon=False" in done.stdout
-    assert 'worker_method="thread"' in done.stdout
 
 
 def test_iter_in_a_thread_that_ends_leaves_the_workers_alive() -> None:
@@ -443,23 +390,6 @@ def test_beside_threads_that_a_fork_loses_the_fork_server_starts_what_it_can(
         thread.join()
 
 
-def test_beside_a_long_sample_of_another_loader_the_fork_server_starts_the_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pausing, "PAUSE_SECONDS", 0.05)
-    dataset, options = Watched(8, stalled=(0,)), {"num_workers": 1, "worker_method": "process"}
-    with fastload.DataLoader(dataset, 1, num_workers=1) as threads:
-        iterator = iter(threads)
-        dataset.wait_for_reads(1)
-        with fastload.DataLoader(Parents(2), **options) as loader:
-            assert os.getpid() not in torch.cat(list(loader)).tolist(), "it was forked here"
-        expected = pytest.warns(RuntimeWarning, match=r"takes longer than.*dataset\.transform")
-        with fastload.DataLoader(Holds(lambda x: x), **options) as loader, expected:
-            assert len(list(loader)) == 8
-        dataset.release()
-        assert torch.cat([next(iterator), *iterator]).tolist() == [*range(8)]
-
-
 INHERITS = """
 import os, sys
 HERE = {"torch", "fastload.processes.child", "omegaconf", "polars", "chosen"}
@@ -560,23 +490,6 @@ def test_a_fork_server_imports_what_the_loop_s_process_does(
     environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
     done = run_python(scripts / "script.py", cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
-
-
-ENDS = """
-import multiprocessing, os
-first = os.environ.setdefault("FIRST", str(os.getpid())) == str(os.getpid())
-if not first and "worker" not in multiprocessing.current_process().name:
-    os._exit(3)
-"""
-
-
-@pytest.mark.slow
-def test_if_an_import_ends_the_fork_server_it_starts_without(tmp_path: Path) -> None:
-    (tmp_path / "omegaconf.py").write_text(ENDS)
-    script = tmp_path / "script.py"
-    script.write_text("import omegaconf\n" + program("forkserver", GUARDED))
-    done = run_python("-W", "ignore", script)
-    assert (done.returncode, done.stdout) == (0, SAID), done.stderr
 
 
 MPI = """

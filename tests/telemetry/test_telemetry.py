@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 import time
@@ -97,18 +96,6 @@ def test_samples_are_counted_and_the_slowest_is_kept_with_its_place() -> None:
     assert 0.7 / RESOLUTION <= sample.p99_s <= 0.7 * RESOLUTION
 
 
-def test_a_slow_sample_is_seen_in_a_run_of_quick_ones() -> None:
-    recorder = Recorder()
-    recorder.run(50, 50 * 0.001, 0.0, lambda: "first")  # nothing is known of a usual time yet
-    assert merge([recorder]).slowest_s == pytest.approx(0.001)
-    recorder.run(50, 50 * 0.001, 0.0, lambda: "even")
-    assert merge([recorder]).slowest_s == pytest.approx(0.001)
-    recorder.run(50, 49 * 0.001 + 2.0, 0.0, lambda: "uneven")
-    merged = merge([recorder])
-    assert merged.slowest_s == pytest.approx(2.0)
-    assert merged.slowest == "uneven"
-
-
 def test_stages_come_as_a_batch_meets_them_and_the_number_of_names_is_bounded() -> None:
     recorder = Recorder()
     for name, seconds in {"pin": 1, "read": 2, "collate": 9, "decode": 5, "sampler": 1}.items():
@@ -183,61 +170,10 @@ def test_an_exception_passes_through_and_its_block_counts(clock: Clock) -> None:
     assert seconds_of(recorder) == {"read": (1, 3.0)}
 
 
-def test_a_recorder_that_begins_or_ends_within_a_stage_counts_only_whole_blocks(
-    clock: Clock,
-) -> None:
-    recorder, inner = Recorder(), Recorder()
-    with stage("decode"), recording(recorder):
-        clock.wall += 1
-    with recording(recorder), stage("outer"):
-        clock.wall += 1
-        with recording(inner), stage("inner"):
-            clock.wall += 2
-    assert seconds_of(recorder) == {"outer": (1, 3.0)}
-    assert seconds_of(inner) == {"inner": (1, 2.0)}
-
-
-def test_stages_that_overlap_without_nesting_keep_their_own_times(clock: Clock) -> None:
-    def lines() -> Iterator[None]:
-        with stage("read"):
-            yield
-
-    recorder = Recorder()
-    with recording(recorder):
-        reader = lines()
-        next(reader)
-        clock.wall += 1
-        with stage("parse"):
-            clock.wall += 2
-            next(reader, None)
-            clock.wall += 4
-    assert seconds_of(recorder) == {"read": (1, 3.0), "parse": (1, 6.0)}
-
-
 @pytest.mark.parametrize("name", ["", "sample", "pin", 3])
 def test_names_that_would_mix_with_the_loader_s_are_refused(name: Any) -> None:
     with pytest.raises(ValueError, match=r"a stage name must .* got"):
         stage(name)
-
-
-def test_threads_share_a_stage_and_each_records_for_itself() -> None:
-    both_in = threading.Barrier(2)
-    decode = stage("decode")
-
-    def work(rounds: int) -> Recorder:
-        recorder = Recorder()
-        with recording(recorder):
-            for k in range(rounds):
-                with decode:
-                    if k == 0:
-                        both_in.wait(10)
-        return recorder
-
-    with ThreadPoolExecutor(2) as pool:
-        few, many = (pool.submit(work, rounds) for rounds in (10, 1000))
-        recorders = [few.result(), many.result()]
-    assert [merge([r]).stages["decode"].count for r in recorders] == [10, 1000]
-    assert merge(recorders).stages["decode"].count == 1010
 
 
 # ---- the profiler ----
@@ -371,16 +307,3 @@ def test_how_often_a_thread_stopped_is_counted_between_probes_and_naps_are_not(
         clock.wall += 1.0
         recorder.probe()
         assert k + 1 <= merge([recorder]).blocked
-
-
-@needs_gil
-def test_where_the_kernel_does_not_say_the_probe_works_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object) -> int:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "open", refuse)
-    recorder = Recorder()
-    recorder.probe()
-    assert merge([recorder]).gil_probes == 1
