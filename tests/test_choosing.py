@@ -86,15 +86,6 @@ def test_a_test_brings_itself_and_a_helper_those_that_import_it() -> None:
     assert "tests/elastic/test_torchrun.py" in started, "it names the program, and imports nothing"
 
 
-def test_a_helper_may_import_by_a_computed_name_or_have_an_error_of_syntax(tmp_path: Path) -> None:
-    helper = tmp_path / "helper.py"
-    helper.write_text("import tests.fakes\nimport_module(name)\n")
-    assert "tests.fakes" in _choose.imports_of(helper, "tests")
-    broken = tmp_path / "broken.py"
-    broken.write_text("def (")
-    assert _choose.imports_of(broken, "tests") == frozenset()
-
-
 def test_pages_and_examples_bring_the_tests_that_read_them() -> None:
     assert "tests/docs/test_page_examples.py" in chosen("README.md")
     assert "tests/docs/test_page_examples.py" in chosen("docs/flow.md")

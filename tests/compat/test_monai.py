@@ -109,12 +109,6 @@ def as_pair(items: list[Any]) -> tuple[Any, Any]:
     return both["image"], both["label"]
 
 
-def test_its_own_dataset_with_its_collate_and_worker_init_fn() -> None:
-    scans = data.Dataset([scan(i, 24, 24) for i in range(PAIRS)], transform=crop())
-    options = {"collate_fn": as_pair, "worker_init_fn": data.utils.worker_init_fn}
-    assert wrong_pairs(scans, **options) == 0
-
-
 def test_a_transform_in_collate_fn() -> None:
     augment = crop()
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fastload import DataLoader
-from tests.compat.eight_workers import PAIRS, Pairs, batches, library, sample_image, wrong_pairs
+from tests.compat.eight_workers import Pairs, batches, library, sample_image, wrong_pairs
 from tests.fakes import Numbers
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks the network for its newest version
@@ -300,16 +300,3 @@ def test_the_draws_of_pairs_differ(case: str) -> None:
 
     found = {row.numpy().tobytes() for batch in batches(SameImage(256), seed=SEED) for row in batch}
     assert len(found) > 16
-
-
-def test_monai_s_array_dataset() -> None:
-    """It seeds the transforms of image and label alike for each sample."""
-    transforms, data = library("monai.transforms"), library("monai.data")
-
-    def pipeline() -> Any:
-        crop = transforms.RandSpatialCrop((8, 8), random_size=False)
-        return transforms.Compose([crop, transforms.RandGaussianNoise(prob=0.5)])
-
-    scans = [torch.from_numpy(sample_image(i, 1, 16, 16)) for i in range(PAIRS)]
-    dataset = data.ArrayDataset(scans, pipeline(), [scan.clone() for scan in scans], pipeline())
-    assert wrong_pairs(dataset, seed=SEED) == 0

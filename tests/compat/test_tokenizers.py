@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from fastload import DataLoader
-from tests.compat.eight_workers import PAIRS, Pairs, count_different, library, wrong_pairs
+from tests.compat.eight_workers import PAIRS, Pairs, library, wrong_pairs
 
 tokenizers = library("tokenizers")
 transformers = library("transformers")
@@ -96,28 +95,6 @@ def test_a_tokenizer_in_collate_fn() -> None:
 
     indices = list(range(PAIRS))
     assert wrong_pairs(indices, collate_fn=collated, batch_size=2) == 0
-
-
-def test_a_collator_object_with_a_tokenizer() -> None:
-    """transformers' own collator pads with its tokenizer, which encodes in the dataset too."""
-    tokenizer = fast_tokenizer()
-    pad = transformers.DataCollatorWithPadding(tokenizer, padding="max_length", max_length=SHORT)
-
-    class Cut(Own):
-        def __getitem__(self, index: int) -> Any:
-            length = 1 + index % SHORT
-            return self.tokenizer(words(index), max_length=length, truncation=True)
-
-    wrong = seen = 0
-    with DataLoader(Cut(tokenizer), batch_size=8, num_workers=8, collate_fn=pad) as loader:
-        for batch in loader:
-            rows = []
-            for i in range(seen, seen + len(batch["input_ids"])):
-                length = 1 + i % SHORT
-                rows.append([1 + (i + k) % WORDS for k in range(length)] + [0] * (SHORT - length))
-            seen += len(rows)
-            wrong += count_different(batch["input_ids"], torch.tensor(rows))
-    assert (seen, wrong) == (PAIRS, 0)
 
 
 def test_a_transform_of_a_hugging_face_dataset() -> None:

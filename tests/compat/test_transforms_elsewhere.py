@@ -85,24 +85,6 @@ def test_parameters_that_albumentations_tells() -> None:
     assert wrong_pairs(Cropped(library("albumentations").RandomCrop(8, 8))) == 0
 
 
-class Replayed(Pairs):
-    """A second image, augmented as the first was."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        first = self.transform(image=color(index))
-        again = self.transform.replay(first["replay"], image=color(index))
-        return torch.from_numpy(first["image"].copy()), torch.from_numpy(again["image"].copy())
-
-
-def test_a_replay_of_albumentations() -> None:
-    a = library("albumentations")
-    flips = [a.HorizontalFlip(), a.VerticalFlip(), a.RandomCrop(8, 8)]
-    assert wrong_pairs(Replayed(a.ReplayCompose(flips))) == 0
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an archive of 256 images in four folders; image i says i in its first pixel."""

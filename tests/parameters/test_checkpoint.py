@@ -5,7 +5,6 @@ optimizer's state.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -134,73 +133,8 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         servers(2, folder=tmp_path)
 
 
-def test_a_part_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = PSClient(connect(servers(1, folder=tmp_path)))
-    begin(client)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            client.checkpoint()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_another_optimizer_is_refused(tmp_path: Path) -> None:
-    client = PSClient(connect(servers(1, folder=tmp_path, optimizer=Optimizer(name="adam"))))
-    begin(client)
-    client.checkpoint()
-    with pytest.raises(
-        ValueError, match="made with the optimizer 'adam', but this server has 'sgd'"
-    ):
-        servers(1, folder=tmp_path)
-
-
-def test_every_dtype_comes_back(tmp_path: Path) -> None:
-    values = {
-        "bf16": torch.tensor([1.5, -2], dtype=torch.bfloat16),
-        "bool": torch.tensor([True, False, True]),
-        "half": torch.tensor(0.25, dtype=torch.float16),
-        "int": torch.tensor([[2**60]]),
-        "none": torch.empty(0, 4),
-        "large": torch.arange(2**19, dtype=torch.float32).view(-1, 2).t(),
-    }
-    client = PSClient(connect(servers(1, folder=tmp_path)))
-    client.push_dense_parameters(values, 0, 3)
-    client.checkpoint()
-    found = PSClient(connect(servers(1, folder=tmp_path))).pull_variable()
-    assert found.keys() == values.keys()
-    for name, value in values.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
-
-
 def test_servers_save_by_themselves_and_keep_the_newest(tmp_path: Path) -> None:
     client = PSClient(connect(servers(2, folder=tmp_path, checkpoint_every=2, keep=2)))
     begin(client)
     train(client, range(9))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
-
-
-def test_a_second_checkpoint_of_a_version_replaces_the_first(tmp_path: Path) -> None:
-    client = PSClient(connect(servers(2, folder=tmp_path)))
-    begin(client)
-    train(client, range(10))
-    assert client.checkpoint() == 10
-    for value in (1.0, 2.0):  # which makes no version
-        client.set_embedding_vectors("t", torch.arange(2), torch.full((2, 4), value))
-        assert client.checkpoint() == 10
-        again = PSClient(connect(servers(2, folder=tmp_path)))
-        assert parameters(again) == parameters(client)
-    assert [path.name for path in tmp_path.iterdir()] == ["version-10"]
-
-
-def test_servers_without_a_folder_refuse_a_checkpoint() -> None:
-    client = PSClient(connect(servers(2)))
-    begin(client)
-    with pytest.raises(ParametersError, match="server 0 .*has no checkpoint folder"):
-        client.checkpoint()

@@ -167,59 +167,6 @@ def test_evaluation_only_pulls() -> None:
     assert not table.state_dict()
 
 
-def test_a_key_is_of_a_dict_or_a_tuple_or_a_function() -> None:
-    keys: dict[Any, Callable[[Any], Any]] = {
-        "id": default_collate,
-        0: lambda samples: (default_collate([each["id"] for each in samples]), "other"),
-        lambda batch: batch["in"]["id"].int(): lambda samples: {"in": default_collate(samples)},
-    }
-    samples = [{"id": torch.tensor([1, 2])}, {"id": torch.tensor([2, 9])}]
-    for key, collate in keys.items():
-        table = Embedding("t", 2)
-        batch = table.prefetching(key, collate)(samples)
-        ids = key(batch) if callable(key) else batch[key]
-        assert table(ids.clone()).shape == (2, 2, 2)
-        assert table.counts() == {"prefetched": 1, "pulled": 0, "patched": 0}
-
-
-def test_a_user_s_collate_is_each_worker_s_own_and_the_pulls_are_shared() -> None:
-    class Counting:
-        def __init__(self) -> None:
-            self.count = 0
-
-        def __call__(self, samples: Any) -> Any:
-            self.count += 1
-            return default_collate(samples)
-
-    mine, table = Counting(), Embedding("t", 2)
-    with fastload.DataLoader(
-        Clicks(64), 8, num_workers=2, collate_fn=table.prefetching("id", mine)
-    ) as loader:
-        for batch in loader:
-            table(batch["id"])
-    assert mine.count == 0, "workers have copies"
-    assert table.counts()["prefetched"] == 8
-
-
-def test_worker_processes_only_collate() -> None:
-    table = Embedding("t", 2)
-    collate = table.prefetching("id", default_collate)
-    processes: dict[str, Any] = {"num_workers": 1, "worker_method": "process"}
-    loader = fastload.DataLoader(Clicks(16), 8, collate_fn=collate, **processes)
-    assert [table(batch["id"]).shape for batch in loader] == [(8, 4, 2)] * 2
-    assert table.counts() == {"prefetched": 0, "pulled": 2, "patched": 0}
-
-
-def test_two_tables_pull_for_one_batch() -> None:
-    both = client()
-    user, item = Embedding("user", 2, client=both), Embedding("item", 3, client=both)
-    collate = item.prefetching(1, user.prefetching(0, default_collate))
-    users, items = collate([(1, 2), (3, 4)])
-    assert user(users).shape == (2, 2)
-    assert item(items).shape == (2, 3)
-    assert user.counts()["prefetched"] == item.counts()["prefetched"] == 1
-
-
 def test_an_id_outside_the_table_is_an_error_in_its_place() -> None:
     table = Embedding("t", 2, rows=ROWS // 2)
     assert table(torch.tensor([0, ROWS // 2 - 1])).shape == (2, 2)
@@ -235,25 +182,6 @@ def test_an_id_outside_the_table_is_an_error_in_its_place() -> None:
         pytest.raises(IndexError, match="ids from 0 to"),
     ):
         list(loader)
-
-
-def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> None:
-    synchronous = client(grads_to_wait=1)
-    table = Embedding("t", 2, client=synchronous, initializer="zeros")
-    table(torch.tensor([4, 4, 5])).sum().backward()
-    with pytest.raises(ValueError, match=r"push\(\) works only with asynchronous servers"):
-        table.push()
-    with pytest.raises(ValueError, match=r"prefetching\(\) works only with asynchronous servers"):
-        table.prefetching("id", default_collate)
-    assert synchronous.push_gradients({}, {"t": table.gradients()}, 0.5, [0, 0]) == (True, 1)
-    assert len(table.gradients()[0]) == 0
-    table.eval()
-    assert table(torch.tensor([4, 5]))[:, 0].tolist() == [-1, -0.5]
-
-    other = Embedding("t", 2)
-    other.prefetching("id", default_collate)
-    with pytest.raises(ValueError, match="are prefetched"):
-        other.gradients()
 
 
 # ---- staleness 1 ----
@@ -345,10 +273,3 @@ def test_an_error_of_a_push_is_raised_once_by_the_next_call() -> None:
         with pytest.raises(ParametersError, match="refused"):
             call(table)
         table.close()
-
-
-def test_arguments_that_cannot_be_are_refused() -> None:
-    for wrong in ({"staleness": 2}, {"kept_batches": 0}, {"dim": 0}, {"initializer": "ones"}):
-        with pytest.raises(ValueError, match="must be 0 or 1|a table needs|initializer"):
-            Embedding(**{"name": "t", "dim": 1, **wrong})  # type: ignore[arg-type]
-    assert repr(Embedding("t", 3, rows=5)) == "Embedding('t', dim=3, rows=5, staleness=0)"

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastload.errors import ParametersError, UsageError
+from fastload.errors import UsageError
 from fastload.parameters import Optimizer, PSClient, Server, connect, wire
-from fastload.parameters.flight import FlightStub, ParameterServer
+from fastload.parameters.flight import ParameterServer
 from fastload.parameters.serve import reached_as
-from tests.children import run_python
 from tests.parameters.running import servers
 
 pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
@@ -105,35 +104,3 @@ def test_other_machines_are_served_only_with_a_token() -> None:
         client_of(addresses, token="right") as client,
     ):
         assert client.pull_variable() == {}
-
-
-def test_what_is_no_call_of_clients_is_refused() -> None:
-    with served() as (address,):
-        stub = FlightStub(lambda: address)
-        for method in ("close", "answer", "__init__"):
-            with pytest.raises(ParametersError, match=f"servers have no method '{method}'"):
-                stub.start(method, {})()
-        with pytest.raises(ParametersError, match="TypeError"):
-            stub.start("hello", {"name": "w"})()
-        assert stub.start("hello", {})()["of"] == 1
-        stub.close()
-
-
-def test_pandas_is_not_imported_by_what_travels() -> None:
-    code = (
-        "import sys, torch; from fastload.parameters import wire\n"
-        "encoded = wire.Encoded({'a': torch.ones(3)})\n"
-        "content = wire.gathered(encoded.size, encoded.batches())\n"
-        "assert wire.decode(encoded.text, content)['a'].tolist() == [1, 1, 1]\n"
-        "assert 'pandas' not in sys.modules"
-    )
-    run_python("-c", code, check=True)
-
-
-def test_what_cannot_be_sent_is_named() -> None:
-    with (
-        served() as addresses,
-        client_of(addresses) as client,
-        pytest.raises(TypeError, match=r"but got torch.sparse_coo"),
-    ):
-        client.push_dense_parameters({"w": torch.eye(3).to_sparse()}, 0, 0)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,10 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from fastload.errors import ParametersError
-from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
+from fastload.parameters.prefetched import Prefetched
 from tests.fakes import Sequencer
 
 IDS = st.lists(st.integers(0, 5), max_size=4)
@@ -149,19 +146,6 @@ def test_what_is_kept_is_bounded() -> None:
     assert model.prefetched.counts == {"prefetched": 2, "pulled": 1, "patched": 3}
 
 
-def test_batches_of_the_same_ids_have_a_pull_each_and_delivered_rows_do_not_change() -> None:
-    model = Model(kept=4)
-    for _ in range(2):
-        model.pull([1], [], [])
-    taken = model.prefetched.take(torch.tensor([1]))
-    (other,) = model.prefetched._pulls
-    model.push([1])
-    assert [pull.rows.tolist() for pull in (taken, other) if pull.rows is not None] == [
-        [[0]],
-        [[1]],
-    ]
-
-
 def test_a_push_that_raises_drops_what_was_pulled_before_it_ends() -> None:
     model = Model(kept=4)
     model.pull([0], [], [])
@@ -178,30 +162,3 @@ def test_a_push_that_raises_drops_what_was_pulled_before_it_ends() -> None:
     model.forward()
     model.forward()
     assert model.prefetched.counts["prefetched"] == 0
-
-
-def test_a_pull_that_fails_is_repeated_by_the_batch() -> None:
-    answers: list[Tensor | None] = [None, torch.ones(1, 2)]
-
-    def pull(_: Tensor) -> Tensor:
-        answer = answers.pop(0)
-        if answer is None:
-            raise ParametersError("gone")
-        return answer
-
-    prefetched = Prefetched(pull, kept=4)
-    prefetched.pull_ahead(torch.tensor([5]))
-    assert not prefetched._pulls
-    rows = prefetched.take(torch.tensor([5])).rows
-    assert rows is not None
-    assert rows.tolist() == [[1, 1]]
-
-
-def test_in_another_process_a_collate_only_collates() -> None:
-    collate = PrefetchingCollate(
-        Prefetched(lambda ids: ids.no_such_call(), kept=1), 0, default_collate
-    )
-    for other in (pickle.loads(pickle.dumps(collate)), copy.deepcopy(collate)):
-        assert other([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
-    collate.pulls._pid += 1  # as after a fork
-    assert collate([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -161,21 +160,6 @@ def test_eight_threads_push_a_hundred_times_each_and_nothing_is_lost() -> None:
     assert rows[:, 0].tolist() == [100.0] * 8 + [1600.0]
 
 
-def test_one_client_serves_many_threads() -> None:
-    client = PSClient(connect(servers(3, optimizer=Optimizer(lr=1.0))))
-    client.push_embedding_table_infos([TableInfo("t", 2, "zeros")])
-
-    def push(number: int) -> None:
-        for _ in range(50):
-            ids = torch.tensor([number, 100])
-            distinct, fresh = client.push_rows("t", (ids, -torch.ones(2, 2)), None)
-            assert distinct.tolist() == [number, 100]
-            assert torch.equal(client.pull_embedding_vectors("t", ids[:1]), fresh[:1])
-
-    in_threads([lambda n=n: push(n) for n in range(4)])  # type: ignore[misc]
-    assert client.pull_embedding_vectors("t", torch.tensor([100]))[0, 0] == 200
-
-
 def in_threads(calls: list[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(len(calls)) as pool:
         for future in [pool.submit(call) for call in calls]:
@@ -211,17 +195,6 @@ def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, ev
     assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[20.0], [20.0]]
 
 
-def test_the_learning_rate_is_divided_by_the_age_of_gradients_if_that_is_asked_for() -> None:
-    client = PSClient(connect(Server(optimizer=Optimizer(lr=1.0), scale_by_staleness=True)))
-    client.push_dense_parameters({"w": torch.zeros(1)}, 0, 0)
-    for _ in range(4):
-        client.push_gradients({}, {}, None, [0])
-    client.push_gradients({"w": torch.ones(1)}, {}, None, [0])
-    assert client.pull_variable()["w"] == -0.25
-    client.push_gradients({"w": torch.ones(1)}, {}, None, [5])
-    assert client.pull_variable()["w"] == -1.25
-
-
 def test_gradients_that_are_too_old_are_rejected_by_all_servers() -> None:
     client = PSClient(
         connect(servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1, tolerance=1))
@@ -249,95 +222,3 @@ def test_a_push_that_is_refused_does_no_harm_to_later_ones(grads_to_wait: int | 
     client.pull_dense_parameters([0, 1], versions)
     assert client.push_gradients({"w": -torch.ones(2)}, {}, None, versions)[0]
     assert client.pull_variable()["w"].tolist() == [1.0, 1.0]
-
-
-def test_the_names_of_the_document() -> None:
-    client = PSClient(connect(servers(2)), worker="w0")
-    assert client.ps_num == len(client.ps_stubs) == 2
-    names = ["a", "b", "c", "d"]
-    client.partition_dense_parameters(names)
-    owned = [name for i in range(2) for name in client.ps_to_parameter.get(i, [])]
-    assert sorted(owned) == sorted(client.parameter_to_ps) == names
-    values = {name: torch.full((2,), float(k)) for k, name in enumerate(names)}
-    versions = [-1, -1]
-    assert client.pull_dense_parameters([0, 1], versions) == ({}, [0, 1])
-    array: Any = np.full(2, -1)
-    assert client.pull_dense_parameters(range(2), array) == ({}, [0, 1])
-    for wrong in ([-1], [-1, -1, -1]):
-        said = "model_versions must have 2 numbers, one for each server"
-        with pytest.raises(ValueError, match=said):
-            client.pull_dense_parameters(range(2), wrong)
-        with pytest.raises(ValueError, match=said):
-            client.push_gradients({}, {}, None, wrong)
-    assert [client.push_dense_parameters(values, i, 7) for i in range(2)] == [True, True]
-    assert [client.push_dense_parameters({}, i, 9) for i in range(2)] == [False, False]
-    pulled, uninitialised = client.pull_dense_parameters([0, 1], versions)
-    assert (versions, uninitialised) == ([7, 7], [])
-    assert {name: value[0].item() for name, value in pulled.items()} == dict(
-        zip(names, range(4), strict=True)
-    )
-    assert client.pull_dense_parameters([0, 1], versions) == ({}, []), "nothing newer"
-    assert client.pull_variable().keys() == set(names)
-    client.push_embedding_table_infos([("t", 3, "zeros"), TableInfo("t", 3, "zeros")])
-    assert client.pull_embedding_vectors("t", torch.empty(0, dtype=torch.int64)).shape == (0, 3)
-    assert client.pull_embedding_vectors("t", torch.tensor([[1, 2], [1, 5]])).shape == (4, 3)
-    with pytest.raises(ParametersError, match="table 't' already exists with"):
-        client.push_embedding_table_infos([("t", 4)])
-    assert client.push_gradients({}, {}, 0.1, versions) == (True, 8)
-    client.close()
-
-
-def test_a_sparse_gradient_of_torch_is_taken_and_stays_unchanged() -> None:
-    client = PSClient(connect(Server(optimizer=Optimizer(lr=1.0))))
-    client.push_embedding_table_infos([("t", 2, "zeros")])
-    layer = nn.Embedding(9, 2, sparse=True)
-    layer(torch.tensor([3, 3, 5])).sum().backward()
-    gradient = layer.weight.grad
-    assert gradient is not None
-    before = gradient.clone()
-    client.push_gradients({}, {"t": gradient}, None, [0])
-    assert torch.equal(gradient.to_dense(), before.to_dense())
-    assert client.pull_embedding_vectors("t", torch.tensor([3, 5]))[:, 0].tolist() == [-2.0, -1.0]
-    halves = torch.full(
-        (1000, 2), -100.0, dtype=torch.float16
-    )  # whose sum is beyond the range of float16
-    client.push_gradients({}, {"t": (torch.zeros(1000, dtype=torch.int64), halves)}, None, [0])
-    assert client.pull_embedding_vectors("t", torch.tensor([0]))[0, 0].item() == 100_000
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "grads_to_wait"), [*zip(OPTIMIZERS, (None, 2, 2), strict=True)], ids=str
-)
-def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
-    optimizer: Optimizer, grads_to_wait: int | None
-) -> None:
-    results = []
-    for overwrite in (False, True):
-        client = PSClient(connect(servers(2, optimizer=optimizer, grads_to_wait=grads_to_wait)))
-        client.push_embedding_table_infos([("t", 2)])
-        for i in range(2):
-            client.push_dense_parameters({"w": torch.ones(3)}, i, 0)
-        for step in range(4):
-            dense, ids = torch.arange(3.0), torch.tensor([4, 1, 4])
-            rows = torch.arange(6.0).view(3, 2)
-            client.push_gradients({"w": dense}, {"t": (ids, rows)}, None, [step] * 2)
-            assert dense.tolist() == [0, 1, 2]
-            assert (ids.tolist(), rows.flatten().tolist()) == ([4, 1, 4], list(range(6)))
-            if overwrite:
-                for tensor in (dense, ids, rows):
-                    tensor.zero_()
-        rows = client.pull_embedding_vectors("t", torch.arange(5))
-        results.append((client.pull_variable()["w"].tolist(), rows.tolist()))
-    assert results[0] == results[1]
-
-
-def test_stubs_in_another_order_are_refused() -> None:
-    made = servers(2)
-    with pytest.raises(
-        ParametersError, match="it is server 1 of 2, but this client's list has it as server 0"
-    ):
-        PSClient(connect(made[::-1])).pull_variable()
-    with pytest.raises(
-        ParametersError, match="server 0 of 2, but this client's list has it as server 0 of 1"
-    ):
-        PSClient(connect(made[:1])).pull_variable()

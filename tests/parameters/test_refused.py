@@ -16,11 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastload.distributed import FolderStore
 from fastload.errors import ParametersError
-from fastload.parameters import Optimizer, PSClient, Server, connect, tables
+from fastload.parameters import Optimizer, PSClient, Server, connect
 from fastload.parameters.checkpoint import complete
-from fastload.parameters.serve import end
 from tests.parameters.running import servers
 
 IDS, ROWS = torch.tensor([3, 5]), torch.ones(2, 2)
@@ -132,24 +130,6 @@ def test_a_call_with_one_fault_changes_nothing(subtests: pytest.Subtests) -> Non
             assert taken == (method == "initialise")
 
 
-def test_a_push_for_whose_new_rows_there_is_no_memory_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = begun()
-    before = state(made)
-    arguments = {**rows(torch.arange(100), torch.ones(100, 2)), "fresh": True}
-
-    def full(*_: Any) -> Tensor:
-        raise MemoryError
-
-    for name in ("_grown", "drawn"):
-        with monkeypatch.context() as patch, pytest.raises(MemoryError):
-            patch.setattr(tables, name, full)
-            made.answer("push", arguments)
-        assert state(made) == before
-    assert made.answer("push", arguments)["fresh"]["t"].shape == (100, 2)
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_no_server_takes_its_part_of_gradients_that_are_not_finite(number: int) -> None:
     made = servers(number, optimizer=Optimizer(lr=1.0))
@@ -227,36 +207,6 @@ def test_a_forged_checkpoint_does_not_outrank_real_ones(tmp_path: Path) -> None:
     again = Server(optimizer=Optimizer(lr=1.0), folder=tmp_path)
     assert again.version == 40
     assert PSClient(connect(again)).pull_variable()["w"].tolist() == [-40.0, -40.0]
-
-
-def test_another_server_saves_only_what_server_0_has_saved(tmp_path: Path) -> None:
-    made = servers(2, optimizer=Optimizer(lr=1.0), folder=tmp_path)
-    client = PSClient(connect(made))
-    for i in range(2):
-        client.push_dense_parameters({"w": torch.zeros(2), "v": torch.zeros(2)}, i, 0)
-    versions = []
-    for _ in range(2):
-        pushes(client)
-        versions.append(client.checkpoint())
-    assert versions == [1, 2]
-    pushes(client)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for version in (1, 5, 10**12):  # an old one, and two that server 0 does not have
-        for method in ("save", "checkpoint"):
-            forge(made[1], method, version=version, step=0)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert client.checkpoint() == 3
-
-
-def test_a_server_ends_though_the_newest_checkpoint_has_a_larger_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    one = Server(folder=tmp_path)
-    two = Server(folder=tmp_path)
-    one.save(9)
-    assert end(two, FolderStore(tmp_path / "store")) == 9
-    assert Server(folder=tmp_path).checkpoint(-1, -1)["version"] == 9
 
 
 @pytest.mark.parametrize("step", [-1, 0, 2**40, "x"])

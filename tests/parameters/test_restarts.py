@@ -22,7 +22,7 @@ import torch
 
 from fastload.distributed import FolderStore
 from fastload.errors import ParametersError, ParametersLostError
-from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
+from fastload.parameters import InProcess, Optimizer, PSClient, Server, connect
 from fastload.parameters.transport import Answer, ServerGoneError
 from tests.children import Python
 from tests.distributed.launching import warm_environment
@@ -73,16 +73,6 @@ def test_every_call_raises_once_a_server_has_ended(grads_to_wait: int | None) ->
         with pytest.raises(ParametersError, match=f"server 1 in this process {ENDED}"):
             call()
     assert len(client.pull_embedding_vectors("t", 2 * ids)) == 4, "server 0 answers"
-
-
-def test_a_layer_raises_though_its_rows_were_asked_for_ahead() -> None:
-    (stub, _) = stubs = mortals()
-    table = Embedding("t", 2, client=PSClient(stubs, patience_s=0.1))
-    stub.is_there = False
-    collate = table.prefetching(0, lambda samples: samples[0])
-    batch = collate([(torch.arange(3),)])
-    with pytest.raises(ParametersError, match=ENDED):
-        table(batch[0])
 
 
 def test_a_restarted_server_is_noticed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,13 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from fastload.cli import main
-from fastload.distributed import FolderStore
-from fastload.errors import ParametersError, ParametersLostError
-from fastload.parameters import PSClient, connect
-from fastload.parameters.transport import publish
+from fastload.errors import ParametersLostError
+from fastload.parameters import PSClient
 from tests.children import Python
 from tests.distributed.launching import clean_environment, command, warm_environment
 from tests.parameters.running import WAIT_S, connected
@@ -98,97 +93,6 @@ def test_a_server_saves_at_its_end_and_new_workers_find_it_again(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
-    """A worker keeps its connection open, for which the server does not wait."""
-    saved, output = tmp_path / "saved", tmp_path / "output"
-    arguments = [*SERVE, "--number", "0", "--of", "1"]
-    arguments += ["--store", str(tmp_path / "store"), "--checkpoint", str(saved)]
-    with started(arguments, output) as process, connected(tmp_path / "store") as client:
-        push(client, 1)
-        saved.rmdir()
-        saved.write_text("a file is in the place of the folder")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 1, output.read_text()
-    assert "Error: server 0 of 1 has not saved: " in output.read_text()
-
-
-def test_a_later_ctrl_c_ends_a_server_whose_save_hangs(tmp_path: Path) -> None:
-    program = """
-import threading
-from fastload.cli import main
-from fastload._kit import guard
-from fastload.parameters import Server
-
-def save(self, version):
-    print("saving", flush=True)
-    threading.Event().wait()
-
-guard.TOGETHER_S = -1.0  # each signal is a later one
-Server.save = save
-main()
-"""
-    arguments = ["-c", program, *SERVE[2:], "--store", tmp_path / "store"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Python(arguments, env=warm_environment({}), **pipes) as process:
-        assert process.stdout is not None
-        assert "serving" in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "saving\n"
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1, said
-    assert "Error: server 0 of 1 has not saved: it was interrupted" in said
-
-
-@pytest.mark.parametrize("serve", [["parameters", "serve"], ["set", "serve", "--no-token"]])
-def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        run = CliRunner().invoke(main, [*serve, "--port", str(port)])
-    assert run.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in run.output
-    assert len(run.output.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("parameters serve --host 0.0.0.0", "change the parameters, and there is no token"),
-        ("parameters serve --number 1", "give both --number and --of, or neither"),
-        ("parameters serve --number 2 --of 2", "--number 2 is too large for --of 2"),
-        ("parameters serve --tls-cert token", "give both --tls-cert and --tls-key, or neither"),
-        ("parameters serve --token-file token", "other users can read the token. Run chmod 600 to"),
-        ("set serve", "Give --token-file, or --no-token"),
-        ("set serve --host 0.0.0.0", "Give --token-file, or --no-token"),
-        ("set serve --tls-cert token", "give both --tls-cert and --tls-key, or neither"),
-        ("set serve --token-file token", "other users can read the token. Run chmod 600 token"),
-        ("set serve --token-file empty", "is empty. Write a token"),
-    ],
-)
-def test_what_cannot_be_served_is_said_in_one_line(
-    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, text, mode in (("token", "secret", 0o644), ("empty", "\n", 0o600)):
-        Path(name).write_text(text)
-        Path(name).chmod(mode)
-    run = CliRunner().invoke(main, options.split())
-    assert run.exit_code != 0
-    assert said in run.output
-    assert len(run.output.splitlines()) == 1
-
-
-def test_servers_that_cannot_be_found_are_an_error(tmp_path: Path) -> None:
-    for address in ("localhost:7000", "/shared/run7"):
-        with pytest.raises(ValueError, match="is not a server address. Use grpc://HOST:PORT"):
-            connect(address)
-    with pytest.raises(
-        Exception, match="not all servers have written their addresses into the store within 0.1 s"
-    ):
-        connect(FolderStore(str(tmp_path / "store")), wait_s=0.1)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpich", "torchrun"])
 @pytest.mark.timeout(300)
 def test_each_rank_is_a_server_and_three_take_the_place_of_two(
@@ -240,13 +144,3 @@ def wait_for(line: str, output: Path, *, times: int) -> None:
     while output.read_text().count(line) < times:
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.1)
-
-
-def test_a_store_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path / "store")
-    for number in range(2):
-        publish(store, number, 2, f"grpc://127.0.0.1:{number + 1}")
-    publish(store, 1, 2, "grpc://127.0.0.1:4")  # it was started again
-    with pytest.raises(ParametersError, match="of 2 servers, but this server is one of 3"):
-        publish(store, 2, 3, "grpc://127.0.0.1:3")
-    assert len(connect(store)) == 2

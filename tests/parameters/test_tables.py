@@ -44,24 +44,6 @@ def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
     assert torch.equal(many.pull_embedding_vectors("user", asked), rows)
 
 
-@pytest.mark.parametrize(
-    ("initializer", "spread"), [("uniform(0.3)", 0.3 / 3**0.5), ("normal(2)", 2.0)]
-)
-def test_new_rows_are_spread_as_the_initializer_says(initializer: str, spread: float) -> None:
-    rows = Table(TableInfo("t", 50, initializer), Optimizer()).rows(torch.arange(2000))
-    assert abs(rows.mean()) < 0.02 * spread
-    assert abs(rows.std() / spread - 1) < 0.02
-
-
-def test_seed_and_name_change_the_rows() -> None:
-    ids = torch.arange(4)
-    tables = [
-        Table(TableInfo(name, 8), Optimizer(), seed=seed).rows(ids)
-        for name, seed in [("a", 0), ("b", 0), ("a", 1)]
-    ]
-    assert len({tuple(rows.flatten().tolist()) for rows in tables}) == 3
-
-
 @pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), *OPTIMIZERS], ids=str)
 def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimizer) -> None:
     table = Table(TableInfo("t", 4), optimizer)
@@ -91,41 +73,3 @@ def test_dense_parameters_of_each_dtype_change_as_those_of_torch(optimizer: Opti
             torchs.step()
         close = {torch.float64: 1e-12, torch.bfloat16: 0.05, torch.float16: 0.005}.get(kind, 1e-6)
         torch.testing.assert_close(value, local.detach(), rtol=0, atol=close)
-
-
-def test_rows_that_are_only_read_take_no_memory_and_have_their_first_values() -> None:
-    server = Server(optimizer=Optimizer(lr=1.0))
-    client = PSClient(connect(server))
-    client.push_embedding_table_infos([("t", 4)])
-    ids = torch.tensor([7, 3, -(2**63), 7, 2**62])
-    first = client.pull_embedding_vectors("t", ids)
-    table = server._own.table("t")
-    assert len(table) == 0
-    assert torch.equal(first[0], first[3])
-    client.push_gradients({}, {"t": (ids[:2], torch.ones(2, 4))}, None, [0])
-    assert len(table) == 2
-    now = client.pull_embedding_vectors("t", ids)
-    assert len(table) == 2
-    assert torch.equal(now, first - torch.tensor([1.0, 1, 0, 1, 0])[:, None])
-
-
-@pytest.mark.parametrize("wrong", ["uniform(", "unifrom", "normal(x)", ""])
-def test_an_initializer_that_is_none_is_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match="table 't' has the initializer"):
-        TableInfo("t", 4, wrong)
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_rows_of_a_trained_embedding_go_in_and_come_out(number: int) -> None:
-    client = PSClient(connect(servers(number, optimizer=OPTIMIZERS[0])))
-    client.push_embedding_table_infos([("user", 4)])
-    trained = torch.nn.Embedding(50, 4)
-    client.set_embedding_vectors("user", torch.arange(50), trained.weight)
-    ids = torch.tensor([49, 0, 7, 7])
-    assert torch.equal(client.pull_embedding_vectors("user", ids), trained(ids))
-    for wrong_ids, wrong_rows in [([1, 1], 4), ([1, 2, 3], 4), ([1, 2], 5)]:
-        with pytest.raises((ValueError, RuntimeError), match="values|takes float32"):
-            client.set_embedding_vectors(
-                "user", torch.tensor(wrong_ids), torch.zeros(2, wrong_rows)
-            )
-    assert torch.equal(client.pull_embedding_vectors("user", torch.arange(50)), trained.weight)

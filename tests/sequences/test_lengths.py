@@ -113,22 +113,3 @@ def test_wrong_lengths_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         lengths_of(source, dataset)
-
-
-def test_a_column_without_lengths_is_named(tmp_path: Path) -> None:
-    table = TABLE.append_column("gaps", pa.array([1, None] * 50))
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"column 'gaps' of .*a\.parquet.* found null. .*filters="):
-        lengths_of((tmp_path, "gaps"))
-    with pytest.raises(KeyError, match="none"):
-        lengths_of((tmp_path, "none"))
-    with pytest.raises(TypeError, match="expected integers in one dimension"):
-        lengths_of((tmp_path, "text"))
-    with pytest.raises(FileNotFoundError):
-        lengths_of((tmp_path / "missing.parquet", "length"))
-
-
-def test_no_lengths_are_no_batches(tmp_path: Path) -> None:
-    pq.write_table(TABLE[:0], tmp_path / "a.parquet")
-    assert lengths_of((tmp_path, "length")).tolist() == lengths_of([]).tolist() == []
-    assert list(TokenBatchSampler(lengths_of([]), budget=5)) == []

@@ -8,10 +8,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -22,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import Subset
 
 import fastload
 from fastload.errors import StateError
@@ -153,19 +150,6 @@ def test_a_later_change_replaces_those_after_it() -> None:
     assert [sources_of(batch) == "a" * 10 for batch in batches(mixed)] == [False] * 4 + [True] * 6
 
 
-def test_a_change_from_another_thread_takes_effect_at_its_step_or_is_refused() -> None:
-    only_a = {"a": 1, "b": 0, "c": 0}
-    mixed = mixture(epoch_samples=100)
-    order = mixed.ordered(0)
-    first = [next(order) for _ in range(11)]  # the second batch has begun
-    thread = threading.Thread(target=mixed.set_weights, args=(only_a,), kwargs={"at_step": 2})
-    thread.start()
-    thread.join()
-    rest = [*order]
-    assert sources_of(first + rest[:9]) != "a" * 20
-    assert sources_of(rest[9:]) == "a" * 80
-
-
 def state_after(count: int, mixed: Mixture, **options: Any) -> dict[str, Any]:
     loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0, **options)
     [*islice(loader, count)]
@@ -196,16 +180,6 @@ def test_sources_can_be_added_and_removed_after_a_state(on_exhausted: Any) -> No
     added = [index for index in rest if index >= 50]
     assert sorted(added[:20]) == [*range(50, 70)], "d begins with its first epoch"
     assert new.seen(3) == {"a": len(before), "d": 0}
-
-
-def test_a_state_of_the_end_of_an_epoch_begins_the_next_with_other_sources() -> None:
-    old = mixture(on_exhausted="stop")
-    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=old, seed=0)
-    assert len([*loader]) == 6
-    new = mixture({**WEIGHTS, "d": 5}, {**LENGTHS, "d": 9}, on_exhausted="stop")
-    resumed = load(loader.state_dict(), new, 97)
-    assert [*resumed]
-    assert new.epoch == 1
 
 
 def test_changes_in_a_state_are_dropped_with_a_warning_if_sources_differ() -> None:
@@ -243,15 +217,6 @@ def test_an_edited_state_is_refused(change: dict[str, Any]) -> None:
         load(state, mixture())
 
 
-def test_steps_before_a_loaded_state_are_refused() -> None:
-    mixed = mixture()
-    loader = load(state_after(3, mixture()), mixed)
-    assert [*loader]
-    loader.set_epoch(0)
-    with pytest.raises(ValueError, match="step 0 of epoch 0 lies before the state that was loaded"):
-        next(iter(loader))
-
-
 def test_a_step_may_have_several_batches() -> None:
     whole = [batch.tolist() for batch in fastload.DataLoader(Numbers(88), 10, sampler=mixture())]
     mixed = mixture()
@@ -287,34 +252,6 @@ def test_a_step_may_have_several_batches() -> None:
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mixture(**arguments)
-
-
-def test_lengths_may_be_of_numpy_and_names_are_strings() -> None:
-    given = {name: np.int64(length) for name, length in LENGTHS.items()}
-    assert mixture(sources=given).lengths == LENGTHS
-    for sources in ({1: 5}, [5, 7]):
-        with pytest.raises(TypeError, match="sources must be datasets by name, got "):
-            mixture(sources=sources)
-    for weights in ([0.5, 0.5], 0.5):
-        with pytest.raises(
-            TypeError, match="weights must be numbers by name, pairs .step, weights. or"
-        ):
-            mixture(weights)  # type: ignore[arg-type]
-
-
-def test_sources_in_another_order_are_refused() -> None:
-    a, b = Numbers(6), Numbers(6)
-    mixed = Mixture({"a": a, "b": b}, weights={"a": 1, "b": 0})
-    for parts in ([b, a], [a, a], [Numbers(5), Numbers(7)], [Numbers(12)]):
-        with pytest.raises(ValueError, match="Pass the dataset of the mixture to the loader"):
-            fastload.DataLoader(ConcatDataset(parts), 2, sampler=mixed)
-    twice = Mixture({"a": a, "b": a}, weights={"a": 1, "b": 1})
-    for dataset, sampler in (
-        (mixed.dataset, mixed),
-        (ConcatDataset([Numbers(6), b]), mixed),  # one is wrapped
-        (twice.dataset, twice),
-    ):
-        fastload.DataLoader(dataset, 2, sampler=sampler)
 
 
 ROWS: dict[str, Callable[[Any], Any]] = {
@@ -361,26 +298,6 @@ def test_rows_that_do_not_fit_into_one_batch_are_refused(key: str, tmp_path: Pat
         Mixture(sources, weights=dict.fromkeys(sources, 1))
 
 
-def test_a_mixture_has_a_dataset_of_its_sources() -> None:
-    sources = {"web": Numbers(30), "code": Numbers(10)}
-    mixed = Mixture(sources, weights={"web": 1, "code": 3}, seed=1)
-    with pytest.raises(ValueError, match="does not know the global batch yet"):
-        len(mixed)
-    loader = fastload.DataLoader(mixed.dataset, batch_size=8, sampler=mixed)
-    assert len(loader) == 5
-    assert [len(part) for part in mixed.dataset.datasets] == [10, 30], "in the order of their names"
-    assert all((batch < 30).all() for batch in loader)
-    with pytest.raises(AttributeError, match="source 'a' is a length"):
-        print(mixture().dataset)
-
-
-def test_a_copied_mixture_has_its_own_state() -> None:
-    mixed = mixture()
-    other = copy.deepcopy(mixed)
-    other.set_weights({"a": 1, "b": 0, "c": 0}, at_step=0)
-    assert [*mixed.ordered(0)] != [*other.ordered(0)]
-
-
 def test_another_global_batch_is_used_before_the_first_step_and_refused_after_it() -> None:
     def loader(mixed: Mixture, size: int) -> Any:
         return fastload.DataLoader(Numbers(88), batch_size=size, sampler=mixed)
@@ -394,75 +311,3 @@ def test_another_global_batch_is_used_before_the_first_step_and_refused_after_it
     with pytest.raises(ValueError, match="the global batch was 8 for 11 steps, and would be 32"):
         loader(mixed, 32)
     assert mixed.global_batch == 8, "the first loader can still be used"
-
-
-@pytest.mark.parametrize("taken", [0, 3, 10])
-def test_a_change_after_loading_is_in_the_next_state(taken: int) -> None:
-    old = mixture(epoch_samples=100)
-    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=old, seed=0)
-    state = loader.state_dict()
-    if taken:
-        [*(loader if taken == 10 else islice(loader, taken))]  # 10: to the end of the epoch
-        state = loader.state_dict()
-    changed = load(state, mixed := mixture(epoch_samples=100))
-    mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=taken + 2)
-    again = json.loads(json.dumps(changed.state_dict()))
-    expected = [[batch.tolist() for batch in changed] for _ in range(2)]
-    assert {sources_of(batch) for batch in expected[0][2:]} == {"a" * 10}
-    resumed = load(again, mixture(epoch_samples=100))
-    assert [[batch.tolist() for batch in resumed] for _ in range(2)] == expected
-
-
-def test_an_epoch_that_is_read_again_does_not_let_its_weights_change() -> None:
-    mixed = mixture(epoch_samples=100)
-    assert len(batches(mixed)) == 10
-    next(mixed.ordered(0))
-    assert mixed.next_step == 10
-    with pytest.raises(ValueError, match="at_step must be 10 or more"):
-        mixed.set_weights(WEIGHTS, at_step=5)
-
-
-def test_a_handler_of_a_signal_can_save_a_state_and_change_weights_in_the_middle_of_a_draw() -> (
-    None
-):
-    states: list[Any] = []
-
-    def weights(step: int) -> dict[str, float]:  # it is called in the middle of a draw
-        if step == 4 and not states:
-            states.append(None)
-            signal.raise_signal(signal.SIGUSR1)
-        return WEIGHTS
-
-    def save(*_: Any) -> None:
-        states.append(loader.state_dict())
-        mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=6)
-
-    mixed = mixture(weights, epoch_samples=100)
-    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0)
-    before = signal.signal(signal.SIGUSR1, save)
-    try:
-        whole = [batch.tolist() for batch in loader]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert [sources_of(batch) == "a" * 10 for batch in whole] == [False] * 6 + [True] * 4
-    assert len(batches(mixed, 1)) == 10
-    resumed = load(states[1], mixture(epoch_samples=100))
-    delivered = states[1]["batches"]
-    assert delivered < 4
-    rest = [batch.tolist() for batch in resumed]
-    assert rest[: 6 - delivered] == whole[delivered:6]
-
-
-def test_a_dataset_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="plan is for 88 samples, and the dataset has 100"):
-        fastload.DataLoader(Numbers(100), batch_size=10, sampler=mixture())
-
-
-def test_weights_cannot_prolong_an_epoch_that_ends_for_want_of_weight() -> None:
-    mixed = mixture({"a": 0, "b": 0, "c": 1}, size=3, on_exhausted="drop")
-    assert len(batches(mixed, size=3)) == 3, "the 7 samples of c, and 2 of its next epoch"
-    with pytest.raises(ValueError, match="at_step=3: an epoch ends there"):
-        mixed.set_weights(WEIGHTS, at_step=3)
-    mixed.set_weights(WEIGHTS, at_step=4)
-    assert mixed.seen(3) == {"a": 0, "b": 0, "c": 9}
-    assert len(batches(mixed, 1, size=3)) > 3

@@ -23,7 +23,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from fastload import DataLoader, sample_rng
 from fastload.errors import SequenceError, StateError
@@ -145,14 +145,6 @@ def test_a_dataset_that_reads_together_is_read_so() -> None:
         ]
 
 
-def test_lengths_can_be_given() -> None:
-    documents = Documents(SIZES)
-    expected = [row["tokens"].tolist() for row in map(Packed(documents, 40).__getitem__, range(9))]
-    for lengths in (SIZES, np.array(SIZES, np.uint8), torch.tensor(SIZES), SIZES.__getitem__):
-        packed = Packed(documents, 40, lengths=lengths)  # type: ignore[arg-type]
-        assert [packed[row]["tokens"].tolist() for row in range(9)] == expected
-
-
 def test_the_seed_makes_other_rows() -> None:
     one, other = (Packed(Documents([5] * 40), 10, seed=seed) for seed in (1, 2))
     rows = [[*map(tuple, (p[k]["tokens"].tolist() for k in range(len(p))))] for p in (one, other)]
@@ -160,13 +152,6 @@ def test_the_seed_makes_other_rows() -> None:
 
 
 # ---- workers ----
-
-
-def test_threads_are_chosen_and_share_the_plan() -> None:
-    packed = Packed(Documents(SIZES), 40)
-    with DataLoader(packed, 4, num_workers=2) as loader:
-        assert sum(len(batch["tokens"]) for batch in loader) == len(packed)
-        assert loader.stats().worker_method == "thread"
 
 
 def test_copies_have_the_same_rows() -> None:
@@ -225,17 +210,6 @@ def test_a_sample_of_another_length_than_planned() -> None:
             next(iter(loader))
 
 
-def test_labels_that_do_not_fit_their_tokens() -> None:
-    for labels, raised, said in (
-        ({"labels": [1]}, SequenceError, "sample 0, key 'labels': planned were 2 tokens, found 1"),
-        ({"labels": [0.5, 1]}, TypeError, "sample 0, key 'labels': expected integers"),
-        ({}, KeyError, "sample 0: expected key to be one of .'ids'., got 'labels'"),
-    ):
-        packed = Packed([{"ids": [3, 4], **labels}], 4, key="ids", also={"labels": -100})
-        with pytest.raises(raised, match=said):
-            packed[0]
-
-
 class Broken(Documents):
     def __getitem__(self, index: int) -> Any:
         if index == 3:
@@ -258,21 +232,6 @@ def test_an_error_of_the_dataset_passes_through(workers: int) -> None:
             assert error.args == ("a fault of its own",)
             assert error.__notes__ == [f"in row {row} of {packed!r}"]
     assert len(failed) == 1
-
-
-def test_samples_that_are_not_tokens() -> None:
-    for sample, found in (
-        ([0.5], r"float64\[1\]"),
-        ([[1, 2]], r"int64\[1, 2\]"),
-        (torch.tensor(3), r"int64\[\]"),
-        ([True], r"bool\[1\]"),
-    ):
-        with pytest.raises(TypeError, match=f"sample 0: expected integers .*, found {found}"):
-            Packed([sample], 4)
-        with pytest.raises(TypeError, match=f"sample 0, key 'ids': .*, found {found}"):
-            Packed([{"ids": sample}], 4, key="ids")
-    with pytest.raises(KeyError, match=r"sample 0: expected key to be one of \['ids', 'text'\]"):
-        Packed([{"ids": [1], "text": "a"}], 4)
 
 
 def test_arguments_that_cannot_be_used() -> None:
@@ -300,16 +259,3 @@ def test_arguments_that_cannot_be_used() -> None:
     for row in (-1, len(packed)):
         with pytest.raises(IndexError, match=f"row {row} of Packed"):
             packed[row]
-
-
-def test_the_ends_of_all_rows_are_those_of_one_long_sequence() -> None:
-    """As docs/packing.md has it for FlashAttention."""
-    packed = Packed(Documents([3, 9, 2, 5, 8, 1]), 10)
-    batch = default_collate([packed[row] for row in range(len(packed))])
-    starts = torch.arange(len(packed), dtype=torch.int32)[:, None] * 10
-    ends = torch.unique_consecutive(batch["cu_seqlens"] + starts)
-    assert ends.dtype == torch.int32
-    segments = batch["segments"].flatten()
-    rows = torch.arange(len(segments)) // 10
-    changes = (segments[1:] != segments[:-1]) | (rows[1:] != rows[:-1])
-    assert ends.tolist() == [0, *(changes.nonzero().flatten() + 1).tolist(), len(segments)]

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.errors import StateError
-from fastload.order.sampler import PlacedBatch
-from fastload.sequences import TokenBatchSampler, token_batches, token_plan
+from fastload.sequences import TokenBatchSampler, token_plan
 from fastload.sequences.token_plan import make_plan
 from tests.fakes import Numbers
 
@@ -157,14 +156,6 @@ def test_an_epoch_is_continued_at_any_batch(start: int, world_size: int, shuffle
     assert placed(rank.ordered(1, start)) == whole[start:]
 
 
-def test_batches_that_are_computed_in_two_pieces_are_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = placed(iter(sampler()))
-    monkeypatch.setattr(token_batches, "_AT_ONCE", 7)
-    assert placed(iter(sampler())) == whole
-
-
 def test_the_batches_of_a_step_cost_about_the_same() -> None:
     lengths = np.random.default_rng(1).integers(1, 1000, 20_000)
     batches = list(sampler(lengths, budget=8000, batches_per_step=8))
@@ -176,28 +167,6 @@ def test_the_batches_of_a_step_cost_about_the_same() -> None:
         others.append(abs(int(lengths[step[0]].max()) - int(lengths[other[0]].max())))
     assert np.median(spreads) < 60  # of 1,000
     assert np.median(others) > 120  # steps are shuffled
-
-
-def test_a_larger_pool_pads_less_and_the_share_is_that_of_the_batches() -> None:
-    shares = []
-    for pool in (50, 500, 3000):
-        found = sampler(pool=pool, batches_per_step=1)
-        padded = sum(len(batch) * int(LENGTHS[batch].max()) for batch in found)
-        assert found.useful_share == LENGTHS.sum() / padded
-        shares.append(found.useful_share)
-    assert shares == sorted(shares)
-    assert 0.85 < shares[0] < 0.95 < shares[-1] < 1
-    assert sampler(padded=False).useful_share == 1.0
-    assert sampler([]).useful_share == 1.0
-
-
-@pytest.mark.parametrize(("samples", "most"), [(4_000, 0.05), (16_000, 0.03), (64_000, 0.015)])
-def test_the_default_pool_pads_little_however_few_the_batches(samples: int, most: float) -> None:
-    """They make 58, 228 and 916 batches. In one pool, the first would have 4.7 % of padding as well."""
-    lengths = np.random.default_rng(0).lognormal(4, 1.2, samples).clip(1, 8192).astype(int)
-    found = sampler(lengths, budget=8192, batches_per_step=1)
-    assert 0 < 1 - found.useful_share < most
-    assert found.useful_share >= sampler(lengths, budget=8192, pool=samples // 4).useful_share
 
 
 def test_other_seeds_and_epochs_make_other_batches() -> None:
@@ -219,19 +188,6 @@ def test_without_shuffle_pools_are_neighbours_and_come_in_their_order() -> None:
     assert LENGTHS[list(chain(*batches))[:512]].tolist() == LENGTHS[first].tolist()
 
 
-def test_pools_are_drawn_evenly() -> None:
-    """Each pair of samples shares one of two pools in about half of the epochs, as near as they are in the dataset."""
-    found = sampler([1] * 64, budget=64, pool=32, batches_per_step=1)
-    together = np.zeros((64, 64))
-    for epoch in range(400):
-        for batch in found.ordered(epoch):
-            together[np.ix_(batch, batch)] += 1
-    apart = together[~np.eye(64, dtype=bool)] / 400
-    assert abs(apart.mean() - 31 / 63) < 0.01
-    assert apart.std() < 0.05  # 0.025 of 400 fair draws
-    assert apart.max() < 0.75
-
-
 def test_the_plan_of_a_seed_is_the_same_for_ever() -> None:
     # A change of these numbers changes every run that was started with a seed, and needs a new major version.
     lengths = (np.arange(100_000) * 7919) % 997 + 1
@@ -250,14 +206,6 @@ RECORDED: list[tuple[dict[str, Any], str]] = [
     ({"buckets": np.arange(100_000) % 5}, "8bf4adebca0d4590"),
     ({"shuffle": False}, "56a585e273a93ead"),
 ]
-
-
-def test_indices_are_those_of_the_batches() -> None:
-    found = sampler(rank=1, world_size=3)
-    batches = list(found)
-    assert found.indices(2, 5).tolist() == [*chain(*batches[2:5])]
-    assert found.indices(4, 4).tolist() == []
-    assert isinstance(batches[0], PlacedBatch)
 
 
 class Short(TokenBatchSampler):
@@ -283,15 +231,6 @@ def test_a_subclass_may_override_iter() -> None:
     assert [*islice(stopped, 2)]
     resumed.load_state_dict(stopped.state_dict())
     assert [batch.tolist() for batch in resumed] == whole[1][2:]
-
-
-def test_an_iterator_stays_in_its_epoch() -> None:
-    found = sampler()
-    iterator = iter(found)
-    first = next(iterator)
-    found.set_epoch(4)
-    assert len(found) == len(list(found))
-    assert [first, *iterator] == list(sampler())
 
 
 # ---- errors and states ----
@@ -321,12 +260,6 @@ def test_a_wrong_argument_is_named(options: Any, error: type[Exception], message
         sampler(**options)
 
 
-def test_words_that_are_too_long_are_refused() -> None:
-    found = sampler(np.array([1, 1 << 61, 5, 6]), budget=1 << 62, buckets=[0, 1, 2, 1 << 20])
-    with pytest.raises(ValueError, match=r"need words of \d+ bits.* coarser unit"):
-        len(found)
-
-
 def test_a_state_of_another_plan_is_refused() -> None:
     saved = sampler(rank=1, world_size=3).plan_state(0, 0)
     sampler(rank=0, world_size=2).load_plan(saved, 0, ended=False)
@@ -341,30 +274,9 @@ def test_a_state_of_another_plan_is_refused() -> None:
         sampler().load_plan({k: v for k, v in saved.items() if k != "budget"}, 0, ended=False)
 
 
-def test_the_number_of_ranks_is_the_default_step() -> None:
-    found = sampler(world_size=3, batches_per_step=None)
-    assert found.batches_per_step == 3
-    assert found.length % 3 == 0
-    assert "batches_per_step=3" in repr(found)
-
-
 def test_a_rank_that_knows_of_no_others_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.warns(
         UserWarning, match="WORLD_SIZE is 4 .* this TokenBatchSampler gives every rank"
     ):
         next(iter(TokenBatchSampler(LENGTHS, budget=400)))
-
-
-def test_lengths_of_another_dataset_are_refused() -> None:
-    for samples in (5, 500):
-        with pytest.raises(ValueError, match=f"the dataset has {samples}"):
-            fastload.DataLoader(
-                Numbers(samples), batch_sampler=TokenBatchSampler([3] * 50, budget=9)
-            )
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_batch_sampler_is_no_sampler(batch_size: int) -> None:
-    with pytest.raises(ValueError, match="as batch_sampler, not as sampler"):
-        fastload.DataLoader(Numbers(len(LENGTHS)), batch_size, sampler=sampler())

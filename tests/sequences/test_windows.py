@@ -145,35 +145,7 @@ def test_a_window_of_too_many_documents_is_an_error_in_its_place(
     assert next(batches)["cu_seqlens"].tolist() == [[0, 4, 4, 4]]
 
 
-def test_a_file_of_one_window_and_one_that_is_too_short(tmp_path: Path) -> None:
-    files = [written(tmp_path / f"{n}.bin", range(n)) for n in (8, 9, 1)]
-    dataset = TokenWindows(files, 8, dtype="uint16")
-    assert (len(dataset), dataset.left_out) == (1, 9)
-    assert dataset[0]["targets"].tolist() == [*range(1, 9)]
-    assert dataset.locate(0) == f"{files[1]}, token 0"
-    for wrong in (-1, 1):
-        with pytest.raises(IndexError, match=f"window {wrong} of TokenWindows"):
-            dataset[wrong]
-
-
-def test_a_read_that_gives_less_than_asked_for_goes_on(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = TokenWindows(file, 100, dtype="uint16")
-    expected = [dataset[k]["targets"].tolist() for k in range(len(dataset))]
-    read = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, into, at: read(fd, [into[0][:33]], at))
-    assert [dataset[k]["targets"].tolist() for k in range(len(dataset))] == expected
-
-
 # ---- workers ----
-
-
-def test_threads_are_chosen_and_share_the_dataset(file: Path) -> None:
-    dataset = TokenWindows(file, 16, dtype="uint16")
-    with DataLoader(dataset, 4, num_workers=2) as loader:
-        assert sum(len(batch["tokens"]) for batch in loader) == len(dataset)
-        assert loader.stats().worker_method == "thread"
 
 
 def test_copies_open_files_of_their_own(file: Path) -> None:
@@ -280,17 +252,6 @@ def test_a_file_that_was_replaced_before_it_is_opened(file: Path, tmp_path: Path
         dataset[0]
 
 
-def test_an_error_of_the_system_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TokenWindows(file, 100, dtype="uint16")
-
-    def fails(*call: Any) -> int:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fails)
-    with pytest.raises(OSError, match=file.name):
-        dataset[0]
-
-
 def test_an_empty_file_and_half_a_token(tmp_path: Path) -> None:
     for name, content, said in (
         ("empty.bin", b"", r"expected tokens of 4 bytes each \(int32\), found 0 bytes"),
@@ -323,13 +284,6 @@ def test_numpy_files_that_are_not_what_their_name_says(tmp_path: Path) -> None:
     np.save(path, np.zeros(25, np.float32))
     with pytest.raises(ValueError, match="dtype of integers, found float32"):
         TokenWindows(path, 4)
-
-
-def test_a_newer_numpy_header_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.npy"
-    with path.open("wb") as file:
-        np.lib.format.write_array(file, np.arange(9), version=(2, 0))
-    assert TokenWindows(path, 8)[0]["targets"].tolist() == [*range(1, 9)]
 
 
 def test_arguments_that_cannot_be_used(file: Path, tmp_path: Path) -> None:

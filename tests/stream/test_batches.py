@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import decimal
 import gc
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,12 +23,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 import fastload
 import fastload.telemetry.stages
-from fastload.errors import SharedStateWarning
-from fastload.safety import libraries
 from fastload.stream import Answers, batch, batches
 from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
@@ -118,19 +115,6 @@ def test_a_deadline_counts_from_the_arrival_of_the_first_message_not_from_the_ca
         run.wait_for(1)
 
 
-def test_messages_that_waited_past_the_deadline_come_in_full_batches() -> None:
-    source, gate = Queue([0]), threading.Event()
-    with running(source, gate=gate, decode=to_tensor, batch_size=4, max_wait_ms=0) as run:
-        wait_until(lambda: run.sizes == [1], "the model has the first batch")
-        for value in range(1, 12):
-            source.put(value)
-        wait_until(lambda: source.read == 1 + 2 * 4, "the reader is as far ahead as it may be")
-        gate.set()
-        run.wait_for(12)
-    assert run.sizes[:3] == [1, 4, 4]
-    assert run.got == [float(k) for k in range(12)]
-
-
 def test_the_deadline_closes_a_batch_whose_messages_are_still_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,15 +155,6 @@ def test_a_slow_message_holds_its_batch_back_and_no_later_one_overtakes_it() -> 
     assert run.got == [float(k) for k in range(6)]
 
 
-def test_a_slow_message_holds_no_other_back_even_if_all_before_were_quick() -> None:
-    decode = Gates(hold=[64])
-    with running(Queue(range(72)), decode=decode, batch_size=8, num_workers=2) as run:
-        run.wait_for(64)
-        decode.wait_for(*range(72))
-        decode.gates[64].set()
-        run.wait_for(72)
-
-
 class Draws:
     """Draws in each way. It holds a generator, which each message keys again."""
 
@@ -211,24 +186,6 @@ def test_what_decode_draws_depends_on_the_message_alone() -> None:
         assert rows(4, 3, LONG) == rows(2, 7, 0.0) == expected
 
 
-def test_decode_sees_its_worker_and_collate_sees_none() -> None:
-    def decode(value: int) -> Tensor:
-        info = get_worker_info()
-        assert info is not None
-        assert info.num_workers == 3
-        return torch.tensor(info.id)
-
-    def collate(samples: list[Tensor]) -> Any:
-        assert get_worker_info() is None
-        return default_collate(samples)
-
-    answers = fastload.predict(
-        lambda x: x, range(50), decode=decode, collate_fn=collate, batch_size=5, num_workers=3
-    )
-    assert {answer.item() for _, answer in answers} <= {0, 1, 2}
-    assert answers.answered == 50
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_an_error_names_the_message_and_the_worker_that_decoded_it(num_workers: int) -> None:
     def decode(value: int) -> Tensor:
@@ -253,38 +210,6 @@ def test_an_error_names_the_message_and_the_worker_that_decoded_it(num_workers: 
         assert bool(num_workers) == ("worker" in str(error))
 
 
-def test_user_code_that_exits_in_a_worker_makes_its_message_poison() -> None:
-    def decode(value: int) -> Tensor:
-        if value == 1:
-            raise SystemExit(3)
-        return to_tensor(value)
-
-    failed: list[Exception] = []
-    answers = fastload.predict(
-        double, range(3), decode=decode, on_failed=lambda _, error: failed.append(error)
-    )
-    assert len(list(answers)) == 2
-    [error] = failed
-    assert isinstance(error, RuntimeError)
-    assert isinstance(error.__cause__, SystemExit)
-
-
-SEEN: list[int] = []
-
-
-def test_the_loop_warns_of_what_all_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
-
-    class Counts:
-        def __call__(self, value: int) -> Tensor:
-            SEEN.append(value)
-            return to_tensor(value)
-
-    answers = fastload.predict(double, range(20), decode=Counts(), batch_size=1, num_workers=1)
-    with pytest.warns(SharedStateWarning, match="SEEN`, which all threads share"):
-        assert len(list(answers)) == 20
-
-
 # ---- the time without messages ----
 
 
@@ -299,27 +224,6 @@ class Clock:
         if threading.current_thread() is threading.main_thread():
             self.asked.set()
         return self.now
-
-
-def test_the_time_without_messages_is_measured_and_decoding_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(batches, "perf_counter", clock)
-
-    def source() -> Iterator[int]:
-        assert clock.asked.wait(30)
-        clock.now += 10.0
-        yield 1
-
-    def decode(value: int) -> Tensor:
-        clock.now += 5.0
-        return to_tensor(value)
-
-    answers = fastload.predict(double, source(), decode=decode, batch_size=1, num_workers=0)
-    assert len(list(answers)) == 1
-    assert clock.now == 15.0
-    assert answers.idle_s == 10.0
 
 
 # ---- the end ----
@@ -370,19 +274,6 @@ def test_a_loop_that_is_left_waits_for_nothing(
     wait_until(lambda: fastload_threads() == [], "the reader has ended")
 
 
-@pytest.mark.parametrize("value", [1, None])
-def test_the_reader_closes_the_source_of_a_loop_that_is_left(value: int | None) -> None:
-    """The source waits for another message, or it has ended."""
-    source = Queue([0])
-    got = iter(answers_of(source))
-    next(got)
-    source.put(value)
-    del got
-    wait_until(lambda: fastload_threads() == [], "the threads have ended")
-    assert source.closed
-    assert source.acknowledged == []
-
-
 def test_close_ends_the_threads_and_the_loop_that_waits() -> None:
     source = Queue()
     with running(source, decode=to_tensor, num_workers=2) as run:
@@ -430,89 +321,6 @@ def test_ctrl_c_ends_a_loop_that_waits_for_a_message(monkeypatch: pytest.MonkeyP
         signal.signal(signal.SIGINT, before)
     assert source.closed
     assert fastload_threads() == []
-
-
-def test_a_profiler_sees_the_stages_that_decode_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    def entered(name: str) -> Any:
-        seen.append(name)
-        return nullcontext()
-
-    monkeypatch.setattr(fastload.telemetry.stages, "profiler_is_on", lambda: True)
-    monkeypatch.setattr(fastload.telemetry.stages, "record_function", entered)
-
-    def decode(value: int) -> Tensor:
-        with fastload.stage("parse"):
-            return torch.tensor(float(value))
-
-    list(fastload.predict(double, [1, 2], decode=decode, max_wait_ms=0, num_workers=1))
-    assert seen.count("fastload.parse") == 2
-
-
-def test_the_messages_of_a_failed_batch_are_decoded_once_and_keep_their_draws() -> None:
-    def decode(value: dict[str, float]) -> Tensor:
-        return torch.tensor([value.pop("x"), torch.rand(()).item()])
-
-    def run(poison: float) -> dict[Any, list[float]]:
-        def model(x: Tensor) -> Tensor:
-            if (x[:, 0] == poison).any():
-                raise ValueError("poison")
-            return x
-
-        source = [{"x": float(k)} for k in range(4)]
-        how: dict[str, Any] = {"batch_size": 4, "max_wait_ms": LONG, "num_workers": 2}
-        answers = fastload.predict(
-            model, source, decode=decode, on_failed=lambda message, error: None, **how
-        )
-        return {key: answer.tolist() for key, answer in answers}
-
-    whole, others = run(-1.0), run(2.0)
-    assert sorted(others) == ["0", "1", "3"]
-    assert all(others[key] == whole[key] for key in others)
-
-
-def test_decimal_contexts_and_torch_threads_are_those_of_the_caller_afterwards() -> None:
-    def decode(value: int) -> Tensor:
-        decimal.getcontext().prec = 5
-        list(fastload.predict(double, [1], decode=torch.tensor, num_workers=1))
-        return torch.tensor(float(value))
-
-    before = decimal.getcontext().prec
-    found: list[int] = []
-    list(fastload.predict(double, [1, 2], decode=decode, num_workers=2))
-    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert (decimal.getcontext().prec, found) == (before, [torch.get_num_threads()])
-
-
-def test_answers_that_are_being_written_are_not_ended_by_a_second_call() -> None:
-    run = Run(range(3), threading.Event(), decode=to_tensor, num_workers=1)
-    with pytest.raises(RuntimeError, match="only once"):
-        run.answers.write_to(List())
-    assert run.gate is not None
-    run.gate.set()
-    run.thread.join(30)
-    assert len(run.sink.rows) == 3
-
-
-def test_a_stream_ends_in_the_child_of_a_fork() -> None:
-    program = """
-import os, signal
-import torch, fastload
-from tests.stream.test_predict import Queue
-answers = iter(fastload.predict(lambda x: x, Queue([1]), decode=torch.tensor, max_wait_ms=0, num_workers=1))
-next(answers)
-child = os.fork()
-if not child:
-    signal.alarm(20)
-    os._exit(next(answers, None) is not None)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-answers.close()
-"""
-    ended = run_python("-W", "ignore", "-c", program)
-    assert (ended.stdout.split(), ended.stderr) == (["0"], "")
 
 
 ENDS = """

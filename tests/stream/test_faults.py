@@ -6,13 +6,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import fastload
 from fastload.errors import WorkerCrashError
@@ -76,60 +73,3 @@ def test_a_worker_that_crashes_ends_the_stream_with_an_error(
         list(answers)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert source.acknowledged == []
-
-
-def test_a_batch_of_poison_only_ends_no_stream() -> None:
-    """The model takes items out of its batch: it still gets the last good one whole."""
-
-    def model(batch: dict[str, Tensor]) -> Tensor:
-        x = batch.pop("x")
-        if (x >= 4).all() and (x < 8).all():
-            raise RuntimeError("four to seven")
-        return x
-
-    source = Queue([*range(12), None])
-    aside: list[Any] = []
-    answers = fastload.predict(
-        model,
-        source,
-        decode=lambda value: {"x": torch.tensor(value)},
-        batch_size=4,
-        max_wait_ms=LONG,
-        on_failed=lambda message, error: aside.append((message.key, str(error))),
-    )
-    assert [y.item() for _, y in answers] == [0, 1, 2, 3, 8, 9, 10, 11]
-    assert aside == [(f"k{k}", "four to seven") for k in range(4, 8)]
-    assert source.acknowledged == [f"k{k}" for k in range(12)]
-
-
-def test_a_model_that_raises_stop_iteration_is_named() -> None:
-    def model(x: Tensor) -> Tensor:
-        raise StopIteration
-
-    with pytest.raises(RuntimeError, match="the model raised StopIteration"):
-        list(fastload.predict(model, range(3), decode=to_tensor))
-
-
-@pytest.mark.parametrize("end", ["stop", "close"])
-def test_decode_may_end_the_stream(end: str) -> None:
-    def decode(value: int) -> Tensor:
-        if value == 3:
-            getattr(answers, end)()
-        return to_tensor(value)
-
-    answers = fastload.predict(double, range(20_000), decode=decode, batch_size=4, num_workers=2)
-    assert len(list(answers)) <= 3 * 4
-
-
-def test_poison_is_not_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    aside: list[Any] = []
-    answers = fastload.predict(
-        double,
-        ["1", "no"],
-        decode=lambda v: torch.tensor(float(v)),
-        on_failed=lambda *a: aside.append(a),
-    )
-    with caplog.at_level(logging.DEBUG):
-        assert len(list(answers)) == 1
-    assert len(aside) == 1
-    assert caplog.records == []

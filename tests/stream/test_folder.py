@@ -119,15 +119,6 @@ def test_files_come_by_name_and_then_as_they_are_closed_or_moved_in(tmp_path: Pa
     assert sorted(reader.names) == ["a", "b", "from outside", "later", "quick", "slow"]
 
 
-def test_only_names_of_the_pattern(tmp_path: Path) -> None:
-    for name in ("a.jpg", "b.txt", "c.jpg"):
-        (tmp_path / name).touch()
-    reader = Reader(Folder(tmp_path, "*.jpg"))
-    reader.wait("a.jpg", "c.jpg")
-    reader.end()
-    assert reader.names == ["a.jpg", "c.jpg"]
-
-
 def test_a_file_that_was_written_again_before_its_answer_is_a_message_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     reader = Reader(Folder(tmp_path))
@@ -179,45 +170,6 @@ def test_a_file_that_is_exchanged_between_the_look_and_the_move_is_a_message_aga
     assert (tmp_path / "done" / "a").read_text() == newest
 
 
-def test_a_file_that_comes_just_after_the_move_is_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").write_text("1")
-    reader = Reader(Folder(tmp_path))
-    reader.wait("a")
-    look = folder._as_it_is
-
-    def then_another(path: Path) -> Any:
-        found = look(path)
-        if path == tmp_path / "done" / "a":
-            replaced(tmp_path / "a", "2")
-            (tmp_path / "b").touch()
-            reader.wait("b")  # so the reader has seen the event of the new "a" and dropped it
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "_as_it_is", then_another)
-        reader.source.acknowledge(reader.messages[:1])
-    wait_until(lambda: reader.names.count("a") == 2, "the new file is read")
-    reader.end()
-
-
-def test_links_that_are_renamed_into_place_are_messages(tmp_path: Path) -> None:
-    watched, other = tmp_path / "in", tmp_path / "other"
-    watched.mkdir()
-    other.write_text("x")
-    reader = Reader(Folder(watched))
-    os.link(other, watched / ".hard")
-    os.symlink(other, watched / ".soft")
-    for name in ("hard", "soft"):
-        os.rename(watched / f".{name}", watched / name)
-    reader.wait("hard", "soft")
-    reader.source.acknowledge(reader.messages)
-    reader.end()
-    assert sorted(os.listdir(watched / "done")) == ["hard", "soft"]
-    assert other.exists()
-
-
 def test_a_file_that_failed_is_moved_to_another_folder(tmp_path: Path) -> None:
     for name, text in [("a", "1"), ("b", "no"), ("c", "3")]:
         (tmp_path / name).write_text(text)
@@ -238,21 +190,6 @@ def test_a_file_that_failed_is_moved_to_another_folder(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "done")) == ["a", "c"]
     assert os.listdir(tmp_path / "wrong") == ["b"]
     assert sorted(os.listdir(tmp_path)) == ["done", "wrong"]
-
-
-def test_a_file_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("a")
-    reader = Reader(Folder(tmp_path))
-    reader.wait("a")
-    (tmp_path / "a").unlink()
-    reader.source.acknowledge(reader.messages)
-    reader.end()
-    assert os.listdir(tmp_path / "done") == []
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotADirectoryError, match="nowhere"):
-        Folder(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -172,46 +170,6 @@ def test_a_line_whose_rest_does_not_come_is_poison_after_stop(
     assert half.value.text == '{"a":'
 
 
-def test_stop_answers_of_a_pipe_what_was_read_and_that_is_little() -> None:
-    reading, writing = os.pipe()
-    sent = b"".join(b"%d\n" % k for k in range(10_000))
-    os.write(writing, sent)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        source = JSONLines(pipe)
-        messages = iter(source)
-        got = [next(messages).value]
-        source.stop()
-        got += [message.value for message in messages]
-        source.close()
-        assert got == [*range(len(got))]
-        assert len(got) < 1200
-        assert b"".join(b"%d\n" % k for k in got) + pipe.read(2**17) == sent, "none is lost"
-    os.close(writing)
-
-
-def test_a_long_line_of_a_pipe_is_read_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    read = os.read
-    monkeypatch.setattr(os, "read", lambda *given: (calls.append(1), read(*given))[1])
-    reading, writing = os.pipe()
-    os.write(writing, b"9" * 60_000 + b"\n")
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe, closing(JSONLines(pipe)) as source:
-        (message,) = source
-    assert isinstance(message.value, Poison), "Python converts no number that long"
-    assert len(calls) < 8
-
-
-@pytest.mark.parametrize("key", ["null", "true", "[1]", "NaN", '"\\ud800"'])
-def test_a_key_is_text_or_a_number(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "in.jsonl"
-    line = f'{{"id": {key}}}'
-    path.write_text(line + '\n{"id": 0}\n{"id": "0"}\n{"id": 1.5}\n')
-    (first, wrong), *others = pairs(JSONLines(path, key="id"))
-    assert (first, wrong) == ("line 1", line), "poison, with its text"
-    assert [one for one, _ in others] == [0, "0", 1.5]
-
-
 def test_open_files_may_be_closed_and_forgotten(tmp_path: Path) -> None:
     """Their descriptors become those of other files."""
     (tmp_path / "in.jsonl").write_text("1\n2\n")
@@ -232,28 +190,6 @@ def test_an_open_file_is_read_from_its_position(tmp_path: Path, mode: str) -> No
         assert [value for _, value in pairs(JSONLines(file))] == [1, 2]
 
 
-def test_what_python_has_still_to_write_comes_first(tmp_path: Path) -> None:
-    with open(tmp_path / "out.jsonl", "w") as file:
-        file.write('{"of": "the caller"}\n')
-        with closing(JSONLinesSink(file)) as sink:
-            sink.write([(Message("k", 0), 1)])
-    assert [*map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())] == [
-        {"of": "the caller"},
-        {"key": "k", "answer": 1},
-    ]
-
-
-def test_a_file_that_is_not_read_as_it_is_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(io.UnsupportedOperation):
-        JSONLines(io.StringIO("1\n"))
-    for mode in ("wb", "rb"):
-        with (
-            gzip.open(tmp_path / "in.gz", mode) as file,
-            pytest.raises(TypeError, match="GzipFile"),
-        ):
-            (JSONLinesSink if mode == "wb" else JSONLines)(file)
-
-
 def test_answers_are_appended_and_half_a_line_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text('{"key": "a", "answer": 1}\n{"key": "b", "ans')
@@ -265,28 +201,6 @@ def test_answers_are_appended_and_half_a_line_is_cut_off(tmp_path: Path) -> None
         {"key": "b", "answer": [1.5, 2.0]},
         {"key": "c", "answer": {"p": [1, 2]}},
     ]
-
-
-HALF = '{"key": "a", "answer": 1'
-
-
-@pytest.mark.parametrize("half", ["", "{", HALF, HALF + "0" * 600_000])
-@pytest.mark.parametrize("whole", ["", HALF + "}\n"])
-def test_any_half_line_is_cut_off(tmp_path: Path, whole: str, half: str) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_text(whole + half)
-    JSONLinesSink(path).close()
-    assert path.read_text() == whole
-
-
-def test_a_whole_line_without_its_end_stays(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_text(HALF + "}")
-    sink = JSONLinesSink(path)
-    sink.write([(Message(7, 0), 2), (Message(8, 0), float("nan"))])
-    sink.close()
-    wanted = HALF + '}\n{"key": 7, "answer": 2}\n{"key": 8, "answer": NaN}\n'
-    assert path.read_text() == wanted, "and keys keep their type"
 
 
 @pytest.mark.parametrize("text", ["my notes", "a,b\n1,2", '{\n  "all": 1\n }x'])

@@ -20,8 +20,7 @@ import torch
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import fastload
-from fastload.errors import StreamError
-from fastload.stream import Kafka, KafkaSink, Message
+from fastload.stream import Kafka, KafkaSink
 from tests.contracts.sources import Place, Sinks, Sources, Stream
 from tests.promises.reading import wait_until
 from tests.stream.broker import SOON, mock_broker
@@ -159,43 +158,3 @@ def test_no_more_is_read_than_the_loop_takes(servers: str, topic: str) -> None:
     source.stop()
     assert list(messages) == []
     source.close()
-
-
-def test_keys_may_be_the_messages_own_and_decode_may_see_headers(servers: str, topic: str) -> None:
-    producer = Producer({"bootstrap.servers": servers})
-    for key in (b"a", None, b"\xff"):
-        producer.produce(topic, b"1", key, partition=0, headers={"h": b"x"})
-    producer.flush()
-    source = open_kafka(servers, topic, key="message", value="message")
-    got = [*islice(source, 3)]
-    source.acknowledge(got)
-    source.close()
-    assert [message.key for message in got] == ["a", f"{topic}/0/1", "\udcff"]
-    assert got[0].value.headers() == [("h", b"x")]
-    assert committed(servers, topic, 0) == 3
-    sink = KafkaSink(f"{topic}-out", servers=servers)
-    sink.write([(message, 1) for message in [*got, Message(7, b"")]])
-    sink.close()
-    keys = {one.key() for one in consume(servers, f"{topic}-out")}
-    assert keys == {b"a", f"{topic}/0/1".encode(), b"\xff", b"7"}, "as they were"
-
-
-def test_arguments_are_checked() -> None:
-    for wrong in ({"key": "own"}, {"value": "text"}):
-        with pytest.raises(ValueError, match="expected key="):
-            Kafka("in", group="g", servers="unused", **wrong)  # type: ignore[arg-type]
-
-
-def test_no_broker_is_an_error_that_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastload.stream.kafka._CONNECT_S", 0.1)
-    with pytest.raises(StreamError, match=r"no Kafka broker at 127\.0\.0\.1:1 .*servers="):
-        Kafka("in", group="g", servers="127.0.0.1:1", config={"log_level": 0})
-
-
-def test_a_sink_that_cannot_deliver_raises(servers: str, topic: str) -> None:
-    sink = KafkaSink(
-        topic, servers=servers, config={"message.timeout.ms": 1, "socket.timeout.ms": 10}
-    )
-    too_large = "x" * 2_000_000
-    with pytest.raises((StreamError, Exception), match="(?i)size|timed out"):
-        sink.write([(Message("k", b""), too_large)])

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fastload
 from fastload.errors import PredictError
 from fastload.stream import Message
-from tests.contracts.sources import LONG, Sources, Stream, double, fail
+from tests.contracts.sources import LONG, Sources, Stream, double
 
 
 def to_tensor(value: int) -> Tensor:
@@ -113,20 +113,6 @@ def test_a_model_may_return_arrays_lists_dicts_and_tuples(model: Any, expected: 
     values = [torch.tensor(float(k)) for k in range(3)]
     answers = fastload.predict(model, values, batch_size=3, max_wait_ms=LONG)
     assert [y for _, y in answers] == expected
-
-
-@pytest.mark.parametrize("outputs", [torch.tensor(1.0), torch.zeros(2, 4), "text", None])
-def test_a_model_that_returns_no_row_for_each_message_is_refused(outputs: Any) -> None:
-    answers = fastload.predict(
-        lambda _: outputs,
-        range(4),
-        decode=to_tensor,
-        batch_size=4,
-        max_wait_ms=LONG,
-        on_failed=fail,
-    )
-    with pytest.raises(TypeError, match="must return 4 rows, one per message"):
-        list(answers)
 
 
 def test_a_batch_that_is_not_full_comes_at_its_deadline() -> None:
@@ -235,37 +221,3 @@ def test_the_model_is_in_eval_mode_without_gradients_and_the_loop_is_not() -> No
         assert not y.requires_grad
     assert model.training
     assert model.dropout.training
-
-
-def test_a_message_that_comes_twice_is_answered_twice() -> None:
-    source, sink = Queue([Message("same", 1), Message("same", 1), None]), List()
-    fastload.predict(double, source, decode=to_tensor).write_to(sink)
-    assert sink.rows == [("same", 2.0), ("same", 2.0)]
-
-
-def test_each_thread_decodes_with_its_own_copy() -> None:
-    class Decode:
-        def __init__(self) -> None:
-            self.buffer = [0.0]
-
-        def __call__(self, value: int) -> Tensor:
-            self.buffer[0] = float(value)
-            time.sleep(0.001)
-            return torch.tensor(self.buffer)
-
-    answers = fastload.predict(double, range(200), decode=Decode(), num_workers=4)
-    assert [y.item() for _, y in answers] == [2.0 * k for k in range(200)]
-
-
-def test_arguments_are_checked() -> None:
-    bad: list[tuple[dict[str, Any], str]] = [
-        ({"batch_size": 0}, "batch_size"),
-        ({"max_wait_ms": -1}, "max_wait_ms must be a number"),
-        ({"max_wait_ms": "5"}, "max_wait_ms must be a number"),
-        ({"max_wait_ms": float("inf")}, "max_wait_ms must be a number"),
-        ({"num_workers": -1}, "num_workers"),
-    ]
-    call: Callable[..., Any] = fastload.predict
-    for arguments, words in bad:
-        with pytest.raises(ValueError, match=words):
-            call(double, range(3), **arguments)

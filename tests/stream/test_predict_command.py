@@ -22,19 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from fastload.cli import main
-from fastload.errors import UsageError
 from fastload.stream import (
-    FolderSink,
-    JSONLines,
-    JSONLinesSink,
     json_lines,
-    json_to_tensors,
-    open_sink,
-    open_source,
 )
 from tests.children import Python
 from tests.promises.reading import wait_until
@@ -349,37 +341,3 @@ def test_a_users_error_is_one_line(project: Path, arguments: list[str], message:
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("Error: ")
     assert re.search(message, result.stderr), result.stderr
-
-
-def test_addresses_open_what_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "in").write_text("1\n")
-    source = open_source("in")
-    assert isinstance(source, JSONLines)
-    assert [message.value for message in source] == [1]
-    source.close()
-    for address, kind in [
-        ("out.jsonl", JSONLinesSink),
-        ("in", JSONLinesSink),
-        ("answers", FolderSink),
-        ("answers", FolderSink),
-        ("answers.d/", FolderSink),
-    ]:
-        sink = open_sink(address)
-        assert isinstance(sink, kind), address
-        sink.close()
-    with pytest.raises(UsageError, match="the key 'id' works only for JSON lines, but answers has"):
-        open_source("answers", key="id")
-
-
-def test_json_becomes_tensors(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    file.write_text("[1]")
-    assert torch.equal(json_to_tensors(file), torch.tensor([1.0]))
-    found = json_to_tensors(b'{"x": [[1, 2]], "n": 3, "text": "a", "in": {"y": true}}')
-    assert torch.equal(found["x"], torch.tensor([[1.0, 2.0]]))
-    assert (found["n"].dtype, found["n"].item()) == (torch.float32, 3)
-    assert found["text"] == "a"
-    assert found["in"]["y"].item() == 1
-    with pytest.raises(ValueError, match="expected sequence of length"):
-        json_to_tensors([[1], [1, 2]])

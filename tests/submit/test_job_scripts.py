@@ -207,15 +207,6 @@ def test_a_generic_slurm_takes_the_ranks_of_the_job_and_names_the_mpi_of_srun(si
     assert train.startswith(f"{launch}--ntasks-per-node 1 python -m fastload train ")
 
 
-@pytest.mark.parametrize("script", ["polaris.pbs", "aurora.pbs", "perlmutter.slurm"])
-def test_no_modules_are_loaded_if_none_are_asked_for(script: str, site: Site) -> None:
-    job = site.sbatch if script.endswith("slurm") else site.qsub
-    status, output, notes = job(script, f"MODULES=,WORKERS=1,{DATA}")
-    assert status == 0, output
-    assert not [line for line in notes if line.startswith(("module load", "conda"))]
-    assert phases(output)[0] == "environment:"
-
-
 def test_a_job_without_a_python_says_so(site: Site) -> None:
     command = ("/bin/bash", "-c", "source submit/_job.sh && MODULES= load_environment")
     status, output, _ = site.run(*command, PATH="/nowhere")
@@ -245,20 +236,6 @@ def test_a_run_that_fails_ends_the_job_with_its_status(site: Site) -> None:
     assert status == 3
     assert len(launches(notes)) == 2
     assert phases(output)[-1] == "train with 1 workers"
-
-
-def test_a_job_without_data_or_from_elsewhere_says_so(site: Site) -> None:
-    for script in ("aurora.pbs", "generic.pbs"):
-        status, output, notes = site.qsub(script, "WORKERS=1")
-        assert (status, launches(notes)) == (1, [])
-        assert (
-            "no training data is given. Set PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE."
-            in output
-        )
-    (site.clone / "fastload").unlink()
-    status, output, _ = site.qsub("polaris.pbs", "WORKERS=1")
-    assert status == 1
-    assert "is not a clone of fastload" in output
 
 
 def test_local_makes_images_and_trains_here_or_stages_a_packed_set_as_a_job_does(

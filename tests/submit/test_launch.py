@@ -132,32 +132,10 @@ def test_hosts_depth_and_options_are_given_as_each_launcher_takes_them(
     assert line(launcher, **job) == f"{expected} python train.py 'x y'"
 
 
-def test_open_mpi_is_told_that_root_may() -> None:
-    found = command_line(Job(program=("p",), ranks=1), "openmpi", python="py", root=True)
-    assert found[3] == "--allow-run-as-root"
-
-
 def test_one_rank_needs_no_launcher() -> None:
     assert line("none", hosts=(), ranks=1) == "python train.py 'x y'"
     with pytest.raises(LaunchError, match="starts one rank .* but 4 ranks are requested"):
         line("none", hosts=())
-
-
-@pytest.mark.parametrize("launcher", ["pals", "srun"])
-def test_one_number_of_ranks_for_each_host_where_the_launcher_knows_no_other(
-    launcher: Launcher,
-) -> None:
-    uneven = (Host("a", 1), Host("b", 2), Host("c", 1))
-    with pytest.raises(LaunchError, match="asks for a 1, b 2, c 1. Give one number with --ppn"):
-        line(launcher, hosts=uneven)
-    last_has_fewer = (Host("a", 3), Host("b", 1))
-    assert line(launcher, hosts=last_has_fewer).count("3") == 1
-
-
-@pytest.mark.parametrize("launcher", ["torchrun", "none"])
-def test_other_hosts_are_refused_where_they_cannot_be_reached(launcher: Launcher) -> None:
-    with pytest.raises(LaunchError, match="this host only, but the host file lists a, b"):
-        line(launcher)
 
 
 @pytest.mark.parametrize(

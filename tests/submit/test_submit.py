@@ -107,12 +107,6 @@ def test_the_mpiexec_of_openpbs_is_skipped_with_a_note(
     assert "is skipped; no mpiexec is used" in capfd.readouterr().err
 
 
-def test_a_module_and_another_program_are_run(pals: Path, script: Path) -> None:
-    asked = ["--launcher", "none", "--dry-run"]
-    assert submit("--module", "json.tool", *asked).output == f"{sys.executable} -m json.tool\n"
-    assert submit("--script", script, "--executor", "py", *asked).output == f"py '{script}'\n"
-
-
 def test_auto_needs_no_launcher_for_one_rank_and_torchrun_where_there_is_no_mpiexec(
     script: Path, tmp_path: Path
 ) -> None:
@@ -216,18 +210,6 @@ def test_no_rank_of_torchrun_outlives_a_signal_that_it_does_not_know_of_itself(
     assert process.returncode != 0
 
 
-def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        held = signal.getsignal(signal.SIGINT)
-        ignored = "import signal, sys; sys.exit(signal.getsignal(1) is signal.SIG_IGN)"
-        assert execute([sys.executable, "-c", ignored]) == 1
-        assert signal.getsignal(signal.SIGINT) is held
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_a_program_that_cannot_be_started_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,16 +221,6 @@ def test_a_program_that_cannot_be_started_is_named(
 
 
 # ---- batch jobs ----
-
-
-@pytest.mark.parametrize(("system", "command"), [("pbs", "qsub"), ("slurm", "sbatch")])
-def test_a_dry_run_of_a_batch_job_prints_the_job(script: Path, system: str, command: str) -> None:
-    asked = ["--script", script, "--parallelism", "4", "--ppn", "2", "--directive", "-A me"]
-    result = submit(*asked, f"--{system}", "--dry-run", "--", "a b")
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith(f"# {command} <<'END'\n#!/bin/bash\n")
-    assert f"--parallelism 4 --launcher {'auto' if system == 'pbs' else 'srun'} " in result.output
-    assert result.output.endswith(f" '--script={script}' -- 'a b'\nEND\n")
 
 
 def test_a_pbs_job_does_on_its_hosts_what_was_asked_for(
@@ -294,13 +266,3 @@ def test_a_users_error_is_one_sentence(
     result = submit(*(str(hosts) if word == "HOSTS" else word for word in arguments))
     assert result.exit_code == status
     assert said in result.output
-
-
-def test_a_missing_qsub_and_an_unknown_mpiexec_are_named(script: Path, tmp_path: Path) -> None:
-    result = submit("--script", script, "--pbs", PATH=str(tmp_path))
-    assert (result.exit_code, "qsub is not on PATH" in result.output) == (1, True)
-    (tmp_path / "mpiexec").write_text("#!/bin/sh\necho mine\n")
-    (tmp_path / "mpiexec").chmod(0o755)
-    result = submit("--script", script, "--parallelism", "2", PATH=str(tmp_path))
-    assert result.exit_code == 1
-    assert "its --version says 'mine'. Choose with --launcher" in result.output
