@@ -580,12 +580,6 @@ class LikeTorch:
 
     # -- batch_size=None, __getitems__ --
 
-    def test_without_batches_each_sample_arrives_as_it_is(self) -> None:
-        samples = [{"x": k, "y": [str(k), torch.full((2,), k)]} for k in range(5)]
-        with self.loader(samples, None, sampler=[4, 0, 3]) as loader:
-            got = list(loader)
-        assert str(got) == str([samples[k] for k in (4, 0, 3)])
-
     @pytest.mark.parametrize("part", [None, range(20, 60)])
     def test_a_batch_is_read_in_one_call(self, part: range | None) -> None:
         """By `__getitems__`, if the dataset has it, or the dataset of which it is a subset."""
@@ -669,13 +663,6 @@ class LikeTorch:
             whole = in_turn([in_batches(range(9), 4)] * self.lanes)
             assert epochs(loader, 2) == [whole, [] if goes_on else whole]
         assert dataset.at == (0 if self.workers else 9)
-
-    def test_a_collate_fn_gets_the_samples_of_one_worker(self) -> None:
-        dataset = Sharded([6, 9, 3])
-        parts = [dataset.part(worker, self.lanes) for worker in range(self.lanes)]
-        with self.loader(dataset, 4, collate_fn=lambda samples: samples[::-1]) as loader:
-            expected = in_turn([[b[::-1] for b in lane(part, 4)] for part in parts])
-            assert epochs(loader, 1) == [expected]
 
     def test_worker_init_fn_may_shard_the_worker_s_copy(self) -> None:
         """The second example in the documentation of torch's IterableDataset."""

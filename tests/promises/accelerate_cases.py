@@ -306,44 +306,6 @@ def joined(kind: str) -> Any:
     return found
 
 
-def nested_both() -> list[Any]:
-    return [nested(kind) for kind in ("ours", "theirs")]
-
-
-def nested(kind: str) -> Any:
-    """Train with an evaluation after each second batch, leave the second epoch, and train on another loader."""
-    accelerator = fresh(gradient_accumulation_steps=2)
-    model = torch.nn.Linear(1, 1)
-    model, train, evaluation, other = accelerator.prepare(
-        model,
-        make(kind, {"num_workers": 1, "persistent_workers": True}),
-        make(kind, {"length": 7}),
-        make(kind, {"length": 9, "num_workers": 2}),
-    )
-    found: list[Any] = []
-
-    def evaluate() -> list[int]:
-        return [
-            k for indices, _ in evaluation for k in accelerator.gather_for_metrics(indices).tolist()
-        ]
-
-    for epoch in range(2):
-        for step, (indices, _) in enumerate(train):
-            with accelerator.accumulate(model):
-                found.append((indices.tolist(), accelerator.sync_gradients))
-            if step % 2:
-                found.append(evaluate())
-                found.append(accelerator.gradient_state.end_of_dataloader)
-            if epoch and step:
-                break
-    found.append(evaluate())
-    for (ours, _), (theirs, _) in zip(train, other, strict=False):
-        found.append((ours.tolist(), theirs.tolist()))
-    for loader in (train, evaluation, other):
-        close(loader)
-    return found
-
-
 def failing(spec: Spec) -> list[Any]:
     """Return the batches of an epoch with a sample that raises, and the errors in their places."""
     accelerator = fresh()

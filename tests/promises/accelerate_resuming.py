@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.promises.accelerate_cases import Spec, begin, close, fresh, make, plain
+from tests.promises.accelerate_cases import Spec, begin, close, plain
 
 
 def resumed_all(cases: list[tuple[Spec, dict[str, Any]]], folder: str) -> list[Any]:
@@ -91,47 +91,12 @@ def skipped(spec: Spec, folder: str) -> Any:
     return answers
 
 
-def skipped_stream(spec: Spec, folder: str) -> Any:
-    """Return the rest of an epoch of a stream after its first three batches, undisturbed and skipped in each way."""
-    accelerator, loader = begin("ours", spec, {})
-    whole = []
-    for step, batch in enumerate(loader):
-        whole.append(plain(batch))
-        if step == 1:
-            accelerator.save_state(f"{folder}/1")
-    answers = {}
-    for way in ("begin", "loaded"):
-        accelerator, loader = begin("ours", spec, {})
-        if way == "loaded":
-            accelerator.load_state(f"{folder}/1")
-        answers[way] = whole[3:], plain(list(accelerator.skip_first_batches(loader, 3)))
-    return answers
-
-
 def firsts(spec: Spec) -> list[int]:
     """Return the first index of each of three epochs."""
     _, loader = begin("ours", spec, {})
     found = [plain(list(loader))[0][0][0] for _ in range(3)]
     close(loader)
     return found
-
-
-def two_loaders(folder: str) -> Any:
-    """Return what is left of two loaders, one of which rests, undisturbed and after `load_state`."""
-    specs: list[Spec] = [{"shuffle": True, "seed": 3}, {"length": 9, "shuffle": True, "seed": 4}]
-    answers = []
-    for resuming in (False, True):
-        accelerator = fresh()
-        loaders = accelerator.prepare(*(make("ours", spec) for spec in specs))
-        if resuming:
-            accelerator.load_state(folder)
-            answers.append([plain(list(loader)) for loader in loaders])
-        else:
-            batches = iter(loaders[0])
-            next(batches), next(batches)
-            accelerator.save_state(folder)
-            answers.append([plain(list(batches)), plain(list(loaders[1]))])
-    return answers
 
 
 def saved_after_two(spec: Spec, folder: str) -> Any:

@@ -53,20 +53,6 @@ class Stream(IterableDataset[int]):
         self.read = state["read"]
 
 
-class PartOfStream(Stream):
-    """One that says which part it gives: two ranks of a tensor-parallel pair read the same."""
-
-    partitioned_by_rank = True
-
-    @property
-    def rank(self) -> int:
-        return self.part
-
-    @property
-    def world_size(self) -> int:
-        return self.parts
-
-
 class AsJson(Stateful):
     """A loader whose state is one string to DCP, which takes lists and dicts apart."""
 
@@ -168,9 +154,6 @@ STREAMS: dict[str, Held] = {
     "own key": lambda rank, n: {f"loader_{rank}": AsJson(of_stream(Stream, rank, n))},
     "torchtitan": lambda rank, n: {"dataloader": of_titan(rank, n)},
     "one key": lambda rank, n: {"loader": AsJson(of_stream(Stream, rank, n))},
-    "pairs": lambda rank, n: {
-        f"loader_{rank // 2}": AsJson(of_stream(PartOfStream, rank // 2, n // 2))
-    },
 }
 """What a rank of n ranks passes to DCP."""
 

@@ -77,31 +77,6 @@ class Failing(Counted):
             yield sample
 
 
-class Other:
-    """Is no loader of ours or of torch's, and has a state."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.at, self.first = length, 0, 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        first, self.first = self.first, 0
-        return self._rest(first)
-
-    def _rest(self, first: int) -> Iterator[int]:
-        for at in range(first, self.length):
-            self.at = at + 1
-            yield at
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.first = state["at"]
-
-
 class Foreign(Draws):
     """Has a `state_dict` of another protocol, with arguments of its own."""
 
@@ -140,8 +115,6 @@ def loader(spec: Spec) -> Any:
         each = [loader(one) for one in options["each"]]
         mode = options.get("mode")
         return each if mode is None else CombinedLoader(dict(zip("abc", each, strict=False)), mode)
-    if "other" in options:
-        return Other(options["other"])
     kind = DATASETS[options.pop("dataset", "rows")]
     fails = {"fails": options.pop("fails", None)} if kind is Failing else {}
     dataset = kind(options.pop("length", 14), **fails)
@@ -297,15 +270,3 @@ def resumed(spec: Spec, folder: str, path: str) -> Any:
         return fit(spec, Path(folder), resume=path)[0].trained
     except fastload.errors.StateError as error:
         return str(error)
-
-
-def early(folder: str) -> Any:
-    """Make the loader before the ranks meet. Return what was trained on, and the sampler that was used."""
-    dataset = Draws(12)
-    loader = fastload.DataLoader(dataset, 3, sampler=fastload.RankSampler(dataset, seed=3))
-    module = Model({}, None, None)
-    one = trainer({"trainer": {"max_epochs": 1}}, Path(folder))
-    one.fit(module, loader)
-    return [index for batch in module.trained for index in batch[0]], repr(
-        one.train_dataloader.sampler
-    )

@@ -82,14 +82,6 @@ def test_skip_first_batches_moves_the_loader_s_own_position(
 
 
 @worlds
-def test_skip_first_batches_of_a_stream_begins_where_it_says(world: int, tmp_path: Path) -> None:
-    spec = {"dataset": Stream, "length": 30}
-    for answers in run(world, cases.skipped_stream, spec, str(tmp_path)):
-        for way, (whole, rest) in answers.items():
-            assert [batch[0] for batch in rest] == [batch[0] for batch in whole], way
-
-
-@worlds
 @pytest.mark.parametrize("seed", [3, None])
 def test_skipping_no_batch_after_the_last_of_an_epoch_begins_the_next(
     world: int, seed: int | None, tmp_path: Path
@@ -108,12 +100,6 @@ def test_persistent_workers_are_told_each_epoch(world: int, method: str) -> None
     spec = {**EPOCHS, "num_workers": 1, "worker_method": method, "length": 12}
     for epochs in run(world, cases.firsts, spec):
         assert epochs == [0, 1, 2] if world == 1 else epochs[1:] == [epochs[0] + 1, epochs[0] + 2]
-
-
-def test_two_loaders_of_a_training_keep_their_positions(tmp_path: Path) -> None:
-    for whole, rest in run(1, cases.two_loaders, str(tmp_path)):
-        assert rest == whole
-        assert [len(part) for part in whole] == [5, 3]
 
 
 def test_a_checkpoint_without_the_loader_s_state_says_so(tmp_path: Path) -> None:

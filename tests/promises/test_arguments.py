@@ -14,7 +14,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -180,15 +180,6 @@ def test_errors_of_the_first_epoch_have_torchs_type_and_text(case: str) -> None:
     assert twice(DataLoader) == twice(TorchLoader)
 
 
-def test_a_timeout_without_workers_is_refused_when_the_epoch_begins() -> None:
-    """As in torch, but torch asserts it, which is no way to speak to a user."""
-    loader = DataLoader(DATA, timeout=1)
-    with pytest.raises(ValueError, match=r"timeout.*num_workers"):
-        iter(loader)
-    with pytest.raises(AssertionError):
-        iter(TorchLoader(DATA, timeout=1))
-
-
 def test_no_warning_about_more_workers_than_cores() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -211,12 +202,6 @@ def test_the_signature_is_torchs_and_ours_by_keyword() -> None:
     beyond = {name: p for name, p in ours.items() if name not in theirs}
     assert {name: p.default for name, p in beyond.items()} == OURS
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in beyond.values())
-
-
-def test_it_is_a_torch_loader() -> None:
-    loader = DataLoader(DATA)
-    assert isinstance(loader, TorchLoader)
-    assert issubclass(fastload.DataLoader, TorchLoader)
 
 
 VALUES: dict[str, Any] = {
@@ -321,16 +306,6 @@ def test_len_is_torchs(case: int) -> None:
             return str(error)
 
     assert length(DataLoader) == length(TorchLoader)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_len_of_an_iterator_counts_down_as_torchs_does_not(workers: int) -> None:
-    """Torch's iterator has the length of its epoch from begin to end; so does ours."""
-    theirs, ours = (iter(kind(DATA, 3, num_workers=workers)) for kind in (TorchLoader, DataLoader))
-    assert len(ours) == len(theirs) == 4
-    next(ours), next(theirs)
-    assert len(ours) == len(theirs)
-    del theirs
 
 
 # ---- ours ----
@@ -487,12 +462,6 @@ def test_the_environment_says_which_kind_of_workers_is_the_default(
         DataLoader(DATA)
 
 
-def test_the_multiprocessing_context_is_validated_and_unused_by_threads() -> None:
-    loader = DataLoader(DATA, 5, num_workers=2, multiprocessing_context="spawn")
-    assert loader.multiprocessing_context.get_start_method() == "spawn"
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-
-
 def test_the_environment_says_which_modules_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, wanted in (
         ("numpy", {"numpy"}),
@@ -506,7 +475,3 @@ def test_the_environment_says_which_modules_are_routed(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=r"FASTLOAD_RANDOM_MODULES.*torch"):
         DataLoader(DATA)
     DataLoader(DATA, random_modules=())
-
-
-def test_iter_is_typed() -> None:
-    assert get_type_hints(fastload.DataLoader.__iter__)["return"] == Iterator[Any]

@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import threading
 import time
-import warnings
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,37 +108,12 @@ def test_bytes_in_flight_are_bounded_for_samples_of_different_size(
     assert dataset.most > LIMIT / 2, "what there is room for is used"
 
 
-def test_with_equal_sizes_as_many_batches_are_in_flight_as_fit() -> None:
-    dataset = Sized([8 * KIB] * 60)
-    loader = DataLoader(
-        dataset, 2, num_workers=3, prefetch_bytes=80 * KIB, prefetch_batches=1000, collate_fn=list
-    )
-    with loader:
-        iterator = iter(loader)
-        for taken in range(1, 6):
-            dataset.taken(sum(sample.numel() for sample in next(iterator)))
-            dataset.wait_for_reads(2 * (taken + 5))
-            time.sleep(GRACE_S)
-            assert len(dataset.reads) == 2 * (taken + 5), "5 batches of 16 KiB"
-
-
 @pytest.mark.parametrize("workers", [0, 4])
 def test_a_batch_larger_than_the_bound_is_let_in_alone(workers: int) -> None:
     sizes = [KIB, 64 * KIB, KIB, 64 * KIB, 64 * KIB, KIB, KIB]
     dataset = Sized(sizes)
     loader = DataLoader(dataset, None, num_workers=workers, prefetch_bytes=KIB)
     assert take_all(loader, dataset) == sizes
-
-
-def test_the_bound_in_batches_holds_as_well() -> None:
-    dataset = Sized([KIB] * 60)
-    loader = DataLoader(dataset, None, num_workers=2, prefetch_bytes=10**9, prefetch_batches=5)
-    with loader:
-        iterator = iter(loader)
-        next(iterator)
-        dataset.wait_for_reads(6)
-        time.sleep(GRACE_S)
-        assert len(dataset.reads) == 6
 
 
 # ---- transient errors ----
@@ -215,17 +189,6 @@ def test_an_error_that_does_not_pass_is_not_read_again(
     assert next(iterator)[:, 0].tolist() == [2, 3]
 
 
-def test_skip_comes_after_the_retries() -> None:
-    dataset = Flaky(4, {1: [OSError(errno.EIO, "x")] * 9, 2: [OSError(errno.EIO, "x")]})
-    loader = DataLoader(dataset, 2, num_workers=1, retries=1, on_error="skip")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        got = [batch[:, 0].tolist() for batch in loader]
-    assert got == [[0], [2, 3]]
-    assert dataset.reads.count(1) == 2
-    assert loader.stats().errors == 1
-
-
 @pytest.mark.parametrize("way", ["close", "del"])
 def test_close_wakes_a_worker_that_waits_to_read_again(
     way: str, monkeypatch: pytest.MonkeyPatch
@@ -286,17 +249,6 @@ def test_the_next_epoch_is_under_way_before_it_is_asked_for(kind: str) -> None:
             # The first of an epoch may be read before the last of the one before.
             wanted = [*range(LENGTH)] * (epoch + 1) + order_of(kind, epoch + 1)[:ahead]
             assert Counter(dataset.reads) == Counter(wanted), "what the window holds, and no more"
-
-
-def test_the_next_epoch_begins_when_the_last_batch_is_handed_out() -> None:
-    dataset, kind = Watched(LENGTH), "seed"
-    with persistent(kind, dataset) as loader:
-        iterator = iter(loader)
-        got = [next(iterator).tolist() for _ in range(LENGTH // BATCH)]
-        dataset.wait_for_reads(LENGTH + 1)
-        assert got == in_batches(order_of(kind, 0), BATCH)
-        assert next(iterator, None) is None
-        assert given(loader) == in_batches(order_of(kind, 1), BATCH)
 
 
 @pytest.mark.parametrize("how", ["not persistent", "torch's draws"])
@@ -377,39 +329,6 @@ def test_an_epoch_does_not_begin_early_if_the_loop_may_still_change_its_samples(
                 dataset.factor.value = epoch + 2
 
 
-def test_a_dataset_with_a_sparse_tensor_is_read_to_the_end() -> None:
-    class Sparse(Watched):
-        fastload_per_worker = ()
-
-        def __init__(self) -> None:
-            super().__init__(LENGTH)
-            self.adjacent = torch.eye(LENGTH).to_sparse()
-
-        def __getitem__(self, index: int) -> int:
-            return super().__getitem__(index) * int(self.adjacent[index][index])
-
-    with persistent("sequential", Sparse()) as loader:
-        for _ in range(2):
-            assert given(loader) == in_batches([*range(LENGTH)], BATCH)
-
-
-def test_an_order_that_cannot_begin_early_raises_when_its_epoch_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ordered = RankSampler.ordered
-
-    def broken(sampler: RankSampler, epoch: int, start: int = 0) -> Any:
-        if epoch == 1:
-            raise ValueError("no second epoch")
-        return ordered(sampler, epoch, start)
-
-    monkeypatch.setattr(RankSampler, "ordered", broken)
-    with persistent("seed", Watched(LENGTH)) as loader:
-        assert given(loader) == in_batches(order_of("seed", 0), BATCH)
-        with pytest.raises(ValueError, match="no second epoch"):
-            iter(loader)
-
-
 @pytest.mark.parametrize("kind", ["rank sampler", "seed"])
 @pytest.mark.parametrize("other", [0, 7])
 def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: int) -> None:
@@ -433,27 +352,6 @@ def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: in
         assert all(torch.equal(a, b) for a, b in zip(got, fresh, strict=True)), "random numbers too"
 
 
-def test_errors_of_the_next_epoch_arrive_in_the_next_epoch() -> None:
-    class FailsLater(Watched):
-        fastload_per_worker = ()
-
-        def __getitem__(self, index: int) -> int:
-            super().__getitem__(index)
-            if self.reads.count(0) == 2 and index == 0:
-                raise ValueError("second time")
-            return index
-
-    dataset = FailsLater(LENGTH)
-    with persistent("sequential", dataset) as loader:
-        assert given(loader) == in_batches([*range(LENGTH)], BATCH)
-        dataset.wait_for_reads(LENGTH + BATCH)
-        assert loader.stats().errors == 0
-        iterator = iter(loader)
-        with pytest.raises(ValueError, match="second time"):
-            next(iterator)
-        assert given(iterator) == in_batches([*range(LENGTH)], BATCH)[1:]
-
-
 def test_the_state_between_epochs_does_not_see_what_was_begun() -> None:
     dataset = Flaky(LENGTH, {})
     with persistent("seed", dataset) as loader:
@@ -472,23 +370,6 @@ def test_the_state_between_epochs_does_not_see_what_was_begun() -> None:
     resumed = DataLoader(Flaky(LENGTH, {}), BATCH, shuffle=True, seed=9)
     resumed.load_state_dict(state)
     assert all(torch.equal(a, b) for a, b in zip(resumed, expected, strict=True))
-
-
-@pytest.mark.parametrize("way", ["close", "del"])
-def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
-    dataset = Watched(LENGTH)
-    loader = persistent("sequential", dataset)
-    list(loader)
-    dataset.wait_for_reads(LENGTH + 1)
-    if way == "close":
-        loader.close()
-        assert not fastload_threads()
-        assert given(loader) == in_batches([*range(LENGTH)], BATCH), "and it can begin again"
-        loader.close()
-    else:
-        del loader
-        gc.collect()
-        wait_until(lambda: not fastload_threads(), "no thread is left")
 
 
 # ---- for loggers ----
@@ -581,11 +462,3 @@ def test_a_torch_trace_has_the_stages_of_worker_threads(tmp_path: Path) -> None:
         assert name in found, sorted(n for n in found if "fastload" in n)
         assert loop not in found[name]
     assert found["fastload.read"] == found["fastload.decode"], "the same worker threads"
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_inline_the_stages_are_in_the_trace_of_the_loop(tmp_path: Path) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        given(DataLoader(Staged(8), 4))
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    assert {"fastload.read", "fastload.decode"} <= set(spans(tmp_path / "trace.json"))

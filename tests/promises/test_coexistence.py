@@ -1,7 +1,6 @@
 """Promises:
 - `get_worker_info()` works in worker threads however it was imported, and returns None in `collate_fn`. See also
   `tests/contracts/workers.py` and `tests/test_torch_private.py`.
-- Batches are never in shared memory.
 - Samples and `collate_fn` run in the modes of `iter()` (no_grad, autocast), with `num_workers=0` too. Inference mode
   counts as no_grad.
 - A loader can be pickled and deep-copied. Several loaders run at once, nested and beside torch's process loader.
@@ -16,20 +15,16 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import covertable
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from fastload import DataLoader
 from tests.children import Ended, run_script
@@ -84,15 +79,6 @@ def test_a_copy_in_mid_epoch_is_a_loader_of_its_own(how: str, workers: int) -> N
     original.close()
 
 
-def test_a_pickled_loader_does_not_carry_threads_iterators_or_samples() -> None:
-    loader = DataLoader(Squares(), 4, num_workers=3)
-    fresh = len(pickle.dumps(loader))
-    iterator = iter(loader)
-    next(iterator)
-    assert abs(len(pickle.dumps(loader)) - fresh) < 100
-    loader.close()
-
-
 # ---- more than one ----
 
 
@@ -108,30 +94,6 @@ def test_a_loop_inside_a_loop(workers: int, persistent: bool) -> None:
     validation.close()
     assert plain(train) == plain(DataLoader(Squares(12), 4)), "closing one leaves the other alone"
     train.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_two_iterators_of_one_loader(workers: int) -> None:
-    loader = DataLoader(Squares(12), 4, num_workers=workers)
-    first, second = iter(loader), iter(loader)
-    assert [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)] == [
-        (block, block) for block in plain(loader)
-    ]
-
-
-def test_a_loop_in_another_thread() -> None:
-    loader = DataLoader(Squares(), 7, num_workers=2)
-    got: list[list[Any]] = [[] for _ in range(3)]
-
-    def loop(into: list[Any]) -> None:
-        into.extend(plain(loader))
-
-    loops = [threading.Thread(target=loop, args=(into,)) for into in got]
-    for thread in loops:
-        thread.start()
-    for thread in loops:
-        thread.join(30)
-    assert got == [plain(loader)] * 3
 
 
 def test_torch_process_loader_beside_it() -> None:
@@ -243,134 +205,14 @@ print("PARENT")
 
 # ---- torch's threads ----
 
-NUM_THREADS = """
-import threading
-def loads(collate):
-    loader = fastload.DataLoader(
-        torch.utils.data.TensorDataset(torch.arange(40)), 4, num_workers=3, collate_fn=collate
-    )
-    assert len(list(loader)) == 10
-
-if {loads}:
-    loads(None)
-    loads(lambda samples: torch.stack([sample[0] for sample in samples]).sum())
-later = []
-thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-thread.start()
-thread.join()
-print(torch.get_num_threads(), later[0])
-"""
-
-
-def test_torch_num_threads_is_left_alone() -> None:
-    """Of the main thread and of threads started later, where torch has not started its own yet."""
-    out = [fine(run_script(NUM_THREADS.format(loads=loads))) for loads in (0, 1)]
-    without, with_loader = (lines.splitlines()[0] for lines in out)
-    if without == "1 1":
-        pytest.skip("one core: torch has one thread anyway")
-    assert with_loader == without
-
 
 # ---- worker_init_fn ----
-
-
-class Inits:
-    """A `worker_init_fn` that records (worker, thread, worker info), one for all workers."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.inside: list[int] = []
-        self.seen: list[tuple[int, str, Any]] = []
-
-    def __call__(self, worker: int) -> None:
-        self.inside.append(worker)
-        assert len(self.inside) == 1, "two at once"
-        self.seen.append((worker, threading.current_thread().name, get_worker_info()))
-        self.inside.remove(worker)
-
-
-@pytest.mark.parametrize("copy_dataset", ["state", True, False])
-def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers(
-    copy_dataset: Any,
-) -> None:
-    dataset, init = Squares(), Inits()
-    loader = DataLoader(
-        dataset,
-        4,
-        num_workers=4,
-        worker_init_fn=init,
-        persistent_workers=True,
-        seed=0,
-        copy_dataset=copy_dataset,
-    )
-    for _ in range(2):
-        list(loader)
-    loader.close()
-    assert [(worker, name) for worker, name, _ in sorted(init.seen, key=lambda s: s[0])] == [
-        (worker, f"fastload-worker-{worker}") for worker in range(4)
-    ]
-    datasets = [info.dataset for _, _, info in init.seen]
-    for (worker, _, info), its in zip(init.seen, datasets, strict=True):
-        assert (info.id, info.num_workers, type(its), its.length) == (worker, 4, Squares, 40)
-    if copy_dataset:
-        assert len({id(each) for each in (dataset, *datasets)}) == 5, "each has a copy of its own"
-    else:
-        assert all(each is dataset for each in datasets)
 
 
 # ---- a fresh interpreter ----
 
 
-@pytest.mark.slow
-def test_nothing_is_heard_of_an_epoch_that_a_program_leaves_unfinished() -> None:
-    """All other scripts begin as forks of a Python that has imported torch."""
-    script = """
-import fastload
-left = iter(fastload.DataLoader([0, 1], num_workers=2, worker_method="thread"))
-print(next(left))
-"""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "tensor([0])\n", "")
-
-
 # ---- no shared memory ----
-
-
-class Pair(NamedTuple):
-    image: torch.Tensor
-    label: dict[str, Any]
-
-
-class Zoo(Numbers):
-    def __init__(self, numbers: int) -> None:
-        super().__init__(8)
-        self.numbers = numbers
-
-    def __getitem__(self, index: int) -> Any:
-        image = torch.full((self.numbers,), index, dtype=torch.float32)
-        return Pair(image, {"a": image.numpy(), "b": [index, float(index)]})
-
-
-def tensors(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    return [
-        t for part in (batch.values() if isinstance(batch, dict) else batch) for t in tensors(part)
-    ]
-
-
-@pytest.mark.parametrize("collate", [None, lambda samples: default_collate(samples)])
-@pytest.mark.parametrize("numbers", [3, 30_000])
-def test_batches_are_never_in_shared_memory(
-    numbers: int, collate: Callable[[list[Any]], Any] | None
-) -> None:
-    whole = TensorDataset(torch.arange(12), torch.ones(12, numbers))
-    for dataset in (Zoo(numbers), whole):
-        for batch in DataLoader(dataset, 4, num_workers=2, collate_fn=collate):
-            found = tensors(batch)
-            assert len(found) > 1
-            assert not any(tensor.is_shared() for tensor in found)
 
 
 # ---- the modes of the loop ----

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 import fastload
 import fastload.engine.pinning
@@ -35,7 +35,7 @@ from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.reading.fetch import Fetcher
-from tests.contracts.workers import Unreadable, only_error, unreadable
+from tests.contracts.workers import Unreadable, unreadable
 from tests.fakes import FailingDataset, Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
 
@@ -66,12 +66,6 @@ def note(error: BaseException) -> str:
 
 
 # One bad sample.
-
-
-def test_the_error_is_the_exception_itself_and_no_copy() -> None:
-    error = Unreadable(53, "torn")
-    got = drain(DataLoader(Bad(100, {53: lambda _: error}), 7, num_workers=4))
-    assert only_error(got, in_batches(range(100), 7), 53 // 7) is error
 
 
 class Sentences(Bad):
@@ -239,27 +233,6 @@ def test_errors_are_counted_in_order_whatever_the_timing() -> None:
 # torch's Subset, which has `__getitems__` whether or not what it is a part of has.
 
 
-class Meeting(Numbers):
-    """Samples 0 and 1 are both being read at once, or neither ever is."""
-
-    both = threading.Barrier(2)
-
-    def __getitem__(self, index: int) -> int:
-        if index in (0, 1):
-            self.both.wait(DEADLINE_S)
-        return index
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_workers_share_a_batch_of_a_subset(nested: bool) -> None:
-    dataset = Subset(Meeting(10), range(9, -1, -1))
-    if nested:
-        dataset = Subset(dataset, range(10))
-    first, second = drain(DataLoader(dataset, 2, sampler=[9, 8, 3], num_workers=2))
-    assert sorted(first) == [0, 1]
-    assert len(second) == 1
-
-
 # A fault of the pipeline itself.
 
 
@@ -373,32 +346,6 @@ def test_a_thread_that_cannot_be_set_up_or_started(
     assert kind is None or broken.replace("-", " ") in note(caught.value)
     assert torch.get_num_threads() == before
     assert drain(loader) == in_batches(range(100), 10)
-
-
-class CutOff(Dataset[int]):
-    """Has files as torchvision's folders do. Their third cannot be read."""
-
-    samples = tuple((__file__, 0) for _ in range(6))
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            raise OSError("image file is truncated")
-        return index
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_log_names_the_file_of_a_skipped_sample(
-    workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = DataLoader(CutOff(), batch_size=3, num_workers=workers, on_error="skip")
-    assert [len(batch) for batch in loader] == [2, 3]
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        f"fastload: skipped sample index 2: OSError: image file is truncated; file: {__file__}"
-    )
 
 
 @pytest.mark.parametrize("in_order", [True, False])

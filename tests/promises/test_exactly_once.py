@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from itertools import accumulate, islice
 from typing import Any
@@ -77,19 +76,6 @@ def test_any_arguments_give_torchs_batches(
 
 
 # seed=s: a pure function of (s, epoch).
-
-
-def seeded(seed: int, **options: Any) -> DataLoader[Any]:
-    return DataLoader(Numbers(100), 7, shuffle=True, seed=seed, **options)
-
-
-def test_an_epoch_left_in_the_middle_counts_as_an_epoch() -> None:
-    reference = seeded(5)
-    epochs = [plain(list(reference)) for _ in range(3)]
-    loader = seeded(5, num_workers=2)
-    assert plain(list(islice(loader, 3))) == epochs[0][:3]
-    assert plain(list(islice(loader, 1))) == epochs[1][:1]
-    assert plain(list(loader)) == epochs[2]
 
 
 # The place of a batch: all that a sample may depend on besides its index.
@@ -210,20 +196,6 @@ def test_an_epoch_of_slices_and_generators_resumes(workers: int) -> None:
     loader.load_state_dict(state)
     assert [batch.tolist() for batch in loader] == expected[2:]
     loader.close()
-
-
-@pytest.mark.parametrize("key", [slice(0, 2), (k for k in (0, 1))], ids=["slice", "generator"])
-def test_an_error_for_what_is_no_list_stays_that_error(key: Any) -> None:
-    class Broken(ByKey):
-        def __getitems__(self, key: Any) -> list[int]:
-            list(key) if not isinstance(key, slice) else None
-            raise OSError(errno.EIO, "simulated")
-
-    loader: Any = DataLoader(
-        Broken(), batch_sampler=[key], num_workers=1, on_error="skip", retries=1, seed=1
-    )
-    with loader, pytest.raises(OSError, match="simulated"):
-        next(iter(loader))
 
 
 class Together(Numbers):

@@ -365,31 +365,6 @@ def test_images_whose_reading_is_overridden_are_read_alone(
     assert not fills
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_on_error_and_the_loop_make_is_their_own(
-    workers: int, engine: str, stored: Path, tmp_path: Path
-) -> None:
-    opened = damage("jpeg list", stored, tmp_path)
-    pixels = next(pixels_of_images())
-    made: list[torch.Tensor] = []
-
-    def replaced(index: int, error: Exception) -> Any:
-        made.append(CROP(pixels))
-        return made[-1], 0
-
-    with DataLoader(opened(), BATCH, num_workers=workers, on_error=replaced) as loader:
-        batches = []
-        for images, labels in loader:
-            before = images.clone()
-            CROP(pixels).zero_()
-            assert torch.equal(images, before)
-            batches.append((images, labels))
-    (replacement,) = made
-    assert torch.equal(batches[BAD // BATCH][0][BAD % BATCH], replacement)
-    replacement.zero_()
-    assert batches[BAD // BATCH][0][BAD % BATCH].any()
-
-
 PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
 KEYS = np.arange(3, dtype=np.uint64)
 
@@ -444,15 +419,6 @@ def folder_of(tmp_path: Path, count: int) -> ImageFolder:
     for k in range(count):
         Image.fromarray(np.full((20, 20, 3), k, np.uint8)).save(tmp_path / f"a/{k}.png")
     return ImageFolder(tmp_path, transform=Resize((8, 8)))
-
-
-def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
-    dataset = folder_of(tmp_path, 2)
-    with torch.device("meta"):
-        images, labels = list(DataLoader(dataset, seed=1))[1]
-    assert images.is_cpu
-    assert (images == 1).all()
-    assert labels.tolist() == [0]
 
 
 def test_a_target_transform_that_comes_later_is_seen_at_once(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import fastload
 from fastload import DataLoader, random_stream, sample_rng
 from fastload.memory.collate import SlotBuilder
-from fastload.reading.rows import NotPositions, positions
 from fastload.rows import Run
 from tests.contracts.filled_rows import Keeps, check_outcomes, outcomes
 from tests.promises.equal import check_same
@@ -186,35 +185,6 @@ def test_fill_rows_that_fails_is_named_once_and_the_batches_are_right(
     assert [w.filename for w in warned] == [__file__]
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        ([2, 0], [0, 2]),
-        ([2, 2], [2]),  # it is read once
-        ({0: "why", 2: "so"}, [0, 2]),
-        (np.array([0, 2], np.uint8), [0, 2]),
-        (torch.tensor([0, 2]), [0, 2]),
-        ((k for k in (0, 2)), [0, 2]),
-        (np.flatnonzero(np.zeros(3)), []),
-        (None, None),
-        (0, None),
-        ([3], None),
-        ([-1], None),
-        ([0.0], None),
-        (np.zeros(3, bool), None),
-        ([False] * 3, None),
-        ("0", None),
-    ],
-    ids=lambda x: type(x).__name__ if hasattr(x, "__next__") else str(x),
-)
-def test_positions_come_in_any_iterable(answer: Any, expected: list[int] | None) -> None:
-    if expected is None:
-        with pytest.raises(NotPositions, match="expected positions in the run from 0 to 2"):
-            positions(answer, 3)
-    else:
-        assert positions(answer, 3) == expected
-
-
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch.rand": lambda: torch.rand(1),
     "random.shuffle": lambda: random.shuffle([1, 2, 3]),
@@ -276,17 +246,3 @@ def test_tensors_and_datasets_that_are_replaced_are_seen_at_once(kind: str) -> N
         dataset.datasets[1] = ones
     (second,) = next(batches)
     assert second.tolist() == [1] * 4
-
-
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-@pytest.mark.parametrize(
-    "change", [(slice(None), slice(2)), (slice(None), None)], ids=["fewer", "more axes"]
-)
-def test_tensors_that_change_their_shape_are_read_as_by_torch(change: Any) -> None:
-    tensors = [torch.arange(32.0).reshape(8, 4), torch.arange(32.0, 64.0).reshape(8, 4)]
-    dataset = ConcatDataset([TensorDataset(tensor) for tensor in tensors])
-    batches = iter(DataLoader(dataset, batch_size=16))
-    for tensor in tensors:
-        tensor.set_(tensor[change].clone())  # type: ignore[no-untyped-call]
-    (batch,) = next(batches)
-    assert torch.equal(batch, torch.cat(tensors))

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import threading
-from collections import Counter, UserDict, defaultdict, namedtuple
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import Sampler
 
 from fastload import DataLoader
-from fastload.memory.collate import data_bytes
 from tests.fakes import Numbers
 from tests.promises.reading import drain
 
@@ -96,15 +95,6 @@ def test_an_index_that_cannot_be_shown(workers: int) -> None:
     assert "Unshowable whose repr() raises RuntimeError" in got[1].__notes__[0]
 
 
-@WORKERS
-def test_what_on_error_returned_is_named_where_it_cannot_be_collated(workers: int) -> None:
-    loader = DataLoader(Raising(), 4, num_workers=workers, on_error=lambda index, error: None)
-    got = drain(iter(loader))
-    assert "NoneType" in str(got[0])
-    assert "of which on_error replaced [3]" in got[0].__notes__[0]
-    assert got[1:] == [[4, 5, 6, 7]]
-
-
 @pytest.mark.parametrize("workers", [0, 3])
 def test_several_threads_may_share_one_iterator(workers: int) -> None:
     """Each sample goes to one of them; whoever comes last finds the end."""
@@ -149,35 +139,6 @@ def loop() -> list[Any]:
     itself: list[Any] = [torch.zeros(3)]
     itself.append(itself)
     return itself
-
-
-def released() -> memoryview:
-    view = memoryview(b"abc")
-    view.release()
-    return view
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [loop, released])
-def test_a_batch_that_cannot_be_looked_into_is_delivered(make: Any, workers: int) -> None:
-    with DataLoader(Numbers(4), 2, collate_fn=lambda _: make(), num_workers=workers) as loader:
-        assert [type(batch) for batch in loader] == [type(make())] * 2
-
-
-def test_bytes_are_counted_in_containers_that_are_known() -> None:
-    leaf = torch.zeros(25)  # 100 bytes
-    pair = namedtuple("pair", "x y")
-    for batch in (
-        leaf,
-        [leaf],
-        (leaf,),
-        {"x": leaf},
-        defaultdict(list, x=leaf),
-        UserDict({"x": leaf}),
-        pair(leaf, 1),
-        [{"x": (b"." * 50, leaf[:0])}, bytearray(50)],
-    ):
-        assert data_bytes(batch) == 100, type(batch)
 
 
 class Struck(Numbers):

@@ -20,11 +20,9 @@ from __future__ import annotations
 import copy
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -136,28 +134,6 @@ def test_without_order_a_worker_that_stalls_holds_back_only_its_own() -> None:
         assert given(iterator) == [[*range(at, at + 4)] for at in (0, 4, 8)]
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 5])
-def test_no_more_batches_are_in_flight_than_the_window_holds(prefetch: int) -> None:
-    class Counted(IterableDataset[int]):
-        def __init__(self) -> None:
-            self.log = Log()
-
-        def __iter__(self) -> Iterator[int]:
-            for k in count():
-                self.log.add(k)
-                yield k
-
-    dataset = Counted()
-    with fastload.DataLoader(dataset, 3, num_workers=2, prefetch_batches=prefetch) as loader:
-        iterator = iter(loader)
-        for taken in range(5):
-            dataset.log.wait_for(lambda entries, n=3 * (taken + prefetch): len(entries) >= n)
-            time.sleep(0.03)  # what a loader that reads too much is given to do so
-            # A worker may look one sample ahead of the batches that it owes.
-            assert len(dataset.log.entries) <= 3 * (taken + prefetch) + 2
-            next(iterator)
-
-
 # ---- errors ----
 
 
@@ -246,7 +222,6 @@ def logged(kind: type[Drawing], lengths: list[int]) -> Any:
 
 
 STATEFUL = [Remembers, IteratorRemembers]
-ALL_KINDS = [Drawing, Shuffles, *STATEFUL]
 LENGTHS = [5, 1, 8, 3]
 
 
@@ -265,21 +240,6 @@ def test_with_a_state_of_its_own_nothing_is_read_again(kind: type[Drawing], work
     assert not set(had) & set(rest)
     assert sorted(had + rest) == [*range(7), *range(SHARD, SHARD + 9)]
     assert sorted(dataset.log.entries) == sorted(rest)
-
-
-@pytest.mark.parametrize("kind", ALL_KINDS)
-def test_the_state_says_what_the_loop_had_and_not_what_was_read_ahead(kind: type[Drawing]) -> None:
-    dataset = logged(kind, [40, 40])
-    loader = fastload.DataLoader(dataset, 2, num_workers=2, prefetch_batches=8, seed=1)
-    with loader:
-        iterator = iter(loader)
-        had = [next(iterator) for _ in range(3)]
-        dataset.log.wait_for(lambda entries: len(entries) >= 2 * 11)
-        state = through_json(loader.state_dict())
-    resumed = fastload.DataLoader(kind([40, 40]), 2, num_workers=2, seed=1)
-    resumed.load_state_dict(state)
-    whole = [*fastload.DataLoader(kind([40, 40]), 2, num_workers=2, seed=1)]
-    assert_equal([*had, *resumed], whole)
 
 
 class OtherProtocol(Shuffles):
@@ -443,40 +403,6 @@ def test_a_state_is_no_part_of_the_dataset_that_gave_it(workers: int) -> None:
         assert state == kept
 
 
-class NoState(Drawing):
-    """Its `state_dict` raises while `at` is in `bad`."""
-
-    at, bad = 0, range(3, 5)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for self.at in range(1, 9):
-            yield self.make(self.at)
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.at in self.bad:
-            raise LookupError(f"no state at {self.at}")
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_dict_that_raises_costs_no_batch(workers: int) -> None:
-    loader = fastload.DataLoader(NoState([8]), 2, num_workers=workers, seed=1)
-    said = []
-    values = []
-    for batch in loader:
-        values.append(batch[:, 0].tolist())
-        try:
-            loader.state_dict()
-        except LookupError as error:
-            said.append((str(error), error.__notes__))
-    assert values == [[1, 2], [3, 4], [5, 6], [7, 8]]
-    assert [text for text, _ in said] == ["no state at 4"]
-    assert "state_dict() of the dataset raised in worker 0" in said[0][1][-1]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize("bad", [3, [], {"of": "another"}], ids=str)
@@ -504,61 +430,6 @@ def test_a_state_for_a_dataset_that_has_none_is_named() -> None:
     resumed.load_state_dict(state)
     with pytest.raises(StateError, match="lanes.*load_state_dict"):
         list(resumed)
-
-
-class Slowly(IterableDataset[int]):
-    """Each sample waits for a permit, once `gate` is set."""
-
-    def __init__(self) -> None:
-        self.log, self.gate = Log(), Gate()
-
-    def __iter__(self) -> Iterator[int]:
-        return _Slow(self)
-
-
-class Gate:
-    """A semaphore that all copies share; open until it is shut."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.shut, self.permits = False, threading.Semaphore(0)
-
-    def __call__(self) -> None:
-        if self.shut:
-            assert self.permits.acquire(timeout=DEADLINE_S)
-
-
-class _Slow:
-    def __init__(self, dataset: Slowly) -> None:
-        self.dataset, self.at = dataset, -1
-
-    def __next__(self) -> int:
-        self.at += 1
-        self.dataset.log.add(self.at)
-        self.dataset.gate()
-        if self.at == 100:
-            raise StopIteration
-        return self.at
-
-
-def test_close_ends_a_reading_again() -> None:
-    loader = fastload.DataLoader(Slowly(), 10, num_workers=1, seed=1)
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    state = loader.state_dict()
-    loader.close()
-    dataset = Slowly()
-    dataset.gate.shut = True
-    resumed = fastload.DataLoader(dataset, 10, num_workers=1, seed=1)
-    resumed.load_state_dict(state)
-    iterator = iter(resumed)
-    dataset.log.wait_for(lambda read: read == [0])
-    iterator.close()
-    dataset.gate.permits.release(60)
-    resumed.close()
-    assert dataset.log.entries == [0], "of the fifty that were read before"
 
 
 # ---- Hugging Face ----
@@ -628,22 +499,6 @@ def test_hugging_face_s_iterable_dataset_resumes_twice(
 ) -> None:
     """It keeps a loaded state for good, and began each later epoch with it."""
     resumes_twice(lambda: fastload.DataLoader(wrap(shards()), 4, seed=1, **options))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_epoch_after_a_resumed_one_that_was_left_begins_at_the_front(
-    shards: Callable[[], Any],
-) -> None:
-    dataset = shards()
-    loader = fastload.DataLoader(dataset, 4, seed=1)
-    next(iter(loader))
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    next(iter(loader))
-    assert sum(len(batch["x"]) for batch in loader) == 50
-    loader.load_state_dict(state)
-    assert sum(len(batch["x"]) for batch in loader) == 46
-    assert len([*dataset]) == 50, "a loop without a loader"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -793,33 +648,6 @@ def test_a_stream_is_read_again_if_a_version_of_datasets_has_other_names(
     assert hub_streams.shuffles(hub_streams.streams(dataset))
 
 
-class Breaks(Holds):
-    """Fails at the first sample, and has no second pass."""
-
-    passes = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.passes += 1
-        if self.passes > 1:
-            raise OSError("no second pass")
-        return (1 // 0 for _ in self.stream)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_reading_again_is_that_of_the_batch(
-    shards: Callable[[], Any], workers: int
-) -> None:
-    """It closed the loader without workers, and otherwise ended the process."""
-    loader = fastload.DataLoader(Holds(shards()), 4, seed=1, num_workers=workers)
-    next(iter(loader))
-    resumed = fastload.DataLoader(Breaks(shards()), 4, seed=1, num_workers=workers)
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    batches = iter(resumed)
-    with pytest.raises(OSError, match="no second pass"):
-        next(batches)
-    assert [*batches] == []
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
@@ -839,54 +667,6 @@ def test_with_a_seed_the_epoch_reaches_a_stream(
     stream.set_epoch(2)
     with fastload.DataLoader(stream, 4, seed=1, **options) as loader:
         assert [rows(batch) for batch in loader] == orders[2]
-
-
-class Told(IterableDataset[Any]):
-    """Yields the epochs passed to `set_epoch`. It has no attribute `epoch`."""
-
-    def __init__(self) -> None:
-        self.told: list[int] = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield self.told
-
-
-def test_an_epoch_that_a_loop_sets_by_hand_stays() -> None:
-    """The loader does not set one over it that it cannot see; only if the loop asks the loader."""
-    dataset = Told()
-    loader = fastload.DataLoader(dataset, None, seed=1)
-    dataset.set_epoch(5)
-    assert [*loader] == [[5]]
-    loader.set_epoch(3)
-    assert [*loader] == [[5, 3]]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
-def test_hugging_face_s_set_epoch_reaches_the_copies_as_in_torch(
-    shards: Callable[[], Any], workers: int, persistent: bool
-) -> None:
-    """Its epoch is a tensor in shared memory, so that persistent workers see a change."""
-    options = {
-        "batch_size": 5,
-        "num_workers": workers,
-        "persistent_workers": persistent and workers > 0,
-    }
-
-    def epochs(make: Callable[..., Any]) -> list[Any]:
-        dataset = shards().shuffle(seed=3, buffer_size=7)
-        loader, got = make(dataset, **options), []
-        for epoch in (0, 1, 4):
-            dataset.set_epoch(epoch)
-            got.append([rows(batch) for batch in loader])
-        if hasattr(loader, "close"):
-            loader.close()
-        return got
-
-    assert epochs(fastload.DataLoader) == epochs(torch_loader)
 
 
 class _Uneven(IterableDataset[int]):

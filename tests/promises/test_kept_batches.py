@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import covertable
@@ -24,7 +23,6 @@ import torch.multiprocessing
 from torch.utils.data import Dataset
 
 import fastload
-from tests.children import run_python
 
 SIZES = {"small": 5, "large": 20_000}  # floats of a row; large: 80 KB
 LENGTH, BATCH, EPOCHS = 24, 4, 6
@@ -137,19 +135,12 @@ ALIASES: dict[str, Alias] = {
     "the batch": as_it_is,
     "rows": lambda x: (lambda rows: lambda: torch.stack(rows))(list(x)),
     "view": lambda x: as_it_is(x.view(-1)),
-    "one column": lambda x: as_it_is(x[:, -1]),
-    "detached": lambda x: as_it_is(x.detach()),
     ".data": lambda x: as_it_is(x.data),
-    "strided": lambda x: as_it_is(x.as_strided((BATCH, 2), (x.stride(0), 1))),
-    "other dtype": lambda x: (lambda v: lambda: v.view(torch.float32))(x.view(torch.int32)),
     "storage": whole_storage,
-    "parameter": lambda x: as_it_is(torch.nn.Parameter(x)),
     ".numpy()": lambda x: as_it_is(x.numpy()),
-    "slice of .numpy()": lambda x: as_it_is(x.numpy()[:, ::2]),
     "tensor over .numpy()": lambda x: as_it_is(torch.from_numpy(x.numpy())[:, :1]),
     "memoryview": lambda x: as_it_is(memoryview(x.numpy())),
     "NumPy by DLPack": lambda x: as_it_is(np.from_dlpack(x)),
-    "torch by DLPack": lambda x: as_it_is(torch.from_dlpack(x)),
     "torch by NumPy's DLPack": lambda x: as_it_is(torch.from_dlpack(x.numpy())),
     "capsule": capsule,
     "buffer": lambda x: as_it_is(torch.frombuffer(x.numpy(), dtype=torch.float32)),
@@ -183,43 +174,14 @@ def test_what_is_kept_stays(size: str, workers: int) -> None:
         check_rows(alias(), values)
 
 
-@pytest.mark.parametrize(("as_array", "workers"), [(False, 0), (True, 3)])
-def test_members_are_kept_apart(as_array: bool, workers: int) -> None:
-    """Of a batch with several members, keep now this one, now that one."""
-
-    class Many(Rows):
-        fastload_per_worker = ()
-
-        def __getitem__(self, index: int) -> Any:
-            sample = super().__getitem__(index)
-            return {"x": sample["x"], "pair": (sample["x"] + 0.5, index), "y": sample["y"]}
-
-    dataset = Many(SIZES["large"], as_array=as_array)
-    kept: list[tuple[Any, list[float], float]] = []
-    with loader_of(dataset, workers) as loader:
-        for number, (values, batch) in enumerate(epochs(loader, dataset)):
-            if number % 3 == 0:
-                kept.append((batch["x"], values, 0.0))
-            elif number % 3 == 1:
-                kept.append((batch["pair"][0], values, 0.5))
-            del batch
-    for part, values, offset in kept:
-        check_rows(part - offset, values)
-
-
 # What the user does to a batch is the user's.
 
 CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "zeroed": lambda x: x.zero_(),
     "grown": lambda x: x.resize_(x.numel() * 3),
-    "shrunk": lambda x: x.resize_(2),
     "storage given up": lambda x: x.untyped_storage().resize_(0),
-    "storage shrunk": lambda x: x.untyped_storage().resize_(8),
     "transposed in place": lambda x: x.t_(),
-    "squeezed in place": lambda x: x.unsqueeze_(0),
-    "strides changed": lambda x: x.as_strided_((2, 2), (1, 1)),
     "moved to other memory": lambda x: setattr(x, "data", torch.full((3,), -1.0)),
-    "set to other memory": lambda x: x.set_(torch.full((3,), -1.0)),
     "wanting a gradient": lambda x: (x.requires_grad_() * 2).sum().backward(),
     "shared": lambda x: x.share_memory_(),
 }
@@ -349,50 +311,6 @@ def test_memory_that_nobody_keeps_is_reused_and_no_other(workers: int, as_array:
         late = 0 if loader.stats().gil else workers
         assert len(set(found)) <= loader.stats().depth + 2 + late
         assert len(set(addresses(loader, 20, keep=lambda batch: batch["x"]))) == 20
-
-
-# In a process of its own, where nothing but the loader takes or gives back memory. A batch is
-# larger than the 33.6 MB (32 MiB) from which on malloc returns memory to the system at once.
-KEEP_MANY = """
-import gc, os
-from itertools import islice
-from pathlib import Path
-
-import fastload, torch
-
-def resident_batches():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return (pages * os.sysconf("SC_PAGE_SIZE") - before) / (4 * row.nbytes)
-
-row, before = torch.zeros(2_200_000), 0
-for _ in fastload.DataLoader([row[:9]] * 80, 4, num_workers=WORKERS, worker_method="thread"):
-    pass  # the code of an epoch is in memory from now on
-before = resident_batches() * 4 * row.nbytes
-with fastload.DataLoader([row] * 80, 4, num_workers=WORKERS, worker_method="thread") as loader:
-    iterator = iter(loader)
-    kept = list(islice(iterator, 14))
-    print(resident_batches())
-    del kept
-    for _ in islice(iterator, 3):
-        pass
-    del _
-    gc.collect()
-    print(resident_batches(), loader.stats().depth)
-del iterator, loader
-gc.collect()
-print(resident_batches())
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
-    """A loop that once kept many batches does not leave the loader with all their memory."""
-    child = run_python("-c", KEEP_MANY.replace("WORKERS", str(workers)), check=True)
-    full, left, in_flight, end = map(float, child.stdout.split())
-    assert full > 13.9, "or there was nothing to give back"
-    assert left < in_flight + 1 + 0.5
-    assert end < 0.5
 
 
 # An error may be kept for long, in a list of what failed. Its traceback holds frames of the loader.
@@ -533,33 +451,3 @@ def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
     assert stack.made or way != "skip"
     assert dataset.given
     assert [alive(refs) for refs in (gone, stack.made, dataset.given.values())] == [0, 0, 0]
-
-
-@pytest.mark.parametrize("on_error", ["raise", no_stand_in])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_out_of_next_is_in_no_reference_cycle(workers: int, on_error: Any) -> None:
-    """It is gone, and whatever it holds with it, at the end of its handler: nobody need collect garbage."""
-
-    class Watched(Torn):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            try:
-                return super().__getitem__(index)
-            except OSError as error:
-                errors.append(weakref.ref(error))
-                raise
-
-    errors: list[weakref.ref[OSError]] = []
-    gc.collect()
-    gc.disable()
-    try:
-        options: dict[str, Any] = {"num_workers": workers, "on_error": on_error}
-        with fastload.DataLoader(Watched(5), BATCH, **options) as loader:
-            iterator = iter(loader)
-            for _ in range(LENGTH // BATCH):
-                with suppress(OSError, ValueError):
-                    next(iterator)
-            assert next(iterator, None) is None
-        assert len(errors) == 2
-        assert alive(errors) == 0
-    finally:
-        gc.enable()

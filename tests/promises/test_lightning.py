@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, SequentialSampler
-from torch.utils.data import DataLoader as TorchLoader
 
 from fastload import DataLoader, RankSampler
 
@@ -28,7 +27,6 @@ pytest.importorskip("lightning")
 with warnings.catch_warnings():  # what Lightning's own imports warn of is not ours
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
-    from lightning.fabric.utilities.data import _replace_dunder_methods
     from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities.data import _update_dataloader
 
@@ -132,25 +130,6 @@ def test_building_again_keeps_every_argument(case: str) -> None:
         assert depth(again) == depth(loader)
 
 
-@pytest.mark.parametrize("case", ["threads", "all, seeded", "generator", "rank"])
-def test_building_again_keeps_the_order(case: str) -> None:
-    """Two epochs of the one that was built again are those that the first would have given."""
-
-    def epochs(loader: DataLoader[Any]) -> list[list[float]]:
-        torch.manual_seed(1)
-        with loader:
-            found = []
-            for epoch in range(2):
-                loader.set_epoch(epoch)
-                rows = [row for batch in loader for row in batch[:, 0].tolist()]
-                found.append(rows if loader.in_order else sorted(rows))
-        return found
-
-    first, second = build(case), build(case)
-    again = _update_dataloader(second, second.sampler)
-    assert epochs(again) == epochs(first)
-
-
 def test_building_again_with_a_distributed_sampler() -> None:
     loader = build("all")
     sampler = DistributedSampler(loader.dataset, num_replicas=2, rank=1, shuffle=False)  # type: ignore[arg-type]
@@ -185,27 +164,6 @@ def test_building_again_for_prediction_with_a_batch_sampler() -> None:
     with again:
         assert [batch[:, 0].tolist() for batch in again][:2] == [[0.0, 1.0], [2.0, 3.0]]
     assert all(name.startswith("fastload-worker-") for name in dataset.names)
-
-
-def test_building_again_a_loader_made_inside_a_hook() -> None:
-    """There Lightning notes the arguments as they are given, with the constructor wrapped."""
-
-    class Mine(DataLoader[Any]):
-        def __init__(self, size: int, **arguments: Any) -> None:
-            super().__init__(Threads(size), **arguments)
-
-    with _replace_dunder_methods(TorchLoader, "dataset"):
-        plain = DataLoader(Threads(), 4, num_workers=2, seed=7, shuffle=True, prefetch_batches=3)
-        mine = Mine(12, batch_size=4, num_workers=2, on_error="skip")
-    for loader in (plain, mine):
-        again = _update_dataloader(loader, SequentialSampler(loader.dataset))  # type: ignore[arg-type]
-        assert type(again) is type(loader)
-        for name in ARGUMENTS:
-            if name != "dataset":
-                assert getattr(again, name) == getattr(loader, name), name
-        with again:
-            rows = [row for batch in again for row in batch[:, 0].tolist()]
-        assert rows == [float(index) for index in range(len(loader.dataset))]  # type: ignore[arg-type]
 
 
 class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
@@ -268,25 +226,6 @@ def test_batches_inside_the_trainer_come_from_our_threads(tmp_path: Path, persis
     assert model.rows["predict"] == every[:10]
     for loader in loaders:
         loader.close()
-
-
-def test_seed_everything_with_workers_leaves_the_main_thread_alone(tmp_path: Path) -> None:
-    """Lightning then gives every loader a `worker_init_fn` that seeds the global generators."""
-    with pytest.MonkeyPatch.context() as patch:  # or later Trainers do so too
-        for name in ("PL_SEED_WORKERS", "PL_GLOBAL_SEED"):
-            patch.setenv(name, "")
-        pl.seed_everything(5, workers=True, verbose=False)
-        drawn = []
-        for workers in (0, 2):
-            model = Model()
-            loader = DataLoader(Threads(), 4, num_workers=workers, seed=1, shuffle=True)
-            torch.manual_seed(8)
-            trainer(tmp_path, max_epochs=1).fit(model, loader)
-            assert (loader.worker_init_fn is None) == (workers == 0) or workers == 0
-            drawn.append((torch.rand(3).tolist(), model.rows["train"]))
-            loader.close()
-        assert loader.worker_init_fn is not None, "Lightning no longer does what is tested here"
-    assert drawn[0] == drawn[1]
 
 
 def test_a_rank_sampler_is_not_divided_again() -> None:

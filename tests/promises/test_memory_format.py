@@ -11,7 +11,6 @@ from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -112,15 +111,6 @@ def test_values_are_torchs_and_the_memory_is_as_asked(name: str, workers: int) -
                 )
 
 
-def test_an_interleaved_sample_goes_into_its_row_without_being_transposed() -> None:
-    """The batch's memory, read as it lies there, is that of the samples one behind another."""
-    (batch,) = DataLoader(Samples(interleaved), 7, num_workers=2, memory_format=torch.channels_last)
-    memory = batch.permute(0, 2, 3, 1)
-    assert memory.is_contiguous()
-    expected = np.stack([interleaved(i).permute(1, 2, 0).numpy() for i in range(7)])
-    assert np.array_equal(memory.numpy(), expected)
-
-
 def test_skipped_and_odd_samples_gathered_tensors_and_streams() -> None:
     options: dict[str, Any] = {"memory_format": torch.channels_last, "num_workers": 2}
 
@@ -142,14 +132,6 @@ def test_skipped_and_odd_samples_gathered_tensors_and_streams() -> None:
                 assert len(leaf) in {size, 7}
                 assert leaf.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(next(iter(loaders[2]))[0], table)
-
-
-def test_a_ragged_batch_raises_what_torch_raises() -> None:
-    loader = DataLoader(
-        Samples(lambda i: sample_image(i, (3, 100 + i, 120))), 3, memory_format=torch.channels_last
-    )
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        next(iter(loader))
 
 
 def test_what_cannot_be_kept_is_refused() -> None:

@@ -3,6 +3,7 @@
   values.
 - If `default_collate` raises, the loader raises the same exception with the same message.
 - A function that the user registered with torch's collate is called as by torch.
+- Batches are never in shared memory. `check_same` asks each tensor.
 
 The tests compare with and without workers, small rows and large rows (which are copied another way), and functions
 that a user registered with torch's collate.
@@ -10,14 +11,12 @@ that a user registered with torch's collate.
 
 from __future__ import annotations
 
-import array
 import enum
 import functools
 import threading
 import types
 from collections import (
     ChainMap,
-    Counter,
     OrderedDict,
     UserDict,
     UserList,
@@ -26,7 +25,6 @@ from collections import (
     namedtuple,
 )
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -120,12 +118,6 @@ class Tagged(torch.Tensor):
     """A tensor of a user's own type."""
 
 
-class Silent(torch.Tensor):
-    """A tensor whose operations give plain tensors."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-
 class Grid(np.ndarray[Any, Any]):
     """An array of a user's own type."""
 
@@ -207,20 +199,8 @@ ROWS: dict[str, Row] = {
     "special values": with_specials,
     "transposed": lambda n, shape: tensor(n, shape[::-1]).permute(2, 1, 0),
     "HWC seen as CHW": lambda n, shape: tensor(n, (*shape[1:], shape[0])).permute(2, 0, 1),
-    "uint8 HWC seen as CHW": lambda n, shape: tensor(
-        n, (*shape[1:], shape[0]), torch.uint8
-    ).permute(2, 0, 1),
     "channels last": lambda n, shape: tensor(n, (2, *shape)).contiguous(
         memory_format=torch.channels_last
-    ),
-    "channels last, one image": lambda n, shape: tensor(n, (1, *shape)).contiguous(
-        memory_format=torch.channels_last
-    ),
-    "channels last, one channel": lambda n, shape: tensor(n, (2, 1, *shape[1:])).contiguous(
-        memory_format=torch.channels_last
-    ),
-    "channels last 3d": lambda n, shape: tensor(n, (1, 2, *shape)).contiguous(
-        memory_format=torch.channels_last_3d
     ),
     "now contiguous, now transposed": on_turns(
         tensor, lambda n, shape: tensor(n, shape[::-1]).permute(2, 1, 0)
@@ -229,20 +209,10 @@ ROWS: dict[str, Row] = {
         lambda n, shape: tensor(n, (2, *shape)),
         lambda n, shape: tensor(n, (2, *shape)).to(memory_format=torch.channels_last),
     ),
-    "every second": lambda n, shape: tensor(n, (*shape[:-1], 2 * shape[-1]))[..., ::2],
-    "part of a larger one": lambda n, shape: tensor(n, (9, *shape))[5],
-    "expanded": lambda n, shape: tensor(n, (1, 1, shape[-1])).expand(shape),
-    "one number, expanded": lambda n, shape: torch.tensor(float(n)).expand(shape),
     "conjugate": lambda n, shape: complexes(n, shape).conj(),
-    "now conjugate, now not": on_turns(complexes, lambda n, shape: complexes(n, shape).conj()),
-    "negated by a bit": lambda n, shape: complexes(n, shape).conj().imag,
-    "real part": lambda n, shape: complexes(n, shape).real,
     "wanting a gradient": lambda n, shape: tensor(n, shape).requires_grad_(),
     "with a history": lambda n, shape: tensor(n, shape).requires_grad_() * 2,
     "parameter": lambda n, shape: torch.nn.Parameter(tensor(n, shape)),
-    "parameter without gradient": lambda n, shape: torch.nn.Parameter(
-        tensor(n, shape), requires_grad=False
-    ),
     "one in two wanting a gradient": on_turns(
         tensor, lambda n, shape: tensor(n, shape).requires_grad_()
     ),
@@ -252,27 +222,14 @@ ROWS: dict[str, Row] = {
     "now of a subclass, now not": on_turns(
         tensor, lambda n, shape: tensor(n, shape).as_subclass(Tagged)
     ),
-    "now of a subclass first": on_turns(
-        lambda n, shape: tensor(n, shape).as_subclass(Tagged), tensor
-    ),
-    "of a silent subclass": lambda n, shape: tensor(n, shape).as_subclass(Silent),
     "on the meta device": lambda n, shape: torch.empty(shape, device="meta"),
-    "now on the meta device": on_turns(tensor, lambda n, shape: torch.empty(shape, device="meta")),
     "quantized": lambda n, shape: torch.quantize_per_tensor(tensor(n, shape), 0.5, 1, torch.qint8),
     "float32, then float64": on_turns(of_dtype(torch.float32), of_dtype(torch.float64)),
-    "float64, then float32": on_turns(of_dtype(torch.float64), of_dtype(torch.float32)),
-    "int64, then float32": on_turns(of_dtype(torch.int64), of_dtype(torch.float32)),
     "uint8, then bool": on_turns(of_dtype(torch.uint8), of_dtype(torch.bool)),
-    "bool, then uint8": on_turns(of_dtype(torch.bool), of_dtype(torch.uint8)),
-    "float16, then bfloat16": on_turns(of_dtype(torch.float16), of_dtype(torch.bfloat16)),
     "float32, then complex64": on_turns(of_dtype(torch.float32), of_dtype(torch.complex64)),
     "sparse": lambda n, shape: tensor(n, shape).to_sparse(),
-    "sparse csr": lambda n, shape: tensor(n, shape[1:]).to_sparse_csr(),
-    "now sparse": on_turns(tensor, lambda n, shape: tensor(n, shape).to_sparse()),
     "nested": lambda n, shape: torch.nested.nested_tensor([tensor(n, shape), tensor(n, shape)]),
     "ragged": lambda n, shape: tensor(n, (*shape[:-1], shape[-1] + n % 2)),
-    "ragged in its last batch": lambda n, shape: tensor(n, (shape[0] + (n == 5), *shape[1:])),
-    "now with a dimension more": on_turns(tensor, lambda n, shape: tensor(n, (1, *shape))),
     "same size, other shape": on_turns(tensor, lambda n, shape: tensor(n, shape[::-1])),
     "another shape in each batch": lambda n, shape: tensor(n, (*shape[:-1], shape[-1] + n // 3)),
     "another dtype in each batch": lambda n, shape: tensor(
@@ -283,7 +240,6 @@ ROWS: dict[str, Row] = {
         (tensor(n, shape), n),
         {"row": tensor(n, shape)},
     ][n // 3],
-    "small, large, small": lambda n, shape: tensor(n, (1,) if n // 3 != 1 else shape),
     **{
         f"array of {np.dtype(dtype)}": of_numpy_dtype(dtype)
         for dtype in (
@@ -295,46 +251,26 @@ ROWS: dict[str, Row] = {
             *("S3", "U3", "O"),
         )
     },
-    "structured array": lambda n, shape: np.zeros(shape, dtype=[("x", "f4"), ("y", "i2")]),
-    "field of a structured array": lambda n, shape: np.zeros(
-        shape, dtype=[("x", "f4"), ("y", "i2")]
-    )["x"],
-    "real part of an array": lambda n, shape: ndarray(n, shape, np.complex64).real,
     "array in Fortran's order": lambda n, shape: np.asfortranarray(ndarray(n, shape)),
-    "array HWC seen as CHW": lambda n, shape: ndarray(
-        n, (*shape[1:], shape[0]), np.uint8
-    ).transpose(2, 0, 1),
     "array, every second": lambda n, shape: ndarray(n, (*shape[:-1], 2 * shape[-1]))[..., ::2],
     "array, backwards": lambda n, shape: ndarray(n, shape)[..., ::-1],
     "array, now backwards": on_turns(ndarray, lambda n, shape: ndarray(n, shape)[..., ::-1]),
     "array, read-only": read_only,
-    "array, broadcast": lambda n, shape: np.broadcast_to(ndarray(n, (1, 1, shape[-1])), shape),
     "array of a subclass": lambda n, shape: ndarray(n, shape).view(Grid),
     "array, masked": lambda n, shape: np.ma.masked_equal(ndarray(n, shape), 3),
     "array, now masked": on_turns(
         ndarray, lambda n, shape: np.ma.masked_equal(ndarray(n, shape), 3)
     ),
-    "array over bytes": lambda n, shape: np.frombuffer(ndarray(n, shape).tobytes(), np.float32),
     "array, unaligned": lambda n, shape: np.frombuffer(
         b"\0" + ndarray(n, shape).tobytes(), np.float32, offset=1
     ),
-    "array, float32, then float64": on_turns(
-        of_numpy_dtype(np.float32), of_numpy_dtype(np.float64)
-    ),
-    "array, int64, then float32": on_turns(of_numpy_dtype(np.int64), of_numpy_dtype(np.float32)),
     "array, float32, then text": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype("U3")),
-    "array, float32, then objects": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype("O")),
     "array, float32, then other bytes": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype(">f4")),
-    "array, ragged": lambda n, shape: ndarray(n, (*shape[:-1], shape[-1] + n % 2)),
     "array, then tensor": on_turns(ndarray, tensor),
     "tensor, then array": on_turns(tensor, ndarray),
     "array, then lists": on_turns(
         lambda n, shape: ndarray(n, shape[-1:]), lambda n, shape: ndarray(n, shape[-1:]).tolist()
     ),
-    "array, then number": on_turns(ndarray, lambda n, shape: 1.0),
-    "tensor, then number": on_turns(tensor, lambda n, shape: 1.0),
-    "tensor, then None": on_turns(tensor, lambda n, shape: None),
-    "array, then None": on_turns(ndarray, lambda n, shape: None),
     "array, then tensor wanting a gradient": on_turns(
         ndarray, lambda n, shape: tensor(n, shape).requires_grad_()
     ),
@@ -442,11 +378,6 @@ class Window(Sequence[Any]):
         return len(self._content)
 
 
-@dataclass
-class Record:
-    x: int
-
-
 def labelled(number: int) -> Labelled:
     sample = Labelled(x=number)
     sample.label = f"label {number}"
@@ -467,8 +398,6 @@ Sample = Callable[[int], Any]
 
 NUMBERS: dict[str, Sample] = {
     "int": lambda n: n,
-    "negative int": lambda n: -n,
-    "int of 62 bits": lambda n: 2**62 + n,
     "largest int64": lambda n: 2**63 - 1 - n,
     "int of 64 bits": lambda n: 2**63 + n,
     "int beyond any": lambda n: 2**100 + n,
@@ -481,31 +410,17 @@ NUMBERS: dict[str, Sample] = {
     "enum": turns(Colour.RED, Colour.BLUE),
     "int, then float": lambda n: [n, n + 0.5][n % 2],
     "float, then int": lambda n: [n + 0.5, n][n % 2],
-    "float, then big int": lambda n: [n + 0.5, 2**70][n % 2],
     "bool, then int": lambda n: [True, n][n % 2],
     "int, then bool": lambda n: [n, True][n % 2],
-    "bool, then float": lambda n: [True, n + 0.5][n % 2],
-    "float, then bool": lambda n: [n + 0.5, True][n % 2],
-    "int, then complex": lambda n: [n, complex(n, 1)][n % 2],
     "int, then text": lambda n: [n, "text"][n % 2],
-    "text, then int": lambda n: ["text", n][n % 2],
     "int, then None": lambda n: [n, None][n % 2],
     "int, then tensor": lambda n: [n, torch.tensor(n)][n % 2],
     "int, then array": lambda n: [n, np.array(n)][n % 2],
-    "int, then row": lambda n: [n, torch.tensor([n, n])][n % 2],
-    "float, then tensor": lambda n: [n + 0.5, torch.tensor(n)][n % 2],
     "tensor, then float": lambda n: [torch.tensor(n), n + 0.5][n % 2],
-    "int, then list": lambda n: [n, [n]][n % 2],
-    "int, then NumPy's": lambda n: [n, np.int32(n)][n % 2],
     "float, then NumPy's": lambda n: [n + 0.5, np.float32(n)][n % 2],
     "NumPy's, then int": lambda n: [np.int32(n), n][n % 2],
-    "NumPy's, then tensor": lambda n: [np.float32(n), torch.tensor(n)][n % 2],
-    "NumPy's, then array": lambda n: [np.float32(n), np.array(n, np.float32)][n % 2],
-    "NumPy's int32, then int64": lambda n: [np.int32(n), np.int64(n)][n % 2],
     "NumPy's float32, then float64": lambda n: [np.float32(n), np.float64(n)][n % 2],
-    "NumPy's int64, then float32": lambda n: [np.int64(n), np.float32(n + 0.5)][n % 2],
     "NumPy's float32, then int": lambda n: [np.float32(n), n][n % 2],
-    "NumPy's float64, then float": lambda n: [np.float64(n), n + 0.5][n % 2],
     **{
         f"NumPy's {kind.__name__}": kind
         for kind in (
@@ -523,36 +438,22 @@ NUMBERS: dict[str, Sample] = {
 
 OTHERS: dict[str, Sample] = {
     "text": lambda n: f"sample {n}",
-    "empty text": lambda n: "",
     "text of a subclass": lambda n: Name(f"{n}"),
     "bytes": lambda n: f"sample {n}".encode(),
     "text, then bytes": turns("text", b"bytes"),
     "text, then None": turns("text", None),
     "bytearray": lambda n: bytearray([n, n + 1]),
-    "memoryview": lambda n: memoryview(bytes([n, n + 1])),
     "None": lambda n: None,
-    "object": lambda n: object,
-    "dataclass": Record,
     "set": lambda n: {n},
-    "frozenset": lambda n: frozenset([n]),
     "generator": lambda n: (i for i in range(n)),
-    "function": lambda n: len,
-    "dtype": lambda n: torch.float32,
-    "device": lambda n: torch.device("cpu"),
-    "slice": lambda n: slice(n),
     "range": lambda n: range(n, n + 3),
-    "array.array": lambda n: array.array("i", [n, n + 1]),
-    "namespace": lambda n: types.SimpleNamespace(x=n),
     "generator of torch": lambda n: torch.Generator(),
-    "storage": lambda n: torch.zeros(3).untyped_storage(),
 }
 
 CONTAINERS: dict[str, Sample] = {
     "list": lambda n: [n, n + 0.5, f"{n}"],
     "empty list": lambda n: [],
     "tuple": lambda n: (n, n + 0.5, f"{n}"),
-    "empty tuple": lambda n: (),
-    "pair of text": lambda n: (f"{n}", b"bytes"),
     "list of a subclass": labelled_list,
     "UserList": lambda n: UserList([n, f"{n}"]),
     "deque": lambda n: deque([n, n + 0.5], maxlen=2),
@@ -560,25 +461,15 @@ CONTAINERS: dict[str, Sample] = {
     "torch.Size": lambda n: torch.Size([n, 3]),
     "result of torch.max": lambda n: torch.max(tensor(n, (3, 4)), dim=0),
     "ragged list": lambda n: list(range(n % 2 + 1)),
-    "ragged tuple": lambda n: tuple(range(n % 2 + 1)),
     "ragged in its last batch": lambda n: [0] * (1 + (n == 4)),
     "list, then tuple": turns([1, 2], (3, 4)),
-    "tuple, then list": turns((1, 2), [3, 4]),
-    "tuple, then tensor": turns((1, 2), torch.tensor([3, 4])),
-    "list, then array": turns([1, 2], np.array([3, 4])),
-    "list, then text": turns([1, 2], "ab"),
-    "list, then dict": turns([1, 2], {0: 3, 1: 4}),
     "list, then int": turns([1, 2], 3),
-    "list, then None": turns([1, 2], None),
-    "int, then tuple": turns(3, (1, 2)),
     "member None": lambda n: (n, None),
     "member None now and then": lambda n: (n, None if n % 2 else n),
-    "member an object": lambda n: {"x": n, "y": object},
     "named tuple": lambda n: Point(n, f"{n}"),
     "old named tuple": lambda n: Old(tensor(n, (2,)), n + 0.5),
     "named tuple, then tuple": turns(Point(1, 2), (3, 4)),
     "tuple, then named tuple": turns((1, 2), Point(3, 4)),
-    "named tuple, then longer": turns(Point(1, 2), (3, 4, 5)),
     "named tuple, then shorter": turns(Point(1, 2), (3,)),
     "named tuple, then another": turns(Point(1, 2), Old(3, 4)),
     "dict": lambda n: {"x": n, "y": tensor(n, (2,)), "z": f"{n}"},
@@ -588,9 +479,7 @@ CONTAINERS: dict[str, Sample] = {
     "keys too many": lambda n: {"x": n} if n % 2 == 0 else {"x": n, "y": 1},
     "keys too few": lambda n: {"x": n, "y": 1} if n % 2 == 0 else {"x": n},
     "keys of another type": turns({1: 1}, {True: 2}, {1.0: 3}),
-    "dict, then list": turns({0: 1}, [2]),
     "dict, then tensor": turns({0: 1}, torch.tensor([2])),
-    "dict, then None": turns({"x": 1}, None),
     "dict, then OrderedDict": turns({"x": 1}, OrderedDict(x=2)),
     "dict of a subclass": labelled,
     "OrderedDict": lambda n: OrderedDict(b=n, a=-n),
@@ -598,14 +487,12 @@ CONTAINERS: dict[str, Sample] = {
     "defaultdict, keys too few": lambda n: defaultdict(
         int, {"x": n, **({} if n % 2 else {"y": n})}
     ),
-    "Counter": lambda n: Counter(a=n, b=2),
     "UserDict": lambda n: UserDict(x=n, y=f"{n}"),
     "ChainMap": lambda n: ChainMap({"x": n}, {"y": -n}),
     "MappingProxyType": lambda n: types.MappingProxyType({"x": n}),
     "frozen mapping": lambda n: Frozen({"x": n}),
     "odd mapping": lambda n: Odd(n, f"{n}"),
     "deep": lambda n: {"a": [(n, {"b": Point([n / 2], {"c": (tensor(n, (2, 3)), f"{n}")})})]},
-    "deep and ragged": lambda n: {"a": [{"b": ([0] * (1 + n % 2),)}]},
     "deep, with an error": lambda n: {"a": [{"b": (n, None)}], "c": n},
 }
 
@@ -622,12 +509,6 @@ def as_member(make: Sample) -> Sample:
 
 def test_samples_as_members(subtests: pytest.Subtests) -> None:
     check_table(subtests, {name: as_member(make) for name, make in ZOO.items()}, 5, 2, 1)
-
-
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_a_batch_of_one_and_a_batch_of_all(batch_size: int, subtests: pytest.Subtests) -> None:
-    names = ["int", "text", "list", "named tuple", "dict", "deep"]
-    check_table(subtests, {name: ZOO[name] for name in names}, 5, batch_size, 1)
 
 
 @pytest.mark.parametrize("size", SHAPES)
@@ -705,12 +586,6 @@ def test_without_batches_rows_are_converted(subtests: pytest.Subtests) -> None:
                     check_same(got, outcome(lambda sample=sample: default_convert(sample)))
 
 
-@pytest.mark.parametrize("name", ["image and label", "ragged", "array, backwards", "two rows"])
-def test_torchs_collate_given_by_name_is_the_same(name: str) -> None:
-    samples = [ROWS[name](number, SHAPES["large"]) for number in range(7)]
-    check_parity(samples, 3, collate_fn=default_collate)
-
-
 # Nothing is shared with the samples.
 
 
@@ -771,27 +646,17 @@ REGISTERED: dict[str, tuple[Any, Sample]] = {
     "its subclass": (Box, BigBox),
     "a member": (Box, lambda n: {"large": tensor(n, (20_000,)), "box": (Box(n), n)}),
     "tensors": (torch.Tensor, lambda n: tensor(n, (20_000,))),
-    "tensors, as members": (torch.Tensor, lambda n: (tensor(n, (2,)), n)),
     "a tensor subclass": (Tagged, lambda n: tensor(n, (20_000,)).as_subclass(Tagged)),
     "parameters": (torch.nn.Parameter, lambda n: torch.nn.Parameter(tensor(n, (2,)))),
     "arrays": (np.ndarray, lambda n: ndarray(n, (20_000,))),
-    "an array subclass": (Grid, lambda n: ndarray(n, (20_000,)).view(Grid)),
     "ints": (int, lambda n: (n, n + 0.5)),
-    "bools": (bool, lambda n: (n % 2 == 0, n)),
-    "floats": (float, lambda n: (n, n + 0.5)),
     "NumPy's numbers": ((np.bool_, np.number, np.object_), lambda n: (np.float32(n), n)),
-    "one kind of NumPy's": (np.float32, lambda n: (np.float32(n), np.float64(n))),
-    "text": (str, lambda n: (f"{n}", n)),
     "dicts": (dict, lambda n: {"x": n}),
-    "inner dicts": (dict, lambda n: [{"x": n}, n]),
     "a dict subclass": (Labelled, labelled),
     "lists": (list, lambda n: [n]),
-    "inner lists": (list, lambda n: {"x": [n, n]}),
-    "tuples": (tuple, lambda n: (n, n)),
     "named tuples": (Point, lambda n: {"p": Point(n, n)}),
     "any mapping": (Mapping, lambda n: {"x": n}),
     "any object": (object, lambda n: None),
-    "None": (type(None), lambda n: (n, None)),
 }
 
 
@@ -833,19 +698,10 @@ TABLES: dict[str, Row] = {
         0, 3, 1, 2
     ),
     "channels last": lambda n, shape: tensor(n, shape).to(memory_format=torch.channels_last),
-    "channels last 3d": lambda n, shape: tensor(n, (shape[0], 1, *shape[1:])).to(
-        memory_format=torch.channels_last_3d
-    ),
     "channels last samples": lambda n, shape: tensor(
         n, (shape[0], 2, *shape[2:], shape[1])
     ).permute(0, 1, 4, 2, 3),
-    "many dimensions": lambda n, shape: tensor(n, (shape[0], 1, 1, *shape[1:])),
     "complex32": of_dtype(torch.complex32),
-    "numbers": lambda n, shape: tensor(n, shape[:1]),
-    "permuted samples": lambda n, shape: tensor(n, (shape[0], 2, *shape[1:])).permute(
-        0, 4, 2, 3, 1
-    ),
-    "off its beginning": lambda n, shape: tensor(n, (shape[0] + 3, *shape[1:]))[3:],
     "unaligned": lambda n, shape: torch.frombuffer(
         bytearray(1 + int(np.prod(shape))), dtype=torch.uint8
     )[1:].view(shape),
@@ -853,17 +709,10 @@ TABLES: dict[str, Row] = {
     "every second": lambda n, shape: tensor(n, (2 * shape[0], *shape[1:]))[::2],
     "expanded": lambda n, shape: tensor(n, (1, *shape[1:])).expand(shape),
     "conjugate": lambda n, shape: complexes(n, shape).conj(),
-    "negated by a bit": lambda n, shape: complexes(n, shape).conj().imag,
     "wanting a gradient": lambda n, shape: tensor(n, shape).requires_grad_(),
-    "with a history": lambda n, shape: tensor(n, shape).requires_grad_() * 2,
     "parameter": lambda n, shape: torch.nn.Parameter(tensor(n, shape)),
-    "parameter without gradient": lambda n, shape: torch.nn.Parameter(
-        tensor(n, shape), requires_grad=False
-    ),
     "from inference mode": in_inference_mode,
-    "in shared memory": shared,
     "of a subclass": lambda n, shape: tensor(n, shape).as_subclass(Tagged),
-    "of a silent subclass": lambda n, shape: tensor(n, shape).as_subclass(Silent),
     "on the meta device": lambda n, shape: torch.empty(shape, device="meta"),
     "sparse": lambda n, shape: tensor(n, shape).to_sparse(),
 }

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 
 pytest.importorskip("torchvision")
 pytest.importorskip("PIL")
@@ -69,18 +68,6 @@ def test_crops_and_flips_are_those_of_torchvisions_transforms_under_the_same_see
         difference = (images.int() - other_images.int()).abs()
         assert difference.max() <= 3
         assert difference.float().mean() < 0.5
-
-
-def test_torchs_own_loader_takes_a_plan_too(pngs: Path) -> None:
-    """In worker processes: the dataset is pickled or forked with its plan, draws are torch's."""
-    dataset = ImageFileList(pngs, transform=PLAN)
-    results = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        loader = TorchDataLoader(dataset, 5, num_workers=1)
-        results.append([(images.clone(), labels.clone()) for images, labels in loader])
-    check_same(*results)
-    assert results[0][0][0].shape == (5, 3, SIDE, SIDE)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -239,16 +239,6 @@ def test_control_a_missing_wait_or_record_would_be_seen(machine: Machine, missin
     assert seen == (machine.eager == (missing == "records"))
 
 
-def test_memory_is_used_again_once_it_may_be(machine: Machine) -> None:
-    results: list[list[float]] = []
-    for tensor, _ in prefetch_to(pairs(50), SIMULATED):
-        compute(tensor, results)
-        del tensor
-        machine.synchronize()
-    assert results == [[k, -k] for k in range(1, 51)]
-    assert machine.blocks <= 3, "(depth + batches kept by the loop + 1)"
-
-
 @pytest.mark.parametrize("pinned", [True, False])
 def test_memory_that_is_not_pinned_may_be_written_again_at_once(
     machine: Machine, pinned: bool
@@ -286,11 +276,6 @@ def test_what_lies_on_the_device_is_neither_copied_nor_freed_too_early(machine: 
     assert there.block.users == {machine.default}
 
 
-def test_the_device_without_an_index_is_the_current_one(machine: Machine) -> None:
-    ((got, _),) = list(prefetch_to(pairs(1), "privateuseone"))
-    assert isinstance(got, OnDevice)
-
-
 def test_an_interrupted_copy_loses_no_batch(machine: Machine) -> None:
     iterator = iter(prefetch_to(pairs(5), SIMULATED))
     results: list[list[float]] = []
@@ -314,16 +299,6 @@ def test_a_copy_that_fails_arrives_in_its_place(machine: Machine) -> None:
     with pytest.raises(MemoryError):
         next(iterator)
     assert [batch[1] for batch in iterator] == [5]
-
-
-def test_a_copy_that_fails_after_ctrl_c_arrives_in_its_place(machine: Machine) -> None:
-    iterator = iter(prefetch_to(pairs(3), SIMULATED))
-    machine.interrupts = [MemoryError("out of memory on the device"), KeyboardInterrupt()]
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    with pytest.raises(MemoryError):
-        next(iterator)
-    assert [batch[1] for batch in iterator] == [2, 3]
 
 
 # ---- looking ahead ----
@@ -409,38 +384,6 @@ def test_any_other_iterable_is_read_ahead_by_the_depth_but_for_the_first_batch(
         assert len(asked) == (1 if k == 1 else min(10, k + depth))
     assert list(iterator) == []
     assert list(iterator) == []
-
-
-class Scripted:
-    """An iterator that goes on after an error, and after its end, as none should be asked to."""
-
-    def __init__(self, *script: Any) -> None:
-        self.script = list(script)
-        self.asked = 0
-
-    def __iter__(self) -> Scripted:
-        return self
-
-    def __next__(self) -> Any:
-        self.asked += 1
-        step = self.script.pop(0)
-        if isinstance(step, Exception):
-            raise step
-        return step
-
-
-def test_nothing_is_asked_for_behind_an_error_or_the_end(machine: Machine) -> None:
-    one, two, three = pairs(3)
-    source = Scripted(one, two, ValueError("bad"), three, StopIteration(), one)
-    iterator = iter(prefetch_to(source, SIMULATED, depth=4))
-    assert [next(iterator)[1], next(iterator)[1]] == [1, 2]
-    assert source.asked == 3
-    with pytest.raises(ValueError, match="bad"):
-        next(iterator)
-    assert next(iterator)[1] == 3
-    for _ in range(3):
-        assert next(iterator, None) is None
-    assert source.asked == 5
 
 
 @pytest.mark.parametrize("struck", ["state", "copy"])
@@ -553,33 +496,6 @@ def test_a_second_resume_and_two_epochs_after_it(machine: Machine, kind: str) ->
     resumes_twice(lambda: prefetch_to(LOADERS[kind](), SIMULATED, depth=2), values)
 
 
-@pytest.mark.parametrize("machine", ["copies late"], indirect=True)
-def test_a_loop_that_was_left_goes_on_where_it_left(machine: Machine) -> None:
-    loader = LOADERS["shuffled, threads"]
-    whole = [batch[0].tolist() for batch in loader()]
-    first = prefetch_to(loader(), SIMULATED, depth=3)
-    for k, _ in enumerate(first):
-        if k == 2:
-            break
-    resumed = prefetch_to(loader(), SIMULATED, depth=3)
-    resumed.load_state_dict(first.state_dict())
-    assert [values(batch) for batch in resumed] == whole[3:]
-    resumed.load_state_dict(first.state_dict())
-    assert resumed.state_dict() == first.state_dict()
-
-
-def test_a_state_handed_out_is_the_callers(machine: Machine) -> None:
-    ahead = prefetch_to(LOADERS["iterable"](), SIMULATED)
-    iterator = iter(ahead)
-    next(iterator)
-    ahead.state_dict()["lanes"][0]["samples"] = -1
-    assert ahead.state_dict()["lanes"][0]["samples"] == 4
-    next(iterator)
-    before = copy.deepcopy(ahead.state_dict())
-    list(iterator)
-    assert before != ahead.state_dict()
-
-
 class Stateful(list[float]):
     """Batches with a state of their own, which would count those that were copied ahead."""
 
@@ -597,29 +513,6 @@ class Joined(DataLoader[Any]):
         return zip(batches, batches, strict=False)
 
 
-class Numbered(DataLoader[Any]):
-    """Counts its epochs, and hands out the loader's own iterator."""
-
-    epochs = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.epochs += 1
-        return super().__iter__()
-
-
-def test_a_subclass_that_hands_out_the_loaders_iterator_has_its_state(machine: Machine) -> None:
-    loader = Numbered(Gated(6), 1, num_workers=2, collate_fn=to_host, prefetch_batches=6)
-    ahead = prefetch_to(loader, SIMULATED, depth=2)
-    iterator: Any = iter(ahead)
-    source = iterator._source
-    wait_until(lambda: len(source._window._ready_tickets) == 6, "all are ready")
-    next(iterator)
-    assert loader.state_dict()["batches"] == 3
-    assert ahead.state_dict()["batches"] == 1
-    assert ahead.epochs == 1
-    loader.close()
-
-
 def test_only_fastloads_own_loader_has_a_state() -> None:
     samples: Any = [1, 2, 3]
     for loader in (samples, TorchDataLoader(samples), Stateful(samples), Joined(samples)):
@@ -630,13 +523,6 @@ def test_only_fastloads_own_loader_has_a_state() -> None:
                 AttributeError, match=f"no state_dict.*got '{type(loader).__name__}'"
             ):
                 ask()
-
-
-def test_torchs_processes_are_warned_of_only_where_a_state_is_asked_for() -> None:
-    ahead = prefetch_to(DataLoader([1.0, 2.0], worker_method="torch"), "cpu")  # type: ignore[arg-type, var-annotated]
-    assert len(list(ahead)) == 2
-    with pytest.warns(UserWarning, match="does not know its place"):
-        assert ahead.state_dict()["kind"] == "torch"
 
 
 # ---- errors and the end ----
@@ -661,22 +547,6 @@ def test_an_error_arrives_behind_the_batches_before_it(machine: Machine, num_wor
         except StopIteration:
             break
     assert got == [0, 4, "sample nine", 12, 16]
-
-
-@pytest.mark.parametrize("machine", ["copies late"], indirect=True)
-def test_whoever_keeps_the_error_keeps_no_iterator(machine: Machine) -> None:
-    dataset = FailingDataset(Gated(8), failures={1: ValueError("kept")})
-    iterator: Any = iter(prefetch_to(DataLoader(dataset, 1, collate_fn=to_host), SIMULATED))
-    next(iterator)
-    kept = None
-    try:
-        next(iterator)
-    except ValueError as error:
-        kept = error
-    gone = weakref.ref(iterator)
-    del iterator
-    assert gone() is None, "no cycle, and not held by the error"
-    assert str(kept) == "kept"
 
 
 def test_leaving_the_loop_ends_the_iterator_of_the_loader(machine: Machine) -> None:
@@ -734,12 +604,6 @@ def test_a_packed_sequence_keeps_its_batch_sizes_where_they_must_be() -> None:
     assert moved.batch_sizes.device.type == "cpu"
     (same,) = list(prefetch_to([packed], "cpu"))
     assert same is packed
-
-
-def test_sparse_tensors_come_along() -> None:
-    (moved,) = list(prefetch_to([[torch.eye(2).to_sparse()]], "meta"))
-    assert moved[0].is_sparse
-    assert moved[0].device.type == "meta"
 
 
 def test_on_the_cpu_a_batch_is_the_loaders_own_and_nothing_is_read_ahead() -> None:

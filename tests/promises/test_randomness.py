@@ -166,22 +166,6 @@ def test_torchvisions_transforms_give_the_same_for_any_number_of_workers(kind: s
         assert same(drawn(6, 2), serial) == (seed is not None)
 
 
-def test_torchvisions_mixup_and_cutmix_in_collate() -> None:
-    """They draw through torch.distributions, on the workers."""
-    pytest.importorskip("torchvision")
-    from torchvision.transforms import v2
-
-    mix = v2.RandomChoice([v2.MixUp(num_classes=20), v2.CutMix(num_classes=20)])
-
-    def collate(samples: list[Any]) -> Any:
-        return mix(*default_collate(samples))
-
-    dataset = image_dataset("v2")
-    serial = epochs(dataset, collate_fn=collate)
-    assert not same(serial, epochs(dataset, collate_fn=collate, seed=SEED + 1))
-    assert same(epochs(dataset, collate_fn=collate, num_workers=2), serial)
-
-
 class Late(Draws):
     """Draws before and after a delay that is another in each run."""
 
@@ -255,21 +239,6 @@ def test_ranks_of_torchs_sampler_draw_differently() -> None:
     assert not drawn[0] & drawn[1]
 
 
-def test_ranks_with_a_part_of_their_own_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There the ranks have the same indices at the same positions."""
-
-    class Part(Draws):
-        partitioned_by_rank = True
-
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    drawn = []
-    for rank in range(2):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda *_, rank=rank: rank)
-        drawn.append(set(rows(epochs(Part(12))[0])))
-    assert not drawn[0] & drawn[1]
-
-
 ANY_INDEX = """
 import fastload, torch
 said = []
@@ -333,30 +302,6 @@ def test_a_worker_init_fn_that_seeds_changes_nothing(workers: int) -> None:
     assert same(got, expected)
 
 
-def test_the_loop_draws_as_if_there_were_no_loader() -> None:
-    class Everything(Draws):
-        def __getitem__(self, index: int) -> Any:
-            return torch.rand(2), torch.randperm(5), fastload.sample_rng().random()
-
-    def drawn(workers: int) -> list[Any]:
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        loader = fastload.DataLoader(
-            Everything(24), 4, seed=SEED, shuffle=True, num_workers=workers
-        )
-        return [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in loader]
-
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    alone = [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in range(6)]
-    with warnings.catch_warnings():
-        # The loop may draw while a sample is read; that this is no draw of a sample's has its own test.
-        warnings.simplefilter("ignore")
-        assert drawn(0) == drawn(2) == alone
-
-
 # What a user calls.
 
 
@@ -375,15 +320,6 @@ def test_torchs_functions_and_the_generator_draw_out_of_one_stream() -> None:
     with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
         plain = [torch.rand(1), torch.rand(1), torch.rand(1)]
     assert same(mixed, plain)
-
-
-def test_numpys_generator_goes_on_when_it_is_asked_for_again() -> None:
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        one, two = fastload.sample_rng().random(), fastload.sample_rng().random()
-    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-        rng = fastload.sample_rng()
-        assert [rng.random(), rng.random()] == [one, two]
-    assert one != two
 
 
 def test_each_part_of_a_streams_name_matters() -> None:
@@ -482,18 +418,6 @@ def test_a_serial_loop_reproduces_batches_read_in_one_call(workers: int, collate
             assert same(batch, expected), (epoch, number)
 
 
-def test_a_serial_loop_reproduces_samples_that_are_named() -> None:
-    class Named(Draws):
-        def __getitem__(self, index: Any) -> Any:
-            return torch.rand(3)
-
-    names = ["b", "a", "c", "a"]
-    got = torch.cat(epochs(Named(4), sampler=names, batch_size=2, num_workers=2)[1])
-    for position, name in enumerate(names):
-        with fastload.random_stream(seed=SEED, epoch=1, position=position, index=name):
-            assert torch.equal(torch.rand(3), got[position])
-
-
 # Errors and other orders.
 
 
@@ -530,22 +454,6 @@ def test_a_sample_that_is_read_again_draws_the_same(workers: int) -> None:
     options |= {"retries": 2, "num_workers": workers}
     got = epochs(Flaky(12, {0, 6, 11}, error), count=1, **options)
     assert same(got, expected)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_is_read_again_draws_the_same(workers: int) -> None:
-    class FlakyWhole(Whole):
-        failed = False
-
-        def __getitems__(self, indices: list[int]) -> list[Any]:
-            samples = super().__getitems__(indices)
-            if 5 in indices and not self.failed:
-                self.failed = True
-                raise OSError(errno.ESTALE, "simulated")
-            return samples
-
-    got = epochs(FlakyWhole(12), count=1, retries=1, num_workers=workers, collate_fn=noisy)
-    assert same(got, epochs(Whole(12), count=1, collate_fn=noisy))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -609,26 +517,6 @@ def test_python_s_draws_are_those_of_the_sample_s_own_stream(workers: dict[str, 
                 samples.append(dataset[index])
         with fastload.random_stream(seed=SEED, epoch=0, position=first, index=first, batch=True):
             assert batch == drawing_list(samples)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_replacement_draws_from_a_stream_too(workers: int) -> None:
-    class Broken(Draws):
-        def __getitem__(self, index: int) -> Any:
-            if index % 3 == 0:
-                raise ValueError("simulated")
-            return super().__getitem__(index)
-
-    def replace(index: int, error: BaseException) -> Any:
-        return index, torch.rand(3, dtype=torch.float64)
-
-    before = states()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        got = epochs(Broken(12), on_error=replace, num_workers=workers)
-        assert same(got, epochs(Broken(12), on_error=replace))
-    assert states() == before
-    assert len(set(rows(got[0]) + rows(got[1]))) == 24
 
 
 @pytest.mark.parametrize(("inner_workers", "inner_seed"), [(0, 3), (2, None), (2, 3)])
@@ -713,12 +601,6 @@ def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | No
     assert re.search(name, said[0]), said
     assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
     assert "seeds that state twice" in said[0]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_without_workers_and_seed_there_is_nothing_to_notice(source: str) -> None:
-    """There it is as in torch: `torch.manual_seed` and `random.seed` before the loop do."""
-    assert warned(Calls(64, SOURCES[source][0]), num_workers=0) == []
 
 
 KEYED_DRAWS: dict[str, Callable[[], Any]] = {
@@ -825,36 +707,21 @@ FIRST_ARGUMENTS: dict[Any, Callable[[], tuple[Any, ...]]] = {
 }
 
 FORMS: dict[str, Callable[[], Any]] = {
-    "rand, no generator": lambda: torch.rand(64, generator=None),
     "rand, out": lambda: torch.rand(64, out=torch.empty(64)),
     "randint, low and high": lambda: torch.randint(5, 1000, (64,)),
-    "randint, out": lambda: torch.randint(1000, (64,), out=torch.empty(64, dtype=torch.int64)),
-    "randperm, out": lambda: torch.randperm(64, out=torch.empty(64, dtype=torch.int64)),
     "normal, mean and std tensors": lambda: torch.normal(half(), half()),
-    "normal, std tensor": lambda: torch.normal(0.0, half()),
     "normal, size": lambda: torch.normal(0.0, 1.0, (64,)),
-    "normal, out": lambda: torch.normal(half(), half(), out=torch.empty(64)),
-    "bernoulli, p": lambda: torch.bernoulli(half(), 0.5),
-    "bernoulli, out": lambda: torch.bernoulli(half(), out=torch.empty(64)),
     "bernoulli_, tensor": lambda: torch.empty(64).bernoulli_(half()),
     "random_, to": lambda: half().random_(1000),
-    "random_, from and to": lambda: half().random_(5, 1000),
     "uniform_, a view": lambda: square()[:, ::2].uniform_(-1, 1),
     "rand_like, dtype": lambda: torch.rand_like(
         torch.zeros(64, dtype=torch.int32), dtype=torch.float64
     ),
-    "rand_like, 16 bits": lambda: torch.rand_like(half().bfloat16()),
     "rand_like, requires_grad": lambda: torch.rand_like(half(), requires_grad=True).detach(),
     "rand_like, channels last": lambda: torch.rand_like(
         torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     ),
-    "rand_like, memory format": lambda: torch.rand_like(
-        torch.zeros(2, 3, 4, 5), memory_format=torch.channels_last
-    ),
-    "rand_like, transposed": lambda: torch.rand_like(torch.zeros(8, 4).t()),
     "rand_like, expanded": lambda: torch.rand_like(torch.zeros(8, 1).expand(8, 4)),
-    "randn_like, complex": lambda: torch.randn_like(half().to(torch.complex64)),
-    "randint_like, low and high": lambda: torch.randint_like(half(), 5, 1000),
     "subclass": lambda: torch.rand_like(nn.Parameter(half())),
     "bernoulli, p by tensor": lambda: torch.ops.aten.bernoulli.Tensor(half(), half()),
     "sparse": lambda: sparse_rows().normal_().to_dense(),
@@ -872,7 +739,6 @@ FORMS: dict[str, Callable[[], Any]] = {
     "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(
         square()[:, :2]
     ),
-    "vmap, in place": lambda: torch.vmap(lambda x: x.uniform_(), randomness="same")(square()),
     "grad": lambda: torch.func.grad(lambda x: (x * torch.rand(64)).sum())(half()),
     "inference mode": lambda: inferred(),
 }

@@ -89,15 +89,6 @@ def test_the_ranks_share_the_one_epoch(
     assert parts(world) == padded, "the default"
 
 
-def test_as_it_comes_is_strided() -> None:
-    assert parts(7, 3, shuffle=False, ends="uneven") == [[0, 3, 6], [1, 4], [2, 5]]
-    assert parts(7, 3, shuffle=False, ends="drop") == [[0, 3], [1, 4], [2, 5]]
-    assert [part[:2] for part in parts(7, 3, shuffle=False)] == [[0, 3], [1, 4], [2, 5]]
-    sampler = fastload.RankSampler(10, rank=1, world_size=2, shuffle=False)
-    sampler.set_epoch(4)
-    assert list(sampler) == [1, 3, 5, 7, 9], "in every epoch"
-
-
 # Through the loader.
 
 
@@ -129,27 +120,6 @@ def test_the_same_global_batches_for_any_world(ends: Ends) -> None:
         assert global_batches(rank_batches(96, world, 12 // world, seed=7, ends=ends)) == one
 
 
-@pytest.mark.parametrize("told", [(), (2, 0, 5)], ids=["never_told", "told"])
-@pytest.mark.parametrize(("world", "drop_last"), [(1, False), (3, True), (4, False)])
-def test_torchs_own_rank_sampler_gives_torchs_batches(
-    world: int, drop_last: bool, told: tuple[int, ...]
-) -> None:
-    """`told` are the epochs that the loop tells the sampler; torch stays at 0 if it never does."""
-
-    def epochs(kind: type[Any], rank: int) -> list[list[list[int]]]:
-        sampler = DistributedSampler(range(101), world, rank, seed=3, drop_last=drop_last)
-        loader = kind(Numbers(101), batch_size=4, sampler=sampler)
-        got = []
-        for epoch in told or (None, None):
-            if epoch is not None:
-                sampler.set_epoch(epoch)
-            got.append([batch.tolist() for batch in loader])
-        return got
-
-    for rank in range(world):
-        assert epochs(fastload.DataLoader, rank) == epochs(torch.utils.data.DataLoader, rank)
-
-
 # Epochs and seeds.
 
 
@@ -167,16 +137,6 @@ def test_set_epoch_gives_each_epoch_an_order_of_its_own() -> None:
     assert len({tuple(order) for order in orders}) == 5
     sampler.set_epoch(2)
     assert list(sampler) == orders[2]
-
-
-def test_the_seed_decides_and_the_global_generator_does_not() -> None:
-    torch.manual_seed(1)
-    one = parts(100, 2, seed=3)
-    torch.manual_seed(2)
-    state = torch.random.get_rng_state()
-    assert parts(100, 2, seed=3) == one
-    assert parts(100, 2, seed=4) != one
-    assert torch.equal(torch.random.get_rng_state(), state), "a sampler draws nothing from it"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,19 +173,6 @@ def test_an_epoch_that_is_set_behind_iter_is_the_one_that_begins(workers: int) -
             sampler.set_epoch(said)
             assert torch.cat(list(iterator)).tolist() == orders[said]
             assert torch.cat(list(loader)).tolist() == orders[after]
-
-
-def test_an_epoch_that_was_set_stands_in_the_state_before_it_begins() -> None:
-    sampler = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
-    loader = fastload.DataLoader(Numbers(60), 5, sampler=sampler, seed=1)
-    sampler.set_epoch(5)
-    state = loader.state_dict()
-    assert state["epoch"] == 5
-    other = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
-    again = fastload.DataLoader(Numbers(60), 5, sampler=other, seed=1)
-    again.load_state_dict(state)
-    assert torch.cat(list(again)).tolist() == torch.cat(list(loader)).tolist()
-    assert again.stats().epoch == 5
 
 
 class Drawn(Numbers):
@@ -296,21 +243,7 @@ def test_integers_of_numpy_are_integers() -> None:
         loader.load_state_dict(state)
 
 
-def test_a_dataset_may_stand_for_its_length() -> None:
-    for length in (0, 1, 11, 12):
-        by_dataset = fastload.RankSampler(Numbers(length), rank=1, world_size=3)
-        by_length = fastload.RankSampler(length, rank=1, world_size=3)
-        assert list(by_dataset) == list(by_length)
-
-
 # Which rank this is, if nobody says.
-
-
-def test_without_a_process_group_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    sampler = fastload.RankSampler(10, shuffle=False)
-    assert list(sampler) == list(range(10))
 
 
 def test_the_process_group_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,19 +317,6 @@ def test_a_rank_part_in_a_wrapper_says_which_rank_draws() -> None:
     assert draws(1, True) == draws(1, False) != draws(0, True) == draws(0, False)
 
 
-@pytest.mark.parametrize("kind", RANK_SAMPLERS)
-def test_a_whole_dataset_takes_a_rank_sampler(kind: str) -> None:
-    dataset = Partitioned(10)
-    dataset.partitioned_by_rank = False
-    loader = fastload.DataLoader(dataset, 2, sampler=RANK_SAMPLERS[kind](10))
-    assert sum(len(batch) for batch in loader) == 5
-
-
-def test_a_rank_part_is_shuffled_like_any_dataset() -> None:
-    loader = fastload.DataLoader(Partitioned(10), 2, shuffle=True, num_workers=2)
-    assert sorted(torch.cat(list(loader)).tolist()) == list(range(10))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -416,11 +336,6 @@ def test_a_rank_part_is_shuffled_like_any_dataset() -> None:
 def test_a_bad_argument_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"(?s){said}"):
         fastload.RankSampler(options.pop("dataset", 10), **options)
-
-
-def test_a_bad_epoch_is_named() -> None:
-    with pytest.raises((TypeError, ValueError), match="epoch"):
-        fastload.RankSampler(10, rank=0, world_size=2).set_epoch(1.5)  # type: ignore[arg-type]
 
 
 def test_a_dataset_without_a_length_is_refused() -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import json
 import pickle
 import random
 import re
@@ -45,7 +44,6 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
@@ -113,32 +111,6 @@ def run(loader: DataLoader[Any], epochs: int = 1) -> list[list[list[Row]]]:
 def alone(workers: int, **more: Any) -> DataLoader[Any]:
     options: dict[str, Any] = {"shuffle": True, "seed": SEED, **more}
     return DataLoader(Augmented(26), 4, num_workers=workers, **options)
-
-
-ALONE: dict[str, dict[str, Any]] = {
-    "as it comes": {"shuffle": False},
-    "drop_last": {"drop_last": True},
-    "sampler": {"shuffle": None, "sampler": range(20, 3, -1)},
-    "own collate": {"collate_fn": torch.stack},
-}
-
-
-@pytest.mark.parametrize("shape", ALONE)
-def test_from_every_step_of_three_epochs(shape: str) -> None:
-    """Other ways to batch are in `tests/contracts/workers.py`."""
-
-    batches, states = history(alone(3, **ALONE[shape]), 3)
-    batches.append(history(alone(0, **ALONE[shape]), 4)[0][3])
-    assert len({json.dumps(epoch) for epoch in batches}) == 4
-    for place, (state, epoch, done) in enumerate(states):
-        workers = (0, 1, 3)[place % 3]
-        with alone(workers, **ALONE[shape]) as loader:
-            loader.load_state_dict(through_json(state))
-            rest, following = run(loader, 2)
-        expected = batches[epoch : epoch + 2] if epoch < 3 else [batches[3]]
-        assert rest == expected[0][done:], (place, epoch, done, workers)
-        if epoch < 3:
-            assert following == expected[1], (place, epoch, done, workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -279,11 +251,6 @@ TORCHS: dict[str, Callable[[Augmented, int], dict[str, Any]]] = {
     "sampler's generator": lambda data, s: {
         "sampler": RandomSampler(data, generator=torch.Generator().manual_seed(s))
     },
-    "sampler without": lambda data, s: {"sampler": RandomSampler(data)},
-    "replacement": lambda data, s: {
-        "sampler": RandomSampler(data, replacement=True, num_samples=30)
-    },
-    "subset": lambda data, s: {"sampler": SubsetRandomSampler(range(3, 24))},
     "weighted": lambda data, s: {
         "sampler": WeightedRandomSampler([1.0 + k for k in range(26)], 26)
     },
@@ -387,26 +354,6 @@ def test_the_rest_of_an_epoch_of_torchs_and_a_users_samplers(kind: str) -> None:
                 assert rest == batches[done:], done
                 assert Counter(again.dataset.reads) == Counter(indices(rest))  # type: ignore[attr-defined]
     loader.close()
-
-
-def test_with_torchs_own_state_put_back_the_next_epochs_are_equal_too() -> None:
-    """Without a seed the next epoch is a draw of torch's: a checkpoint of torch's state holds it."""
-
-    def make() -> DataLoader[Any]:
-        return DataLoader(Augmented(26), 4, shuffle=True)
-
-    torch.manual_seed(5)
-    loader = make()
-    iterator = iter(loader)
-    batches = [plain(next(iterator)) for _ in range(3)]
-    state, torchs = loader.state_dict(), torch.get_rng_state()
-    batches += [plain(batch) for batch in iterator]
-    following = run(loader, 2)
-    torch.manual_seed(99)
-    again = make()
-    torch.set_rng_state(torchs)
-    again.load_state_dict(state)
-    assert run(again, 3) == [batches[3:], *following]
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
@@ -671,20 +618,6 @@ class RememberingBatches(BatchSampler):
     bad = False
 
 
-class OtherProtocol(RememberingBatches):
-    """Its methods need arguments that only a loader of its own has."""
-
-    def state_dict(self, steps: int) -> Any:  # type: ignore[override]
-        raise AssertionError("called")
-
-
-def test_methods_of_a_sampler_that_need_arguments_are_not_called() -> None:
-    loader = DataLoader(Augmented(26), batch_sampler=OtherProtocol(), seed=SEED)
-    next(iter(loader))
-    state = through_json(loader.state_dict())
-    assert state["sampler_state"] == Remembering().state_dict(), "that of the sampler in it"
-
-
 def test_a_sampler_whose_state_is_no_json_is_named_when_the_state_is_asked_for() -> None:
     loader = DataLoader(Augmented(26), 4, sampler=Remembering(bad=True), seed=SEED)
     for _ in loader:
@@ -724,22 +657,6 @@ def test_the_checksum_of_indices() -> None:
     assert checksum(2**70, 0) != checksum(2**71, 0)
     assert checksum(object(), 0) == checksum(object(), 0)
     assert checksum((k for k in "a"), 0) == checksum((k for k in "b"), 0)
-
-
-@pytest.mark.parametrize("seed", [None, SEED])
-def test_a_state_of_a_loader_that_began_with_a_fresh_state(seed: int | None) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(Augmented(26), 4, sampler=RandomSampler(range(26)), seed=seed)
-
-    loader = make()
-    loader.load_state_dict(make().state_dict())
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    rest = [plain(batch) for batch in iterator]
-    again = make()
-    again.load_state_dict(state)
-    assert run(again)[0] == rest
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -885,20 +802,6 @@ def test_a_state_stays_what_it_is() -> None:
     for key in list(state):
         state[key] = None
     assert run(again)[0] == rest
-
-
-def test_persistent_workers_without_a_seed_go_back() -> None:
-    """With a seed, they may have begun the next epoch: see `tests/contracts/workers.py`."""
-    with DataLoader(
-        Augmented(26), 4, shuffle=True, num_workers=2, persistent_workers=True
-    ) as loader:
-        batches, states = history(loader, 2)
-        for place in (3, 6, len(states) - 3):
-            state, epoch, done = states[place]
-            assert done
-            loader.load_state_dict(through_json(state))
-            assert loader.state_dict() == state
-            assert run(loader)[0] == batches[epoch][done:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -1100,14 +1003,6 @@ def test_torchs_sampler_of_ranks_goes_on_exactly_or_refuses(
     assert together([run(loader)[0] for loader in after]) == whole[2:]
 
 
-def test_a_state_of_another_version_is_refused() -> None:
-    loader = alone(0)
-    state = loader.state_dict()
-    (field,) = [key for key in state if "version" in key]
-    with pytest.raises(StateError, match=f"{field}.*99|99.*{field}"):
-        loader.load_state_dict({**state, field: 99})
-
-
 EDITED: dict[str, Callable[[], DataLoader[Any]]] = {
     "rank": lambda: one_rank(),
     "torch": lambda: one_rank(seed=None, shuffle=True),
@@ -1178,15 +1073,6 @@ def test_numbers_that_do_not_belong_together_are_refused(kind: str, field: str, 
         EDITED[kind]().load_state_dict(state)
 
 
-def test_a_state_of_more_batches_than_a_sampler_gives_is_refused() -> None:
-    maker = EDITED["own sampler"]()
-    next(iter(maker))
-    loader = EDITED["own sampler"]()
-    loader.load_state_dict({**maker.state_dict(), "batches": 10**15})
-    with pytest.raises(StateError, match="checksum"):
-        iter(loader)
-
-
 @pytest.mark.parametrize("until_the_end", [False, True])
 def test_a_state_that_a_sampler_does_not_take_is_named(until_the_end: bool) -> None:
     maker = one_rank(sampler=Remembering())
@@ -1233,11 +1119,6 @@ def test_a_generator_on_one_side_only_is_named(saver: bool) -> None:
             pass
         with pytest.raises(StateError, match="generators.*give"):
             make(not saver).load_state_dict(through_json(loader.state_dict()))
-
-
-def test_a_difference_of_shuffle_is_said_in_these_words() -> None:
-    with pytest.raises(StateError, match=r"shuffle=True with a seed.*shuffle=False.*same shuffle"):
-        alone(0, shuffle=False).load_state_dict(alone(0).state_dict())
 
 
 # States that another thread asks for. Forced: one is taken before every line that the loop runs.
@@ -1318,31 +1199,6 @@ def test_a_state_that_another_thread_asks_for_as_a_resumed_epoch_begins() -> Non
         iter(loader)
     assert states
     assert all(state == saved for state in states)
-
-
-class WorkerSeeds(Dataset[int]):
-    """Samples are the seeds that workers tell."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        info = torch.utils.data.get_worker_info()
-        assert info is not None
-        return info.seed - info.id
-
-
-@pytest.mark.parametrize("options", [{"seed": 7}, {}])
-def test_workers_of_a_resumed_epoch_have_the_seeds_of_that_epoch(options: dict[str, Any]) -> None:
-    first = DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
-    list(first)
-    iterator = iter(first)
-    seeds = next(iterator)
-    state = first.state_dict()
-    assert all(torch.equal(batch, seeds) for batch in iterator)
-    again = DataLoader(WorkerSeeds(), 4, num_workers=2, **options)
-    again.load_state_dict(state)
-    assert [torch.equal(batch, seeds) for batch in again] == [True, True]
 
 
 WHAT_WAS_DELIVERED = {

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import ceil
@@ -23,11 +22,10 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Sampler, TensorDataset
+from torch.utils.data import Sampler
 
 from fastload import DataLoader
 from tests.fakes import Numbers
-from tests.gil import HAS_GIL
 from tests.promises.reading import DEADLINE_S, Watched, in_batches
 
 GRACE_S = 0.03  # what a loader that reads too much is given to do so
@@ -145,13 +143,6 @@ def test_a_pause_where_a_batch_is_one_call(batch_size: int | None, workers: int)
     assert loader.stats().depth == 2 + workers
 
 
-def test_a_tensor_dataset_is_gathered_batch_by_batch() -> None:
-    """Of batches above 1 MiB, below which the loop gathers."""
-    loader = DataLoader(TensorDataset(torch.zeros(40, 100_000)), 4, num_workers=3)
-    assert len(list(loader)) == 10
-    assert loader.stats().depth <= 5
-
-
 def test_without_workers_nothing_is_read_ahead() -> None:
     dataset = Gate(100)
     iterator = iter(DataLoader(dataset, 5))
@@ -170,48 +161,6 @@ def test_without_order_the_bound_counts_from_the_oldest_batch() -> None:
     assert set(dataset.reads) <= set(range(80)), "batch 2 holds back batch 8"
     dataset.release()
     assert sorted(early + [batch.tolist() for batch in iterator]) == in_batches(range(200), 10)
-
-
-class Weighed(Dataset[Any]):
-    """Samples that a `collate_fn` keeps as they are; counts how many are alive at most."""
-
-    fastload_per_worker = ()  # one count for all workers
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.alive = 0
-        self.most = 0
-        self._lock = threading.Lock()  # owns alive and most
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        sample = torch.tensor(index)
-        with self._lock:
-            self.alive += 1
-            self.most = max(self.most, self.alive)
-        weakref.finalize(sample, self._gone)
-        return sample
-
-    def _gone(self) -> None:
-        with self._lock:
-            self.alive -= 1
-
-
-@pytest.mark.skipif(
-    not HAS_GIL,
-    reason="without it, what another thread drops is freed when the thread that made it runs",
-)
-@pytest.mark.parametrize("workers", [0, 4])
-def test_samples_alive_stay_within_the_formula(workers: int) -> None:
-    """Those in flight, and those of the batch in the loop's hands: the rest are gone."""
-    dataset = Weighed(320)
-    loader = DataLoader(dataset, 8, num_workers=workers, collate_fn=list)
-    for batch in loader:
-        assert len(batch) == 8
-        del batch
-    assert dataset.most <= (loader.stats().depth + 1) * 8
 
 
 def test_all_workers_read_at_once_and_no_more_reads_than_workers() -> None:

@@ -18,12 +18,10 @@ import dis
 import functools
 import gc
 import os
-import random
 import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,7 +29,6 @@ from types import CodeType, FrameType
 from typing import Any, ParamSpec
 from unittest import mock
 
-import numpy as np
 import pytest
 from torch.utils.data import Sampler
 
@@ -42,7 +39,7 @@ from fastload.engine.team import Team
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.random import numpy_random, python_random
 from fastload.random.streams import current_stream
-from tests.children import Ended, run_python, run_script, start_script
+from tests.children import Ended, run_script, start_script
 from tests.fakes import fastload_threads
 from tests.promises.reading import Reads, fill, wait_until
 
@@ -234,23 +231,6 @@ def test_a_waiting_loop_is_woken_by_close_from_another_thread() -> None:
     dataset.gate.set()
     closer.join(30)
     assert not fastload_threads()
-
-
-def test_persistent_workers_are_daemons_and_live_until_close() -> None:
-    def workers() -> dict[str, threading.Thread]:
-        return {t.name: t for t in threading.enumerate() if t.name.startswith("fastload-worker")}
-
-    loader = DataLoader(Reads(10), 4, num_workers=2, persistent_workers=True)
-    list(loader)
-    first = workers()
-    assert set(first) == {"fastload-worker-0", "fastload-worker-1"}
-    assert all(thread.daemon for thread in first.values())
-    list(loader)
-    assert workers() == first
-    loader.close()
-    assert not fastload_threads()
-    assert len(list(loader)) == 3
-    loader.close()
 
 
 def test_200_abandoned_iterators_leave_no_thread() -> None:
@@ -580,49 +560,6 @@ def test_ctrl_c_once_processes_have_started_ends_them(monkeypatch: pytest.Monkey
     assert all(child.dead for child in teams[0].children)
 
 
-def test_ctrl_c_at_any_point_of_random_stream_leaves_the_global_functions() -> None:
-    def draw() -> None:
-        with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-            random.random()
-            np.random.random()
-
-    wrong: list[str] = []
-    for point in range(5000):
-        strike = Strike(point)
-        strike.during(draw)
-        if numpy_random._installed or python_random._installed or current_stream():
-            wrong.append(strike.at)
-            break
-        if not strike.at:
-            break
-    assert point > 5
-    assert not wrong
-
-
-def test_ctrl_c_while_torch_s_operators_are_registered_leaves_the_next_attempt_free() -> None:
-    script = """
-import torch
-from fastload._kit import torch_private
-from fastload.random import torch_random
-library, calls = torch.library.Library, []
-class Struck(library):
-    def impl(self, *args, **options):
-        calls.append(args)
-        if len(calls) == 10:
-            raise KeyboardInterrupt
-        return super().impl(*args, **options)
-torch_private._Library = Struck
-try:
-    torch_random.install()
-except KeyboardInterrupt as error:
-    kept = error
-torch_random.install()
-print(len(calls) > 20, torch_random.unusable())
-"""
-    run = run_python("-c", script, check=True)
-    assert run.stdout == "True None\n", run.stdout + run.stderr
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
     monkeypatch: pytest.MonkeyPatch, workers: int
@@ -672,14 +609,6 @@ def test_a_timeout_says_what_each_worker_was_doing_and_loses_nothing() -> None:
     dataset.gate.set()
     batches += [batch.tolist() for batch in iterator]
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-
-
-def test_a_timeout_counts_the_wait_for_one_batch_and_not_the_epoch() -> None:
-    """Twelve batches of two calls each take longer than the timeout; none of them does."""
-    dataset = Reads(24, seconds=0.03)
-    started = time.monotonic()
-    assert len(list(DataLoader(dataset, 2, num_workers=1, timeout=0.6))) == 12
-    assert time.monotonic() - started > 0.6
 
 
 # ---- child processes ----
@@ -810,29 +739,17 @@ class Products(Reads):
 matrix = torch.ones(500, 500)
 dataset = Products()
 loader = fastload.DataLoader(dataset, 4, num_workers=4)
+iterator = iter(loader)
+wait_until(lambda: dataset.calls >= 4, "the workers are in torch")
 """
-IN_CALLS = 'wait_until(lambda: dataset.calls >= 4, "the workers are in torch")\n'
-LEAVE = {
-    "alive": f"iterator = iter(loader)\n{IN_CALLS}",
-    "daemon loop": (
-        "from contextlib import suppress\n"
-        "def loop():\n"
-        "    with suppress(fastload.errors.LoaderClosedError):\n"
-        "        for batch in loader: pass\n"
-        f"threading.Thread(target=loop, daemon=True).start()\n{IN_CALLS}"
-    ),
-}
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=() if way == "alive" else pytest.mark.slow) for way in LEAVE]
-)
-def test_exit_while_the_workers_are_inside_torch(way: str) -> None:
+def test_exit_while_the_workers_are_inside_torch() -> None:
     """A daemon thread that comes back from C++ while the interpreter is taken down aborts the process.
 
     So the threads have to be waited for at the end of the process, whether or not their iterator still lives.
     """
-    ends(PRODUCTS + LEAVE[way] + "stamp()", 0, 5.0)
+    ends(PRODUCTS + "stamp()", 0, 5.0)
 
 
 def test_the_interpreter_waits_for_a_loop_in_an_ordinary_thread() -> None:
@@ -911,29 +828,3 @@ def test_a_call_that_does_not_return_is_named_and_keeps_nobody() -> None:
         else:
             assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
             in_time(ended.seconds, STUCK_LIMIT_SECONDS, case)
-
-
-@three_attempts
-def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None:
-    """Here the call does return, after `close()` has: its thread then ends by itself."""
-    dataset = Gated()
-    loader = DataLoader(dataset, 4, num_workers=2)
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    assert dataset.waiting.acquire(timeout=30)
-    assert dataset.waiting.acquire(timeout=30)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        started = time.monotonic()
-        loader.close()
-        took_s = time.monotonic() - started
-    text = "\n".join(str(w.message) for w in said)
-    assert "fastload-worker-0" in text
-    assert "fastload-worker-1" in text
-    assert text.count("in wait_at_the_gate") == 2
-    calls = dataset.calls
-    dataset.gate.set()
-    threads_end()
-    in_time(took_s, STUCK_LIMIT_SECONDS)
-    assert dataset.calls <= calls + 2
-    del iterator

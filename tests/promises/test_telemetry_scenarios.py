@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Sampler, TensorDataset
 
 import fastload.engine.pinning
 from fastload import DataLoader, Stats, stage
@@ -155,17 +153,6 @@ def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     )
 
 
-@pytest.mark.slow
-def test_slow_decode_on_all_cores_is_to_be_less() -> None:
-    cost = staged(decode=hashes(8))
-    stats = names(
-        "decode",
-        '"decode"',
-        lambda: run(DataLoader(Simulated(100 * CORES, cost), 8, num_workers=CORES)),
-    )
-    assert "process" not in bound(stats).advice
-
-
 # ---- the GIL ----
 
 
@@ -258,24 +245,6 @@ def test_no_workers_is_inline() -> None:
     assert '"decode"' in bound(stats).sentence
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CORES < 2, reason="needs a free core")
-def test_too_few_workers_for_samples_that_compute() -> None:
-    names(
-        "workers",
-        "num_workers=",
-        lambda: run(DataLoader(Simulated(120, hashes(8)), 8, num_workers=1)),
-        lambda stats: 1 < advised(stats) <= CORES,
-    )
-
-
-@pytest.mark.slow
-def test_more_workers_than_cores_for_samples_that_compute() -> None:
-    loader = DataLoader(Simulated(100 * CORES, hashes(8)), 8, num_workers=4 * CORES)
-    stats = names("cores", f"num_workers={CORES}", lambda: run(loader))
-    assert advised(stats) == CORES
-
-
 def test_a_slow_sampler_is_the_sampler() -> None:
     class Slow(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
@@ -300,20 +269,6 @@ def test_a_light_dataset_says_why_it_has_no_workers() -> None:
     assert "8 asked for: the loop copies a batch faster than it is handed over" in str(stats)
 
 
-def test_samples_of_an_iterable_dataset_are_counted_as_they_are_and_have_no_index() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            info = get_worker_info()
-            assert info is not None
-            for k in range(info.id, 200, info.num_workers):
-                time.sleep(0.02 if k == 100 else 0)
-                yield k
-
-    stats = run(DataLoader(Stream(), 8, num_workers=3))
-    assert stats.samples == stats.stages["sample"].count == 200
-    assert re.fullmatch(r"in batch \d+ of epoch 0", stats.slowest), stats.slowest
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinning_is_a_stage_with_and_without_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
@@ -331,35 +286,6 @@ def test_pinning_is_a_stage_with_and_without_workers(
 
 
 # ---- other processes ----
-
-
-@pytest.fixture
-def busy_machine() -> Iterator[None]:
-    """Other processes that take most of the cores."""
-    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
-    others = [subprocess.Popen(burn) for _ in range(2 * CORES)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
-def in_turn(_: Any) -> None:
-    """A little Python, as in any dataset, and much that lets the GIL go."""
-    counts(3000)(0)
-    hashes(4)(0)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("busy_machine")
-def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:
-    names(
-        "others",
-        "Other processes take the cores",
-        lambda: run(DataLoader(Simulated(120 * CORES, in_turn), 8, num_workers=4)),
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

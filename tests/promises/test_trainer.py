@@ -126,18 +126,3 @@ def test_every_argument_of_the_loader_reaches_it(tmp_path: Path) -> None:
 def test_the_mixin_must_come_first() -> None:
     with pytest.raises(TypeError, match="put TrainerMixin before the Trainer"):
         type("Mine", (cases.transformers.Trainer, cases.TrainerMixin), {})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "train_sampling_strategy" not in cases.ARGUMENTS, reason="transformers is older"
-)
-def test_batches_that_the_trainer_has_divided_are_not_divided_again(tmp_path: Path) -> None:
-    ranks = run(2, cases.rebalanced, str(tmp_path))
-    for epoch in range(3):
-        seen = []
-        for batches in ranks:
-            each = len(batches) // 3
-            seen += [k for labels in batches[epoch * each : (epoch + 1) * each] for k in labels]
-        assert set(seen) == set(range(26))
-        assert len(seen) < 30

@@ -199,9 +199,3 @@ def loader_arguments(folder: str) -> list[Any]:
         {name: getattr(loader, name) for name in names.split()}
         for loader in (own.get_train_dataloader(), own.get_eval_dataloader())
     ]
-
-
-def rebalanced(folder: str) -> Any:
-    own = trainer(folder, train_sampling_strategy="batch_rebalance")
-    own.train()
-    return [labels for labels, _, _ in own.model.batches]
