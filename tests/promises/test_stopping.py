@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -828,3 +829,29 @@ def test_a_call_that_does_not_return_is_named_and_keeps_nobody() -> None:
         else:
             assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
             in_time(ended.seconds, STUCK_LIMIT_SECONDS, case)
+
+
+@three_attempts
+def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None:
+    """Here the call does return, after `close()` has: its thread then ends by itself."""
+    dataset = Gated()
+    loader = DataLoader(dataset, 4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    assert dataset.waiting.acquire(timeout=30)
+    assert dataset.waiting.acquire(timeout=30)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        started = time.monotonic()
+        loader.close()
+        took_s = time.monotonic() - started
+    text = "\n".join(str(w.message) for w in said)
+    assert "fastload-worker-0" in text
+    assert "fastload-worker-1" in text
+    assert text.count("in wait_at_the_gate") == 2
+    calls = dataset.calls
+    dataset.gate.set()
+    threads_end()
+    in_time(took_s, STUCK_LIMIT_SECONDS)
+    assert dataset.calls <= calls + 2
+    del iterator
