@@ -226,16 +226,19 @@ def test_another_order_of_delivery_mixes_no_epochs() -> None:
     loader.close()
 
 
-def test_the_loop_s_own_arguments_follow_the_loader() -> None:
+def test_the_loop_s_own_arguments_follow_the_loader_and_all_are_checked_at_iter() -> None:
     told: list[int] = []
     loader = DataLoader(Numbers(12), 2, num_workers=2, persistent_workers=True)
     batches(loader)
     loader.on_stats = lambda stats: told.append(stats.epoch)
     batches(loader)
     assert told == [1]
-    loader.max_errors = -1
-    with pytest.raises(ValueError, match="max_errors"):
-        iter(loader)
+    fresh = [DataLoader(Numbers(12), 2, num_workers=2) for _ in range(3)]
+    wrong = [("max_errors", -1), ("max_errors", -5), ("prefetch_batches", 0), ("on_error", "no")]
+    for one, (name, value) in zip([loader, *fresh], wrong, strict=True):
+        setattr(one, name, value)
+        with pytest.raises(ValueError, match=name):
+            iter(one)
     loader.close()
 
 
@@ -304,19 +307,6 @@ def test_a_subclass_with_an_iterator_of_its_own_has_the_same_epochs(
     assert batches(loader) == expected[1][2:]
     for one in (plain, loader):
         one.close()
-
-
-# ---- arguments that are set later ----
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("max_errors", -5), ("prefetch_batches", 0), ("on_error", "no")]
-)
-def test_what_is_set_later_is_checked_at_iter(name: str, value: Any) -> None:
-    loader = DataLoader(Numbers(12), 2, num_workers=2)
-    setattr(loader, name, value)
-    with pytest.raises(ValueError, match=name):
-        iter(loader)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

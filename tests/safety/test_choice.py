@@ -500,9 +500,11 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (chosen.kind, chosen.processes) == ("process", 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_file_that_has_no_choices_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
+    for text in (
         "",
         "[]",
         "{",
@@ -512,15 +514,10 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         '{"a": {"kind": "process", "processes": "1", "reason": ""}}',
         '{"a": {"kind": "process", "processes": 0, "reason": ""}}',
         '{"a": {"kind": "thread", "processes": 2, "reason": ""}}',
-    ],
-)
-def test_a_file_that_has_no_choices_is_named(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
-        iter(auto(Rows()))
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
+            iter(auto(Rows()))
 
 
 @SLOW_HAND_OVER
