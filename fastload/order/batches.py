@@ -96,18 +96,20 @@ class SampledOrder(Order):
             start.sampler_state,
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
-        draws = self._unasked or start.draws is not None
         # Torch's RandomSampler draws a seed at its first batch, and from then on from a generator that is all its own.
         self._draws_once = _is_random(sampler) and single_sampler(sampler).generator is None
         self._has_drawn = False
-        keyed = initial.seed if draws else None
-        self._drawing = Drawing(keyed, self.epoch, start.draws, settings.modules)
+        self._indices: Iterator[Any]
         if self._unasked:
+            self._drawing = Drawing(initial.seed, self.epoch, None, settings.modules)
             own, before = sampler_state.own_state(sampler), self._random_states()
             with self._drawing.entered():
-                self._indices: Iterator[Any] = _drawn(sampler)
+                self._indices = _drawn(sampler)
+        elif start.draws is None:
+            self._indices = _sliced(sampler, self.epoch, self._position)
         else:
-            self._indices = self._rest()
+            self._drawing = Drawing(initial.seed, self.epoch, start.draws, settings.modules)
+            self._indices = self._run_again(start.draws)
         self.seed = draw_seed(settings) if seed is None else seed
         if self._unasked:
             self.progress = self.progress._replace(draws=[before, self._random_states()], own=own)
@@ -129,18 +131,16 @@ class SampledOrder(Order):
     def _random_states(self) -> RandomStates:
         return sampler_state.random_states(self._sampler, keyed=self.initial.seed is not None)
 
-    def _rest(self) -> Iterator[Any]:
-        """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
-        had = self.progress
-        if had.draws is None:
-            return _sliced(self._sampler, self.epoch, self._position)
-        if had.draws[0].get("mixed"):
+    def _run_again(self, draws: list[RandomStates]) -> Iterator[Any]:
+        """Run the sampler again from what it drew from, and skip the earlier indices. Return the rest."""
+        if draws[0].get("mixed"):
             raise StateError(MIXED)
+        had = self.progress
         with self._drawing.entered():
             sampler_state.restore_own_state(self._sampler, had.own)
-            sampler_state.restore_random_states(self._sampler, had.draws[0])
+            sampler_state.restore_random_states(self._sampler, draws[0])
             indices = _drawn(self._sampler)
-            sampler_state.restore_random_states(self._sampler, had.draws[-1])
+            sampler_state.restore_random_states(self._sampler, draws[-1])
             found = sampler_state.checksum_of_next(indices, had.batches, 0)
             if had.checksum not in (None, found):
                 raise StateError(

@@ -225,6 +225,41 @@ def test_another_order_of_delivery_mixes_no_epochs() -> None:
     loader.close()
 
 
+def test_the_loop_s_own_arguments_follow_the_loader_and_all_are_checked_at_iter() -> None:
+    told: list[int] = []
+    loader = DataLoader(Numbers(12), 2, num_workers=2, persistent_workers=True)
+    batches(loader)
+    loader.on_stats = lambda stats: told.append(stats.epoch)
+    batches(loader)
+    assert told == [1]
+    fresh = [DataLoader(Numbers(12), 2, num_workers=2) for _ in range(3)]
+    wrong = [("max_errors", -1), ("max_errors", -5), ("prefetch_batches", 0), ("on_error", "no")]
+    for one, (name, value) in zip([loader, *fresh], wrong, strict=True):
+        setattr(one, name, value)
+        with pytest.raises(ValueError, match=name):
+            iter(one)
+    loader.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_of_an_ended_epoch_goes_on_as_if_never_stopped(persistent: bool) -> None:
+    """With torch's generator: workers that persist draw their seed once."""
+
+    def made() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(5)
+        how: dict[str, Any] = {"shuffle": True, "generator": generator, "num_workers": 2}
+        return DataLoader(Numbers(12), 5, persistent_workers=persistent, **how)
+
+    whole = made()
+    expected = [batches(whole) for _ in range(3)]
+    stopped, resumed = made(), made()
+    batches(stopped)
+    resumed.load_state_dict(stopped.state_dict())
+    assert [batches(resumed), batches(resumed)] == expected[1:]
+    for loader in (whole, stopped, resumed):
+        loader.close()
+
+
 # ---- subclasses ----
 
 
@@ -273,14 +308,16 @@ def test_a_subclass_with_an_iterator_of_its_own_has_the_same_epochs(
         one.close()
 
 
-# ---- arguments that are set later ----
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("max_errors", -5), ("prefetch_batches", 0), ("on_error", "no")]
-)
-def test_what_is_set_later_is_checked_at_iter(name: str, value: Any) -> None:
-    loader = DataLoader(Numbers(12), 2, num_workers=2)
-    setattr(loader, name, value)
-    with pytest.raises(ValueError, match=name):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_warning_of_a_state_that_set_epoch_drops_is_of_the_user_s_line(
+    persistent: bool,
+) -> None:
+    loader = DataLoader(Numbers(12), num_workers=2, persistent_workers=persistent, **SHUFFLED)
+    state = delivered(loader, 2)
+    batches(loader)
+    loader.load_state_dict(state)
+    loader.set_epoch(5)
+    with pytest.warns(UserWarning, match="epoch 5 starts from its first batch") as found:
         iter(loader)
+    assert [warning.filename for warning in found] == [__file__]
+    loader.close()

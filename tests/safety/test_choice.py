@@ -429,9 +429,11 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (chosen.kind, chosen.processes) == ("process", 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_file_that_has_no_choices_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
+    for text in (
         "",
         "[]",
         "{",
@@ -441,12 +443,29 @@ def test_a_file_keeps_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         '{"a": {"kind": "process", "processes": "1", "reason": ""}}',
         '{"a": {"kind": "process", "processes": 0, "reason": ""}}',
         '{"a": {"kind": "thread", "processes": 2, "reason": ""}}',
-    ],
-)
-def test_a_file_that_has_no_choices_is_named(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
+            iter(auto(Rows()))
+
+
+@SLOW_HAND_OVER
+def test_a_file_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FASTLOAD_CHOICES", str(file := tmp_path / "choices.json"))
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"FASTLOAD_CHOICES=.*choices\.json: expected JSON"):
-        iter(auto(Rows()))
+    monkeypatch.setenv("FASTLOAD_CHOICES", str(tmp_path / "missing" / "choices.json"))
+    with pytest.warns(UserWarning, match="the choice is not kept"), auto(Rows()) as loader:
+        assert len([*loader]) == 25
+    choice.forget()
+    assert auto(Rows()).chosen().kind == "process"
+
+
+class Circle(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself = [self] * 3
+
+
+def test_what_is_read_may_hold_itself() -> None:
+    settings = Settings.of(auto(Circle()))
+    assert choice._what_is_read(settings) == choice._what_is_read(settings)
