@@ -10,12 +10,10 @@ A `_Folder` is the result of a task. If the put fails, or the client ends, Dask 
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,6 +39,9 @@ from fastload.store.root import (
     unsealed_path,
 )
 from fastload.store.work import Note, shards_of
+
+LOOK_S = 0.5
+"""Seconds between two looks for workers that have ended."""
 
 # ---- on a worker ----
 
@@ -134,10 +135,6 @@ class DaskPut:
         self.tasks: list[Any] = []
         self.sealers: list[str] = []  # a worker for each root
         self.names: dict[str, str] = {}  # of shards, by the names of partitions' files
-        self._watched: set[str] = set()
-        self._needed: set[str] = set()  # workers that the client waits for, ...
-        self._awaited: list[Any] = []  # ... and their tasks, which are cancelled if one ends
-        self._gone = ""  # the worker that ended
 
     def __enter__(self) -> DaskPut:
         return self
@@ -150,8 +147,6 @@ class DaskPut:
             if folder.status in ("finished", "pending"):
                 with suppress(Exception):
                     self._results({worker: self._submit(worker, _Folder.close, folder)})
-        for worker in self._watched:
-            self.client.unsubscribe_topic(worker)
 
     def write(self, data: Any) -> tuple[list[Shard], pa.Schema]:
         """Write the partitions. Return the parts with rows, in order, and the schema. The set is not visible yet."""
@@ -243,33 +238,16 @@ class DaskPut:
 
         Raise what the tasks raise, and PrepareError if a worker has ended, because its tasks would wait forever.
         """
-        self._gone, self._awaited = "", list(futures.values())
-        self._needed = set(futures if workers is None else workers)
-        self._watch(self._needed)
-        try:
-            for future in distributed.as_completed(self._awaited):
-                if future.status != "finished":
-                    future.result()
-            return self.client.gather(dict(futures)) if fetch else None
-        except CancelledError:
-            if not self._gone:
-                raise
-        raise PrepareError(f"worker {self._gone} ended during the put. Call put again")
-
-    def _watch(self, workers: set[str]) -> None:
-        """Have `_results` stop waiting when one of `workers` ends. Raises PrepareError if one has ended already."""
-        for worker in workers - self._watched:
-            self.client.subscribe_topic(worker, functools.partial(self._see, worker))
-        if workers - self._watched:
-            # The scheduler handles this task after the subscriptions. The check below finds workers that ended before.
-            self.client.submit(int, pure=False).result()
-        self._watched |= workers
-        if ended := workers - set(self.client.nthreads()):
-            raise PrepareError(f"worker {min(ended)} ended during the put. Call put again")
-
-    async def _see(self, worker: str, event: tuple[float, Any]) -> None:
-        """Handle an event of a worker, on the client's thread."""
-        ended = isinstance(event[1], dict) and event[1].get("action") == "remove-worker"
-        if ended and worker in self._needed:
-            self._gone = worker
-            await self.client.cancel(self._awaited)
+        tasks, needed = list(futures.values()), set(futures if workers is None else workers)
+        pending = True
+        while pending:
+            # Before the wait: a worker that holds all results may end after it, and then `gather` raises.
+            if ended := needed - set(self.client.nthreads()):
+                self.client.cancel(tasks)
+                raise PrepareError(f"worker {min(ended)} ended during the put. Call put again")
+            with suppress(TimeoutError):
+                pending = bool(distributed.wait(tasks, LOOK_S).not_done)
+            for task in tasks:
+                if task.status in ("error", "cancelled"):
+                    task.result()
+        return self.client.gather(dict(futures)) if fetch else None
