@@ -7,7 +7,9 @@
 there too.
 """
 
-from fastload.cli.train import tutorial
+import sys
+
+from fastload.cli import main
 
 if __name__ == "__main__":
-    tutorial(serial=False)()
+    main(["train", "--file-list-path", "ilsvrc_train_filelist.txt", *sys.argv[1:]])

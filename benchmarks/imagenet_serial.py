@@ -3,10 +3,12 @@
     python benchmarks/imagenet_serial.py -b 64 -s 20 --base-dir /data/imagenet
 
 `imagenet_parallel.py` differs in the loader alone. Options and lines are the tutorial's; those of `fastload train` are
-there too, save those for workers.
+there too.
 """
 
-from fastload.cli.train import tutorial
+import sys
+
+from fastload.cli import main
 
 if __name__ == "__main__":
-    tutorial(serial=True)()
+    main(["train", "--file-list-path", "ilsvrc_train_filelist.txt", "-w", "0", *sys.argv[1:]])

@@ -77,26 +77,28 @@ class Report:
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:
-        head = f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
-        default = f"By default, with num_workers={self.workers}, {self.default}"
-        verdict = (
-            f"{self.kind.capitalize()} gave the samples of a serial loop, bit for bit."
-            if self.ok and self.compared
-            else f"{self.kind.capitalize()} read this dataset without a fault. Its samples cannot be compared with a "
-            "serial loop's: they draw from global random state, two readings differ, or the stream has more of them."
-            if self.ok
-            else "Nothing could be compared."
-            if self.failed == self.samples
-            else f"{self.kind.capitalize()} gave the other samples as a serial loop does. Fix those that raise."
-            if self.failed and sum(finding.level == "fault" for finding in self.findings) == 1
-            else f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
-        )
-        return "\n".join(
-            [
-                head,
-                *[default] * bool(self.default),
-                str(self.copies),
-                *map(str, self.findings),
-                verdict,
-            ]
-        )
+        workers = self.kind.capitalize()
+        lines = [
+            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
+        ]
+        if self.default:
+            lines += [f"By default, with num_workers={self.workers}, {self.default}", self.copies]
+        lines += map(str, self.findings)
+        if self.ok and self.compared:
+            lines.append(f"{workers} gave the samples of a serial loop, bit for bit.")
+        elif self.ok:
+            lines.append(
+                f"{workers} read this dataset without a fault. Its samples cannot be compared with a serial loop's: "
+                "they draw from global random state, two readings differ, or the stream has more of them."
+            )
+        elif self.failed == self.samples:
+            lines.append("Nothing could be compared.")
+        elif self.failed and sum(finding.level == "fault" for finding in self.findings) == 1:
+            lines.append(
+                f"{workers} gave the other samples as a serial loop does. Fix those that raise."
+            )
+        else:
+            lines.append(
+                f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
+            )
+        return "\n".join(lines)

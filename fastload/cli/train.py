@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import click
 
-from fastload.cli._command import parameters_of
 from fastload.cli._common import OnRanks, require, sigterm_raises
 from fastload.train.recipe import Recipe
-
-_ILSVRC = "/lus/eagle/projects/datasets/ImageNet/ILSVRC"
 
 
 @OnRanks
@@ -38,41 +32,6 @@ def train(recipe: Recipe) -> None:
         mpiexec -n 4 fastload train --file-list-path train.txt --base-dir /data/imagenet -w 8 --profile
         torchrun --nproc-per-node 2 -m fastload train --packed packed -b 32
     """
-    _run(recipe)
-
-
-def tutorial(*, serial: bool) -> click.Command:
-    """Return the command of a tutorial script: `fastload train` with the script's options, lines and defaults.
-
-    It trains on a list of files. The serial script has no workers, and no options for them.
-    """
-    fixed: dict[str, Any] = {"packed": None}
-    loads = "the loop loads by itself." if serial else "threads load during training."
-    if serial:
-        fixed |= {"workers": 0, "prefetch_batches": 2, "loader": "thread"}
-    params = [param for param in parameters_of(Recipe) if param.name not in fixed]
-    for param in params:
-        if param.name == "file_list":
-            param.default = "ilsvrc_train_filelist.txt"
-        if param.name == "base_dir" and Path(_ILSVRC).is_dir():  # on the tutorial's machine
-            param.default = _ILSVRC
-    command = OnRanks(train.function)
-    command.params = params
-    command.callback = lambda **options: _run(Recipe(**options, **fixed), serial_lines=serial)
-    command.context_settings = {"help_option_names": ["-h", "--help"], "show_default": True}
-    command.help = f"""Run the tutorial's {"serial" if serial else "parallel"} script: {loads}
-
-        The path of the list, and the paths in it, may be relative to --base-dir:
-
-        \b
-            python benchmarks/imagenet_{"serial" if serial else "parallel"}.py --base-dir samples \\
-                --file-list-path filelist.txt -b 16 -s 20
-        """
-    return command
-
-
-def _run(recipe: Recipe, *, serial_lines: bool = False) -> None:
-    """Train by a recipe. Raise SystemExit with 130 or 143 if a signal stopped the training."""
     require("images", PIL="Pillow")
     if recipe.packed is not None:
         require("arrow", pyarrow="pyarrow")
@@ -81,6 +40,6 @@ def _run(recipe: Recipe, *, serial_lines: bool = False) -> None:
     from fastload.train import loop
 
     with sigterm_raises():
-        trained = loop.train(recipe, say=click.echo, serial_lines=serial_lines)
+        trained = loop.train(recipe, say=click.echo)
     if trained.stopped_by:
         raise SystemExit(128 + trained.stopped_by)

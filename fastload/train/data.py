@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -98,23 +97,8 @@ def upcoming(loader: fastload.DataLoader[Batch], *, first: int, steps: int) -> l
     return [int(sampler.indices(place, place + 1)[0]) for place in places]
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """Share of the first files of a rank that was in the page cache at the start of the run."""
-
-    share: float | None
-    """0 to 1, or None if unknown."""
-    files: int
-    """Number of files that were examined."""
-
-    def __str__(self) -> str:
-        if self.share is None:
-            return "not known"
-        return f"{self.share:.0%} of {self.files} files of rank 0 were in the page cache at the start of the run"
-
-
-def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
-    """Return the share of these samples' files that is in the page cache. Examine up to 64 files, and read none.
+def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> float | None:
+    """Return the share (0 to 1) of these samples' files in the page cache, or None if unknown. Read none of them.
 
     For files that the user neither owns nor may write, Linux reports every page as cached: mincore(2). They are left
     out.
@@ -125,10 +109,9 @@ def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
         files = sorted({dataset.locate(index) for index in indices})
     files = files[:: max(1, -(-len(files) // _LOOKED_AT))]
     try:
-        files = [path for path in files if _tells(path)]
-        return Cached(cached_share(files), len(files))
+        return cached_share([path for path in files if _tells(path)])
     except OSError:  # The loader will report the missing file, and its position in the list.
-        return Cached(None, 0)
+        return None
 
 
 def _tells(path: str) -> bool:

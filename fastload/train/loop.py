@@ -25,11 +25,11 @@ from fastload.train.checkpoint import (
     restore_random_states,
 )
 from fastload.train.control import Stopping, signal_name
-from fastload.train.data import Batch, Cached, Replayed, cached, open_dataset, open_loader, upcoming
+from fastload.train.data import Batch, Replayed, cached, open_dataset, open_loader, upcoming
 from fastload.train.learner import Learner, open_learner
 from fastload.train.recipe import UNMEASURED, Recipe, TrainError
 from fastload.train.stats_file import StatsFileError, append_row, check_table
-from fastload.train.summary import COLUMNS, Summary, Trained, gather
+from fastload.train.summary import COLUMNS, Trained, gather, lines_of, row_of
 from fastload.train.tensorboard import Recording
 
 Say = Callable[[str], None]
@@ -37,17 +37,16 @@ OnStep = Callable[[int, torch.Tensor], None]
 STATS_FILE = "stats.csv"
 
 
-def train(
-    recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None, serial_lines: bool = False
-) -> Trained:
+def train(recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None) -> Trained:
     """Train by the recipe on this rank of a job. Call this in the main thread.
+
+    The lines are those of the tutorial's parallel script, or of its serial one without workers.
 
     Args:
         recipe: settings of the run, the same on all ranks.
         say: called with each line of the run, on rank 0 only.
         on_step: called after each step on each rank. It gets the number of the step, from 1, and the indices of the
             samples of this rank in the step, int64[B] on the device.
-        serial_lines: print the lines of the tutorial's serial script, not of its parallel one.
 
     Raise `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) if the recipe cannot be followed, and
     any exception of reading a sample. With several ranks, one prints the error, and all raise SystemExit.
@@ -56,9 +55,9 @@ def train(
     rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
     try:
         voice: Say = say if rank.rank == 0 else lambda line: None
-        trained = _train(recipe, rank, voice, on_step, serial_lines=serial_lines)
+        trained = _train(recipe, rank, voice, on_step)
         total_s = time.perf_counter() - began
-        voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
+        voice(f"{'All Done; total runtime' if not recipe.workers else 'All Done'}: {total_s:.2f}")
         return trained
     except BaseException as error:
         users = isinstance(error, FastloadError | OSError)
@@ -69,18 +68,10 @@ def train(
         distributed.shutdown()
 
 
-def _train(
-    recipe: Recipe,
-    rank: distributed.Rank,
-    voice: Say,
-    on_step: OnStep | None,
-    *,
-    serial_lines: bool,
-) -> Trained:
+def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep | None) -> Trained:
     control = Control(rank)
     torch.manual_seed(recipe.seed)
-    table = recipe.logdir / STATS_FILE
-    _expect_writable(table, "--logdir", StatsFileError, control, lambda: _checked_table(table))
+    _expect_writable(recipe.logdir, STATS_FILE, "--logdir", StatsFileError, control)
     dataset = open_dataset(recipe)
     learner = open_learner(recipe, rank, classes=len(dataset.classes))
     torch.manual_seed(recipe.seed + rank.rank)  # so that dropout differs between ranks
@@ -94,7 +85,7 @@ def _train(
         pin_memory=learner.device.type != "cpu",
     )
     voice(f"Batch size: {recipe.batch_size}")
-    if not serial_lines:
+    if recipe.workers:
         voice(f"num workers: {recipe.workers}")
         voice("Starting data loader")
     if rank.world_size > 1:
@@ -108,32 +99,28 @@ def _train(
         found = cached(recipe, dataset, upcoming(loader, first=first, steps=steps))
         trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
         voice(average_line(trained.measured.window_rates))
-        if not serial_lines:
+        if recipe.workers:
             voice("Stopping data loader")
     _report(recipe, trained, learner, control, found, voice)
     return trained
 
 
 def _expect_writable(
-    path: Path,
-    option: str,
-    kind: type[FastloadError],
-    control: Control,
-    prepare: Callable[[], Path],
+    folder: Path, name: str, option: str, kind: type[FastloadError], control: Control
 ) -> None:
-    """Raise an error of this kind on all ranks, before training, if rank 0 cannot write.
+    """Raise an error of this kind on all ranks, before training, if rank 0 cannot write that file in that folder.
 
     If rank 0 raised alone, the others would wait for it.
-
-    Args:
-        path, option: what rank 0 writes, and the option that names it.
-        prepare: called on rank 0. Returns the file or the folder that must be writable.
     """
     problem: str | None = None
     if control.rank.rank == 0:
+        path = folder / name
         try:
-            written = prepare()
-            if not os.access(written, os.W_OK | (os.X_OK if written.is_dir() else 0)):
+            folder.mkdir(parents=True, exist_ok=True)
+            if name == STATS_FILE:
+                check_table(path, COLUMNS)
+            appends = name == STATS_FILE and path.exists()  # a checkpoint is replaced
+            if not os.access(path if appends else folder, os.W_OK):
                 problem = f"{path} is not writable. Choose another {option}"
         except StatsFileError as error:
             problem = str(error)
@@ -141,17 +128,6 @@ def _expect_writable(
             problem = f"{path}: {error.strerror}. Choose another {option}"
     if problem := control.broadcast(problem):
         raise kind(problem)
-
-
-def _checked_table(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_table(path, COLUMNS)
-    return path if path.exists() else path.parent
-
-
-def _made_folder(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def begin(
@@ -253,7 +229,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     folder = recipe.checkpoint
     if folder is None:
         return 0
-    _expect_writable(folder, "--checkpoint", CheckpointError, control, lambda: _made_folder(folder))
+    _expect_writable(folder, NAME, "--checkpoint", CheckpointError, control)
     if not recipe.resume:
         if any(control.gather((folder / NAME).exists())):
             raise CheckpointError(
@@ -303,22 +279,18 @@ def _save(folder: Path | None, step: int, source: Any, learner: Learner, control
 
 
 def _report(
-    recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
+    recipe: Recipe,
+    trained: Trained,
+    learner: Learner,
+    control: Control,
+    cached: float | None,
+    say: Say,
 ) -> None:
     """Report the results of the run, and write them into stats.csv. Collective."""
     figures = gather(trained, control)
-    if control.rank.rank:
-        return
-    summary = Summary(
-        recipe=recipe,
-        trained=trained,
-        figures=figures,
-        learner=learner,
-        cached=cached,
-        rank=control.rank,
-    )
-    row = summary.row()
-    for line in summary.lines(row):
-        say(line)
-    append_row(recipe.logdir / STATS_FILE, row)
-    say(f"Row of this run added to: {recipe.logdir / STATS_FILE}")
+    if control.rank.rank == 0:
+        row = row_of(recipe, trained, figures, learner, control.rank, cached)
+        for line in lines_of(row, recipe, trained, figures, learner):
+            say(line)
+        append_row(recipe.logdir / STATS_FILE, row)
+        say(f"Row of this run added to: {recipe.logdir / STATS_FILE}")

@@ -20,7 +20,6 @@ from fastload.measure.figures import Figures, together
 from fastload.measure.loop_timer import Measured
 from fastload.telemetry.snapshot import percent
 from fastload.train.control import signal_name
-from fastload.train.data import Cached
 from fastload.train.learner import Learner, describe
 from fastload.train.recipe import Recipe
 
@@ -61,7 +60,7 @@ _LINES = """
     steps        {first_step} to {last_step} of {total_steps}; no figure counts the first {warmup_steps}
     image rate   {rate_global:.2f} images/s, all ranks together; a rank {rate_rank_min:.2f} to {rate_rank_max:.2f}
     samples      {samples:,} trained on, {unique_samples:,} of them different
-    page cache   {cached}
+    page cache   {cached_share:.0%} of the first files of rank 0 were in it at the start of the run
     loop waited  {waited} of the time waiting for the loader, on rank {waited_rank}
     step ms      p50 {step_p50_ms:.2f}, p95 {step_p95_ms:.2f}, p99 {step_p99_ms:.2f}, on rank 0{simulated}
     wait ms      p50 {wait_p50_ms:.2f}, p95 {wait_p95_ms:.2f}, p99 {wait_p99_ms:.2f}, on rank 0
@@ -93,82 +92,77 @@ class _OrNotKnown(Formatter):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The report of a finished run by rank 0: a row of figures, and lines of text about them."""
+def row_of(
+    recipe: Recipe,
+    trained: Trained,
+    figures: Figures,
+    learner: Learner,
+    rank: Rank,
+    cached_share: float | None,
+) -> dict[str, Any]:
+    """Return a finished run as a row of stats.csv, by `COLUMNS`. Unknown figures are None.
 
-    recipe: Recipe
-    trained: Trained
-    figures: Figures
-    """Of all ranks."""
-    learner: Learner
-    cached: Cached
-    rank: Rank
+    Rates are samples per second in the steady time. Seconds, quantiles, cached share, loss and bound are those of
+    rank 0.
 
-    def row(self) -> dict[str, Any]:
-        """Return the run as a row of stats.csv, by `COLUMNS`. Unknown figures are None.
+    Args:
+        figures: those of all ranks.
+        cached_share: of the first files that rank 0 reads, at the start of the run.
+    """
+    measured = trained.measured
+    values = {
+        **vars(recipe),
+        **figures.values(),
+        **{name: getattr(trained, name) for name in ("first_step", "last_step", "loss")},
+        **{name: getattr(figures, name) for name in ("samples", "unique_samples")},
+        **{name: getattr(measured, name) for name in _OF_MEASURED},
+        **{f"step_{name}_ms": value for name, value in quantiles_ms(measured.step).items()},
+        **{f"wait_{name}_ms": value for name, value in quantiles_ms(measured.wait).items()},
+        "world_size": rank.world_size,
+        "launcher": rank.launcher,
+        "bound": figures.cause,
+        "cached_share": cached_share,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "folder": trained.folder and trained.folder.name,
+        "ended": signal_name(trained.stopped_by) if trained.stopped_by else "complete",
+        "device": str(learner.device),
+        "model": learner.about["model"],
+        "image_size": recipe.size,
+        "packed": recipe.packed is not None,
+        "warmup_steps": WARMUP_STEPS,
+        "simulated_step_ms": recipe.step_ms,
+        "fastload": fastload.__version__,
+        "torch": torch.__version__,
+    }
+    return {name: _rounded(values[name]) for name in COLUMNS}
 
-        Rates are samples per second in the steady time. Seconds, quantiles, cached share, loss and bound are those of
-        rank 0.
-        """
-        recipe, trained, measured = self.recipe, self.trained, self.trained.measured
-        values = {
-            **vars(recipe),
-            **self.figures.values(),
-            "world_size": self.rank.world_size,
-            "launcher": self.rank.launcher,
-            "training_s": measured.training_s,
-            "communication_s": measured.communication_s,
-            "checkpoints": measured.checkpoints,
-            "checkpoint_s": measured.checkpoint_s,
-            "first_batch_s": measured.first_batch_s,
-            "first_step": trained.first_step,
-            "last_step": trained.last_step,
-            "loss": trained.loss,
-            "samples": self.figures.samples,
-            "unique_samples": self.figures.unique_samples,
-            "bound": self.figures.cause,
-            "cached_share": self.cached.share,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "folder": trained.folder and trained.folder.name,
-            "ended": signal_name(trained.stopped_by) if trained.stopped_by else "complete",
-            "device": str(self.learner.device),
-            "model": self.learner.about["model"],
-            "image_size": recipe.size,
-            "packed": recipe.packed is not None,
-            "warmup_steps": WARMUP_STEPS,
-            "simulated_step_ms": recipe.step_ms,
-            **{f"step_{name}_ms": value for name, value in quantiles_ms(measured.step).items()},
-            **{f"wait_{name}_ms": value for name, value in quantiles_ms(measured.wait).items()},
-            "fastload": fastload.__version__,
-            "torch": torch.__version__,
-        }
-        return {name: _rounded(values[name]) for name in COLUMNS}
 
-    def lines(self, row: dict[str, Any]) -> list[str]:
-        """Return the figures as lines of text: name, value, and what it covers."""
-        recipe, worst = self.recipe, row["wait_share_max"]
-        waits = [share or 0.0 for share in self.figures.wait_shares]
-        at_least = f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
-        values = row | {
-            "described": describe(
-                self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0
-            ),
-            "total_steps": self.trained.total_steps,
-            "cached": self.cached,
-            "waited": None if worst is None else percent(worst),
-            "waited_rank": max(range(len(waits)), key=waits.__getitem__),
-            "simulated": at_least if recipe.step_ms else "",
-            "saved": self.trained.checkpoint_step,
-        }
-        lines = _OrNotKnown().vformat(dedent(_LINES).strip(), (), values).splitlines()
-        hidden = {"gradients": self.rank.world_size == 1, "checkpoints": not row["checkpoints"]}
-        lines = [line for line in lines if not hidden.get(line.split()[0])]
-        if row["first_step"] == row["last_step"] == self.trained.total_steps:
-            lines.append("No step was left. To continue, give more --epochs or --nsteps")
-        if self.figures.finding and self.trained.measured.steps:
-            lines.append(f"Rank 0: {self.figures.finding}")
-        return lines
+_OF_MEASURED = "training_s", "communication_s", "checkpoints", "checkpoint_s", "first_batch_s"
+
+
+def lines_of(
+    row: dict[str, Any], recipe: Recipe, trained: Trained, figures: Figures, learner: Learner
+) -> list[str]:
+    """Return the figures of a row as lines of text: name, value, and what it covers."""
+    worst = row["wait_share_max"]
+    waits = [share or 0.0 for share in figures.wait_shares]
+    at_least = f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
+    values = row | {
+        "described": describe(learner, weights=recipe.weights, simulated=recipe.step_ms > 0),
+        "total_steps": trained.total_steps,
+        "waited": None if worst is None else percent(worst),
+        "waited_rank": max(range(len(waits)), key=waits.__getitem__),
+        "simulated": at_least if recipe.step_ms else "",
+        "saved": trained.checkpoint_step,
+    }
+    lines = _OrNotKnown().vformat(dedent(_LINES).strip(), (), values).splitlines()
+    hidden = {"gradients": row["world_size"] == 1, "checkpoints": not row["checkpoints"]}
+    lines = [line for line in lines if not hidden.get(line.split()[0])]
+    if row["first_step"] == row["last_step"] == trained.total_steps:
+        lines.append("No step was left. To continue, give more --epochs or --nsteps")
+    if figures.finding and trained.measured.steps:
+        lines.append(f"Rank 0: {figures.finding}")
+    return lines
 
 
 def _rounded(value: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -121,12 +122,9 @@ def run_folder(recipe: Recipe, control: Control) -> Path:
         kind = "" if recipe.loader == "thread" else f"-{recipe.loader}"
         name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
         name += f"{kind}-workers{recipe.workers}-ranks{control.rank.world_size}"
-        path, number = recipe.logdir / name, 1
-        while True:
-            try:
+        for number in count(1):
+            path = recipe.logdir / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):  # another run started in the same second
                 path.mkdir()
                 break
-            except FileExistsError:  # another run started in the same second
-                number += 1
-                path = recipe.logdir / f"{name}-{number}"
     return control.broadcast(path)

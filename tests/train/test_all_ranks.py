@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,58 +11,47 @@ import torch
 from fastload.distributed import Rank
 from fastload.measure.figures import Figures, together
 from fastload.measure.loop_timer import Measured
-from fastload.train.data import Cached
 from fastload.train.learner import Learner
 from fastload.train.recipe import Recipe
-from fastload.train.summary import Summary, Trained
+from fastload.train.summary import Trained, lines_of, row_of
 
 
-def lines_of(rates: list[float | None], waits: list[float | None]) -> tuple[dict[str, Any], str]:
+def said_of(rates: list[float | None], waits: list[float | None]) -> tuple[dict[str, Any], str]:
     """Return the row and the lines of a run, by the figures of its ranks."""
     measured, rank = Measured(), Rank(0, len(rates), 0, 1, "openmpi")
     one = Figures.of(measured, unique_samples=0)
     figures = together(
-        [
-            type(one)(
-                **{**{n: getattr(one, n) for n in one.__slots__}, "rate": r, "wait_shares": [w]}
-            )
-            for r, w in zip(rates, waits, strict=True)
-        ],
+        [replace(one, rate=r, wait_shares=[w]) for r, w in zip(rates, waits, strict=True)],
         unique_samples=0,
     )
     model = torch.nn.Linear(1, 1)
-    summary = Summary(
-        recipe=Recipe(packed=Path("set")),
-        trained=Trained(
-            measured=measured, seen=torch.zeros(1), loss=None,
-            first_step=0, last_step=9, total_steps=9, stopped_by=0,
-        ),
-        figures=figures,
-        learner=Learner(
-            model=model, optimizer=torch.optim.SGD(model.parameters()), forward=model,
-            loss=model, prepare=model, device=torch.device("cpu"), about={"model": "tiny"},
-        ),
-        cached=Cached(None, 0),
-        rank=rank,
+    recipe = Recipe(packed=Path("set"))
+    trained = Trained(
+        measured=measured, seen=torch.zeros(1), loss=None,
+        first_step=0, last_step=9, total_steps=9, stopped_by=0,
     )  # fmt: skip
-    row = summary.row()
-    return row, "\n".join(summary.lines(row))
+    learner = Learner(
+        model=model, optimizer=torch.optim.SGD(model.parameters()), forward=model,
+        loss=model, prepare=model, device=torch.device("cpu"), about={"model": "tiny"},
+    )  # fmt: skip
+    row = row_of(recipe, trained, figures, learner, rank, None)
+    return row, "\n".join(lines_of(row, recipe, trained, figures, learner))
 
 
 def test_the_rank_that_waited_most_is_named() -> None:
-    row, said = lines_of([1.0] * 3, [0.1, 0.4, 0.2])
+    row, said = said_of([1.0] * 3, [0.1, 0.4, 0.2])
     assert row["wait_share_max"] == 0.4
     assert "40 % of the time waiting for the loader, on rank 1" in said
-    assert lines_of([1.0, None], [None, 0.2])[0]["wait_share_max"] == 0.2
-    row, said = lines_of([None], [None])
+    assert said_of([1.0, None], [None, 0.2])[0]["wait_share_max"] == 0.2
+    row, said = said_of([None], [None])
     assert row["wait_share_max"] is None
     assert "loop waited  n/a" in said
 
 
 def test_the_rate_of_all_ranks_is_known_if_that_of_each_is() -> None:
-    row, said = lines_of([10.0, 30.0], [None, None])
+    row, said = said_of([10.0, 30.0], [None, None])
     assert (row["rate_global"], row["rate_rank_mean"]) == (40.0, 20.0)
     assert "40.00 images/s, all ranks together; a rank 10.00 to 30.00" in said
-    row, said = lines_of([10.0, None], [None, None])
+    row, said = said_of([10.0, None], [None, None])
     assert (row["rate_global"], row["rate_rank_mean"]) == (None, 10.0)
     assert "image rate   n/a" in said

@@ -223,7 +223,7 @@ def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_b
 def test_a_folder_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     steps: list[int] = []
-    with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory.*--checkpoint"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt: Not a directory.*--checkpoint"):
         train_counting(
             tmp_path / "file" / "checkpoints",
             rank=ALONE,

@@ -192,7 +192,7 @@ def test_what_is_not_known_is_no_figure(
 ) -> None:
     monkeypatch.setattr("fastload.train.data.cached_share", lambda _: share)
     _, said = run(images, tmp_path, steps=3, status_print_interval=1)
-    assert entry(said, "page cache").startswith("38% of" if share else "not known")
+    assert entry(said, "page cache").startswith("38% of" if share else "n/a of")
     assert any(line.startswith("Average image rate: n/a") for line in said)
     assert entry(said, "image rate").startswith("n/a")
     (row,) = stats_rows(tmp_path)
