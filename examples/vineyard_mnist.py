@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastload import DataLoader, store
 from fastload.datasets import MNIST
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 
 NAME = "mnist-frame"
 HOSTS = ("host-1", "host-2")

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from fastload.datasets import MNIST
-from fastload.datasets.digits import generate_digits
 from fastload.datasets.idx import write_idx
 from fastload.datasets.mnist import raw_folder, split_files
+from fastload.datasets.synthetic import generate_digits
 from fastload.errors import NoDatasetError
 
 

@@ -42,7 +42,7 @@ def mnist(digits: Digits) -> None:
     Nothing is overwritten. If a run is stopped, run the command again to complete it. For MNIST itself, use
     MNIST("OUT", download=True) on a machine with a network.
     """
-    from fastload.datasets.digits import generate_digits
+    from fastload.datasets.synthetic import generate_digits
 
     folder = generate_digits(**asdict(digits), progress=True)
     counts = f"{digits.train} for training, {digits.test} for testing"

@@ -22,7 +22,6 @@ from fastload.errors import IdxError, NoDatasetError
 from fastload.reading.rows import Gatherer
 from fastload.rows import Run
 
-SIDE = 28  # pixels of an image of MNIST
 MARKER = "SYNTHETIC.txt"
 """The name of a file that marks a synthetic set."""
 
@@ -63,7 +62,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
         IdxError: a file is damaged, or is not what its name says.
 
     Examples:
-        >>> from fastload.datasets.digits import generate_digits
+        >>> from fastload.datasets.synthetic import generate_digits
         >>> folder = generate_digits("digits", train=64, test=1)
         >>> digits = fastload.datasets.MNIST("digits", tensors=True)
         >>> next(iter(DataLoader(digits, batch_size=64)))[0].shape

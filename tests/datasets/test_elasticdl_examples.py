@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from tests.children import run_python
 
 ROOT = Path(__file__).parent.parent.parent

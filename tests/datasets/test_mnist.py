@@ -3,22 +3,16 @@
 - A file of MNIST that is cut off, damaged or another one is named.
 - One of several processes downloads MNIST, and the others wait. torchvision's download is a fake here.
 - A download that fails leaves no file, and its error names `fastload mnist --synthetic`.
-- Synthetic digits are marked as such, learnable and the same for a seed. They exist whole or not at all. See
-  also `tests/parameters/test_parameters_examples.py`.
-- Synthetic digits never overwrite a file that fastload did not make.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
-import json
 import multiprocessing
 import shutil
 import sys
-import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +25,8 @@ from click.testing import CliRunner
 from fastload import DataLoader
 from fastload.cli import main
 from fastload.datasets import MNIST
-from fastload.datasets.digits import generate_digits
 from fastload.datasets.idx import read_idx, write_idx
+from fastload.datasets.synthetic import generate_digits
 from fastload.errors import IdxError, NoDatasetError
 from tests.contracts.filled_rows import FilledRows, Source
 
@@ -410,113 +404,6 @@ def test_a_download_does_not_take_synthetic_digits_for_mnist(small: Path, tmp_pa
     (tmp_path / "part" / "MNIST" / "raw" / NAMES[0]).unlink()
     with pytest.raises(NoDatasetError, match="part of a synthetic set"):
         MNIST(tmp_path / "part", download=True)
-
-
-# ---- synthetic digits ----
-
-
-def test_a_synthetic_set_says_so_in_a_file_an_attribute_and_its_repr(small: Path) -> None:
-    folder = small / "MNIST" / "raw"
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*NAMES, "SYNTHETIC.txt"])
-    text, made = (folder / "SYNTHETIC.txt").read_text().splitlines()
-    assert "not MNIST" in text
-    assert json.loads(made) == {"format": 1, "seed": 0, "train": 1200, "test": 70}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dataset = MNIST(small)
-    assert dataset.synthetic
-    assert (
-        repr(dataset) == f"MNIST({str(small)!r}: 1200 samples for training, synthetic: not MNIST)"
-    )
-
-
-def test_a_set_depends_on_its_seed_alone_and_begins_with_a_smaller_one(
-    small: Path, tmp_path: Path
-) -> None:
-    generate_digits(tmp_path / "less", train=1001, test=3)
-    generate_digits(tmp_path / "other", train=30, test=30, seed=1)
-    whole, less, other = (MNIST(root) for root in (small, tmp_path / "less", tmp_path / "other"))
-    assert torch.equal(less.data, whole.data[:1001])
-    assert torch.equal(less.targets, whole.targets[:1001])
-    assert not torch.equal(other.data, whole.data[:30])
-    assert not torch.equal(MNIST(tmp_path / "other", False).data, other.data)
-
-
-def test_labels_are_even_and_no_two_images_are_the_same(small: Path) -> None:
-    dataset = MNIST(small)
-    counts = dataset.targets.bincount(minlength=10)
-    assert len(counts) == 10
-    assert counts.min() >= 80
-    assert counts.max() <= 160
-    assert len(dataset.data.reshape(1200, -1).unique(dim=0)) == 1200
-
-
-def test_a_stopped_run_leaves_no_half_file_and_the_next_completes_it(
-    small: Path, tmp_path: Path
-) -> None:
-    def stop(done: int, _: int) -> None:
-        if done > 1200:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate_digits(tmp_path, train=1200, test=70, progress=stop)
-    folder = tmp_path / "MNIST" / "raw"
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*NAMES[:2], "SYNTHETIC.txt"])
-    told: list[tuple[int, int]] = []
-    generate_digits(tmp_path, train=1200, test=70, progress=lambda *done: told.append(done))
-    assert told == [(1270, 1270)]
-    for name in NAMES:
-        assert (folder / name).read_bytes() == (small / "MNIST" / "raw" / name).read_bytes()
-
-
-def test_a_second_run_waits_for_the_first_and_then_has_nothing_to_do(tmp_path: Path) -> None:
-    told: list[int] = []
-    others: list[threading.Thread] = []
-
-    def start_another(done: int, _: int) -> None:
-        told.append(done)
-        if not others:
-            arguments = {"train": 1500, "test": 9, "progress": lambda done, _: told.append(-done)}
-            others.append(
-                threading.Thread(target=generate_digits, args=(tmp_path,), kwargs=arguments)
-            )
-            others[0].start()
-            others[0].join(0.2)
-            assert others[0].is_alive()
-
-    generate_digits(tmp_path, train=1500, test=9, progress=start_another)
-    others[0].join()
-    assert told == [1000, 1500, 1509]
-
-
-@pytest.mark.parametrize("name", ["MNIST/raw/train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz"])
-def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_bytes(b"real")
-    with pytest.raises(
-        FileExistsError,
-        match=r"\(4 bytes\) was not made by fastload, so it will not be overwritten",
-    ):
-        generate_digits(tmp_path, train=5, test=5)
-    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"real"]
-
-
-def test_a_set_made_otherwise_is_left_alone(small: Path) -> None:
-    before = {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()}
-    with pytest.raises(
-        FileExistsError, match=r'made with .*"seed": 0.* but .*"seed": 3.* was requested'
-    ):
-        generate_digits(small, train=1200, test=70, seed=3)
-    with pytest.raises(FileExistsError, match='"train": 1300'):
-        generate_digits(small, train=1300, test=70)
-    assert {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()} == before
-
-
-@pytest.mark.parametrize("argument", [{"train": 0}, {"test": 10_000_001}, {"seed": -1}])
-def test_an_argument_out_of_range_is_named(tmp_path: Path, argument: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(argument))} must be in "):
-        generate_digits(tmp_path / "out", **argument)
-    assert not (tmp_path / "out").exists()
 
 
 # ---- the command ----

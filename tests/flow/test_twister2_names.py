@@ -28,7 +28,7 @@ from fastload.compat.twister2deepnet import (
     distributed,
     utils,
 )
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from fastload.distributed import detect_rank, shutdown
 from fastload.errors import RankError
 

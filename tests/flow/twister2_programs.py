@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from tests.distributed.launching import ROOT, clean_environment, command
 
 DOCUMENTS = Path(__file__).parent / "documents"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from tests.children import run_python
 from tests.distributed.launching import ROOT, warm_environment
 from tests.parameters.running import connected, forking

@@ -18,7 +18,7 @@ pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")
 
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from tests.children import ROOT
 from tests.promises.accelerate_cases import run
 from tests.promises.framework_example_runs import Read, Run, as_before, run_example

@@ -17,7 +17,7 @@ import torch
 
 from fastload import store
 from fastload.datasets import MNIST
-from fastload.datasets.digits import generate_digits
+from fastload.datasets.synthetic import generate_digits
 from tests.children import run_python
 
 distributed = pytest.importorskip("distributed")
