@@ -207,7 +207,7 @@ class FlightCaller:
             refused = ""
             if isinstance(error, flight.FlightUnauthenticatedError):
                 refused = f"{said}. Set $FASTLOAD_TOKEN_FILE to the path of a file with the token"
-            elif isinstance(error, flight.FlightServerError):
+            elif isinstance(error, flight.FlightServerError | MemoryError):
                 refused = said
             elif isinstance(error, flight.FlightUnavailableError):
                 refused = tls_fault(self.where, self._authority)

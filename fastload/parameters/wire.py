@@ -96,7 +96,8 @@ def decode(text: bytes, content: Tensor) -> Any:
 
 def gathered(size: int, batches: Iterable[pa.RecordBatch]) -> Tensor:
     """Return `size` bytes, aligned, out of the first batches that hold them. Raise ValueError if they do not fit."""
-    content = torch.empty(size, dtype=torch.uint8)
+    # From the pool of Arrow: fresh pages for each message would cost a tenth of the time.
+    content = torch.frombuffer(pa.allocate_buffer(max(size, 1)), dtype=torch.uint8)[:size]
     left = content.numpy()
     for batch in batches:
         came = bytes_of(batch)

@@ -40,6 +40,9 @@ def test_messages_that_do_not_hold_what_they_say_are_refused() -> None:
     for size, said in ((1, "fewer bytes"), (3, "more bytes")):
         with pytest.raises(ValueError, match=said):
             wire.gathered(2, [batch_of(np.zeros(size, np.uint8))])
+    for size in (-1, 2**62):
+        with pytest.raises((ValueError, MemoryError)):
+            wire.gathered(size, [])
     content = torch.full((128,), 2, dtype=torch.uint8)
     for lie in LIES:
         text = json.dumps({"values": {wire._TENSOR: lie}}).encode()
