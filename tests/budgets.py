@@ -19,10 +19,10 @@ BUDGETS = {
     "fastload": 614,
     "fastload/_kit": 825,
     "fastload/bench": 555,
-    "fastload/check": 533,
-    "fastload/cli": 1_520,
+    "fastload/check": 535,
+    "fastload/cli": 1_490,
     "fastload/compat": 440,
-    "fastload/datasets": 1_364,
+    "fastload/datasets": 1_344,
     "fastload/datasets/packed": 1_280,
     "fastload/distributed": 1_597,
     "fastload/elastic": 712,
@@ -40,11 +40,11 @@ BUDGETS = {
     "fastload/reading": 1_028,
     "fastload/safety": 1_685,
     "fastload/sequences": 1_330,
-    "fastload/store": 3_153,
+    "fastload/store": 3_133,
     "fastload/stream": 1_058,
     "fastload/telemetry": 844,
-    "fastload/train": 1_096,
-    "benchmarks": 2_178,
+    "fastload/train": 1_054,
+    "benchmarks": 2_180,
 }
 
 ROOT = Path(__file__).parent.parent

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader
