@@ -52,7 +52,8 @@ class _Copier:
             raise
         except Exception as error:
             memo[id(x)] = x
-            self._graph.share(x, error.with_traceback(None))  # the kind keeps some, and their frames
+            # A kind may keep the error. Its frames would keep those of the caller.
+            self._graph.share(x, error.with_traceback(None))
         return memo[id(x)]
 
     def memory(self, x: Any) -> Any:
