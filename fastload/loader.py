@@ -214,24 +214,24 @@ class DataLoader(TorchDataLoader[T]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        if self._is_ours:
-            what = Fetcher(Settings.of(self), Notices(self._warned))
-            warn_of_pinning(what.settings, stacklevel=4)
-            who = self._who(what)
-            iterator = LoaderIterator(READERS[who.kind](what, who), self._epochs)
-            self._iterators[id(iterator)] = iterator
-            with self._epochs.restoring():
-                iterator.begin()
-                self._counts = iterator.counts
-                self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
-            return iterator
-        if self.worker_method != "torch":
-            warnings.warn(
-                "fastload: the dataset is a data pipe, so torch's own iterator reads it, in processes. Pass "
-                'worker_method="torch" to silence this warning.',
-                stacklevel=3,
-            )
-        return super()._get_iterator()
+        if not self._is_ours:
+            if self.worker_method != "torch":
+                warnings.warn(
+                    "fastload: the dataset is a data pipe, so torch's own iterator reads it, in processes. Pass "
+                    'worker_method="torch" to silence this warning.',
+                    stacklevel=3,
+                )
+            return super()._get_iterator()
+        what = Fetcher(Settings.of(self), Notices(self._warned))
+        warn_of_pinning(what.settings, stacklevel=4)
+        who = self._who(what)
+        iterator = LoaderIterator(READERS[who.kind](what, who), self._epochs)
+        self._iterators[id(iterator)] = iterator
+        with self._epochs.restoring():  # Ctrl-C may strike once it has begun
+            iterator.begin()
+            self._counts = iterator.counts
+            self._teams = [t for t in self._teams if t.is_running()] + [iterator.team]
+        return iterator
 
     def _who(self, what: Fetcher) -> Chosen:
         """Return who reads it. By "auto", this reads the dataset's code."""
