@@ -19,7 +19,9 @@ from benchmarks._run import Case, Outcome, execute, load
 from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
 
-LOADERS = "images latency engine tensor_dataset memory collate thread_cost randomness processes"
+LOADERS = (
+    "images latency engine tensor_dataset small memory collate thread_cost randomness processes"
+)
 NAMES = (*LOADERS.split(), "packing", "store")
 ASKED_FOR = ("device", "kinds", "peers", "scale", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""

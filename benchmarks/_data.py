@@ -85,6 +85,12 @@ class Ready(Floats):
         return self.row, index
 
 
+class Arrays(Ready):
+    """The same as an array of NumPy's."""
+
+    row: Any = Ready.row.numpy()
+
+
 class Bytes(Floats):
     """uint8[784], ready in memory."""
 

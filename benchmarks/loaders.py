@@ -3,6 +3,7 @@
 - Reads that wait run at 0.9 of workers / latency, for up to 64 workers. The first batch comes within
   1.2 x ceil(batch / workers) reads + 10 ms.
 - The cost of the loader itself per sample is measured, with samples that are ready in memory.
+- The rate of small samples without workers is measured against torch's.
 - The rate of a TensorDataset is measured against plain indexing, and is never below torch's best.
 - The dataset is not copied for threads. Memory and threads are measured for 1, 8 and 32 workers on a million objects,
   beside fork and spawn.
@@ -333,6 +334,17 @@ SECTIONS = {
             Shown("rate", "samples/s", "plain", (Aim(">=", 0.8),)),
             Shown("rate", "samples/s", "best", (Aim(">=", 1),)),
         ],
+    ),
+    "small": Section(
+        "small: samples of 16 float32 and a number, made beforehand; no workers, shuffled; second to sixth epoch",
+        5,
+        {
+            f"{name}, batches of {size}": Work(make, size, 10_000, epochs=6)
+            for name, make in (("tensors", data.Ready), ("arrays", data.Arrays))
+            for size in (32, 128)
+        },
+        loaders("thread 0, torch 0"),
+        [Shown("rate", "samples/s", "torch", (Aim(">=", 1),) * 4)],
     ),
     "memory": Section(
         "memory: a dataset of a million strings, a quarter of them read in random order, batches of 64",

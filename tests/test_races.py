@@ -122,6 +122,7 @@ def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
         inspect.unwrap(getattr(module, name)).__code__ = theirs.__code__
     on, unwrap, threads = threading.Event(), inspect.unwrap, list[threading.Thread]()
     monkeypatch.setattr(torch_random, "_lock", Watched(threading.Lock(), on))
+    monkeypatch.setattr(torch_random, "_installed", False)
 
     def seed_in_a_sample() -> None:
         stream = streams.Stream()

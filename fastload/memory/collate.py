@@ -47,9 +47,11 @@ class ListBuilder:
         """Store `samples`: a list with one element for each sample, or what `__getitems__` returned."""
         self._samples = samples
 
-    def put(self, position: int, sample: Any) -> None:
+    @property
+    def put(self) -> Callable[[int, Any], None]:
         """See `BatchBuilder`."""
-        self._samples[position] = sample
+        put: Callable[[int, Any], None] = self._samples.__setitem__
+        return put
 
     def shorten(self, n: int) -> None:
         """Keep only the first `n` elements: no more samples came."""

@@ -6,7 +6,8 @@ The first sample fixes a `Layout`: its containers and its leaves. Its large dens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fastload._kit.torch_private import (
     collate_handler,
     collate_numbers,
     collate_tensors,
+    has_function_modes,
 )
 
 ROW_BYTES = 32 * 1024
@@ -39,8 +41,10 @@ class _Kept:
 
     nbytes = 0
 
-    def __init__(self, collect: type) -> None:
-        self._collect = collect
+    def __init__(self, collect: type, handler: Any, kind: type) -> None:
+        self._collect, self._kind = collect, {kind}
+        torchs = handler in (collate_arrays, *collate_numbers)
+        self._join = _JOINS.get(kind) if torchs else None
 
     def fits(self, leaf: Any) -> bool:
         return True
@@ -54,9 +58,29 @@ class _Kept:
     def read(self, memory: list[Any], position: int) -> Any:
         return memory[position]
 
-    def batch(self, memory: list[Any]) -> Any:
+    def batch(self, memory: Sequence[Any]) -> Any:
+        if self._join and not has_function_modes() and {*map(type, memory)} == self._kind:
+            with suppress(
+                ValueError, OverflowError, TypeError
+            ):  # torch takes these, or says what is wrong
+                return self._join(memory)
         return default_collate(self._collect(memory))
 
+
+def _array(leaves: Sequence[np.ndarray]) -> torch.Tensor:
+    dtype = leaves[0].dtype
+    odd = [leaf for leaf in leaves if leaf.dtype != dtype or not leaf.flags.c_contiguous]
+    if odd or not dtype.isnative or not leaves[0].size:  # an empty tensor has other strides
+        raise ValueError
+    return torch.from_numpy(np.array(leaves))
+
+
+_JOINS: dict[type, Callable[[Sequence[Any]], torch.Tensor]] = {
+    np.ndarray: _array,
+    float: lambda leaves: torch.from_numpy(np.array(leaves, np.float64)),
+    int: lambda leaves: torch.from_numpy(np.array(leaves, np.int64)),
+}
+"""What makes the same of leaves of one type as torch, which takes 2 us for an array and 0.2 us for a number."""
 
 _Memory = tuple[Any, torch.Tensor]
 """Rows of a slot, as an array and as a tensor `dtype[n, *shape]`. The array is None if NumPy lacks the dtype."""
@@ -191,6 +215,21 @@ def _leaves(spec: _Spec, sample: Any) -> Iterable[Any] | None:
     return found
 
 
+def _columns(spec: _Spec, samples: Sequence[Any]) -> list[Any]:
+    """Return the leaves of samples, those at one place together. Raise LookupError for other containers."""
+    if spec is None:
+        return [samples]
+    kind, keys, parts = spec
+    alike = {*map(type, samples)} == {kind} and {*map(len, samples)} == {len(parts)}
+    if not alike or (keys is not None and [*samples[0]] != keys):
+        raise LookupError
+    columns: Iterable[Any] = zip(*samples, strict=True)
+    if keys is not None:
+        columns = [[sample[key] for sample in samples] for key in keys]
+    pairs = zip(parts, columns, strict=True)
+    return [leaves for part, column in pairs for leaves in _columns(part, column)]
+
+
 def _nested(spec: _Spec, leaves: Iterator[Any], *, batch: bool = False) -> Any:
     """Return leaves in the containers of a sample. In those of a batch, torch makes a list of a plain tuple."""
     if spec is None:
@@ -233,7 +272,7 @@ class Layout:
             kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
         ):
             return kind, None, [self._found(part, tuple) for part in sample]
-        self._leaves.append(self._row(sample, kind, handler) or _Kept(collect))
+        self._leaves.append(self._row(sample, kind, handler) or _Kept(collect, handler, kind))
         return None
 
     def _row(self, leaf: Any, kind: type, handler: Any) -> _ArrayRow | None:
@@ -294,6 +333,13 @@ class Layout:
         """Return the rows of all samples, or of some. A dataset fills them; see `fastload.rows`."""
         rows = [leaf.rows(memory) for leaf, memory in zip(self._leaves, slot, strict=True)]
         return _nested(self._spec, iter(rows if where is None else [row[where] for row in rows]))
+
+    def collated(self, samples: Sequence[Any]) -> Any:
+        """Return what `default_collate` makes of samples. Raise if one does not fit, or has large leaves."""
+        columns = _columns(self._spec, samples)
+        if self.nbytes or any(getattr(column[0], "nbytes", 0) >= ROW_BYTES for column in columns):
+            raise LookupError
+        return self.batch(columns)
 
     def batch(self, slot: Slot) -> Any:
         """Return the batch that `default_collate` would make of the samples in the slot."""

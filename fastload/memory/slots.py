@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ class SlotPool:
 
     def collate(self, samples: list[Any]) -> Any:
         """Return `default_collate(samples)`, and notice if samples now have rows that a slot would take."""
+        with suppress(Exception):  # torch raises it too, or takes these samples
+            if self.layout is not None:
+                return self.layout.collated(samples)
         self.layout = Layout(samples[0]) if samples else None
         return default_collate(samples)
 

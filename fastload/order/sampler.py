@@ -62,20 +62,34 @@ def permuted(positions: _Ints, n: int, key: int | _Words, which: _Ints | None = 
     # likely as others; with 24 they are not (chi-square in the tests). For thousands of samples, 8 are plenty.
     rounds = 24 if n <= 4096 else 8
     keys = np.array([key & MASK], np.uint64) if isinstance(key, int) else key
-    out: _Words = positions.astype(np.uint64)
+    # One pass over all pairs makes a table. It is shorter than walks, each of which is a pass.
+    pairs = int(a * b)
+    tabled = len(keys) == 1 and pairs <= 2 * len(positions)
+    out: _Words = (np.arange(pairs) if tabled else positions).astype(np.uint64)
     todo = np.arange(len(out))
-    of_rounds = mix64s(keys ^ _ROUNDS[:rounds, None])
+    few = len(keys) <= 1024  # mixed once for all rounds; more would not stay in the cache
+    if not few and which is not None:
+        keys, which = keys[which], None
+    of_rounds = mix64s(keys ^ _ROUNDS[:rounds, None]) if few else _ROUNDS[:rounds]
     while len(todo):
         x = out[todo]
-        left, right = x // b, x % b
+        left = x // b
+        right = x - left * b
         mine = slice(1) if len(keys) == 1 else todo if which is None else which[todo]
+        own = keys[mine]
         for k in of_rounds:
-            # Not `% a` once more, which is slow. Below 0, the difference is a huge number.
-            total = left + finalized(right + k[mine]) % a
+            total = finalized(right + (k[mine] if few else mix64s(own ^ k)))
+            # NumPy takes three times as long for `%`, unless the calls cost more than the arithmetic.
+            total = left + (total % a if len(x) < 256 else total - total // a * a)
+            # Not `% a` once more. Below 0, the difference is a huge number.
             left, right, a, b = right, np.minimum(total, total - a), b, a
         x = left * b + right
         out[todo] = x
-        todo = todo[x >= n]
+        todo = todo[x >= (pairs if tabled else n)]
+    if tabled:
+        table, out = out, out[positions]
+        while len(outside := np.flatnonzero(out >= n)):
+            out[outside] = table[out[outside]]
     return out.astype(np.int64)
 
 
@@ -95,9 +109,11 @@ def permuted_by_window(positions: _Ints, n: int, key: int, *, window: int, run: 
     places = number * window
     tail = n // window  # the number of the last window, if that is shorter
     for length, here in ((window, number < tail), (n % window, number == tail)):
-        numbers, which = np.unique(number[here].astype(np.uint64), return_inverse=True)
-        keys = mix64s(np.uint64(key & MASK) ^ mix64s(numbers))
-        places[here] += permuted(positions[here] % window, length, keys, which)
+        # A key for each run of positions in one window. They ascend, so it is a key for each window.
+        numbers = number[here].astype(np.uint64)
+        first = np.diff(numbers, prepend=~numbers[:1]) != 0
+        keys = mix64s(np.uint64(key & MASK) ^ mix64s(numbers[first]))
+        places[here] += permuted(positions[here] % window, length, keys, np.cumsum(first) - 1)
     # The last run may be shorter. It lands at any position among the others with equal probability.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n

@@ -78,6 +78,7 @@ _thread = _Thread()
 _lock = threading.Lock()
 _show: Callable[[bool], None] | None = None  # see `register_kernels`
 _failure: str | None = None
+_installed = False  # whether nothing is left to do, so that a batch needs no lock
 
 
 def install(seeded: Own | None = None) -> None:
@@ -85,19 +86,21 @@ def install(seeded: Own | None = None) -> None:
 
     With `seeded`, torch's seeding functions act on the generator that it returns; see `seed_in_threads`.
     """
-    global _show, _failure
+    global _show, _failure, _installed
+    if _installed:
+        return
     with _lock:  # a thread that comes second must not return before the first has done all of it
         if seeded is not None:
             seed_in_threads(seeded)
-        if _show is not None or _failure is not None:
-            return
-        try:
-            _show = register_kernels(kernels())
-            _failure = None if _works() else "a test at the start drew other numbers than torch"
-        except Exception as error:
-            _failure = f"torch {torch.__version__} has no place for it ({error!r})"
-        if _failure is not None:
-            _show = None
+        if _show is None and _failure is None:
+            try:
+                _show = register_kernels(kernels())
+                _failure = None if _works() else "a test at the start drew other numbers than torch"
+            except Exception as error:
+                _failure = f"torch {torch.__version__} has no place for it ({error!r})"
+            if _failure is not None:
+                _show = None
+        _installed = seeded is not None
 
 
 def unusable() -> str | None:

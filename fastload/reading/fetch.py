@@ -71,26 +71,31 @@ class Fetcher:
         return batch.size if batch.units == 1 else stop - start
 
     def _read_samples(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
-        # No local name for the builder: an error that the user keeps holds this frame by its traceback, and must not
-        # keep the samples. The batch itself holds only what `finish` and the loop leave in it.
         dataset, stream, indices = reader.dataset, reader.stream, batch.indices
-        k, attempt = start, 0
+        k, failed, attempt = start, -1, 0
         while k < stop:
             try:
-                # After a failure, only earlier samples can change what the batch raises. `first_failed` is the
-                # position of some failure, not always of the first. So this may read too many samples, never too few.
-                while k < stop and k <= batch.first_failed and not batch.dropped:
-                    stream.move(batch, k)
-                    batch.builder.put(k, dataset[indices[k]])  # type: ignore[union-attr]
-                    k, attempt = k + 1, 0
+                put, move = batch.builder.put, stream.must_move  # type: ignore[union-attr]
+                for k in range(k, stop):  # noqa: B020
+                    # After a failure, only earlier samples can change what the batch raises. `first_failed` is the
+                    # position of some failure, not always of the first. So this may read too many, never too few.
+                    if k > batch.first_failed or batch.dropped:
+                        return
+                    if move:
+                        stream.move(batch, k)
+                    else:
+                        stream.source, stream.at, stream.stale = batch, k, True
+                    put(k, dataset[indices[k]])
                 return
             except BaseException as exc:
+                attempt, failed = attempt + 1 if k == failed else 0, k
                 if not self._failures.may_retry(batch, exc, attempt, reader.wait):
-                    # Ctrl-C may come after the last sample was counted.
-                    self._failures.of_sample(batch, min(k, stop - 1), dataset, exc)
-                    k, attempt = k + 1, 0
-                else:
-                    attempt += 1
+                    self._failures.of_sample(batch, k, dataset, exc)
+                    k += 1
+            finally:
+                # An error that the user keeps holds this frame by its traceback, and must not keep the samples. The
+                # batch itself holds only what `finish` and the loop leave in it.
+                put = None
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         """Make the batch, or set the error that it raises, in the random stream of the batch.
@@ -143,7 +148,8 @@ def _source_of(settings: Settings, pool: SlotPool, notices: Notices, failures: F
     slots = settings.collate_fn is default_collate
     found = find_filler(dataset, notices) if slots else None
     if found is not None and (layout := find_layout(found, dataset, notices)) is not None:
-        return Rows(pool, notices, found, layout)
+        unchanged = dataset if settings.worker_init_fn is None else None
+        return Rows(pool, notices, found, layout, unchanged)
     if _reads_batches(dataset):
         return Batches(failures)
     if slots:

@@ -66,20 +66,25 @@ class Rows(Source):
         notices: collects warnings for the loop.
         found: fills rows from the loader's dataset. Each worker has one for its own dataset.
         layout: how samples lie in a batch.
+        unchanged: the dataset of `found`, or None if a `worker_init_fn` may change what its samples are.
     """
 
     run_seconds = FILL_SECONDS
 
-    def __init__(self, pool: SlotPool, notices: Notices, found: Filler, layout: Layout) -> None:
+    def __init__(
+        self, pool: SlotPool, notices: Notices, found: Filler, layout: Layout, unchanged: Any
+    ) -> None:
         super().__init__(lambda n: SlotBuilder(n, pool, layout), batches_in_parallel=False)
         self.copies = found.copies
         self._notices = notices
         self._layout, self._nbytes = layout, layout.nbytes
+        self._found, self._unchanged = found, unchanged
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """See `Source`."""
+        if dataset is self._unchanged:
+            return self._found
         found = find_filler(dataset, self._notices)
-        # `worker_init_fn` may have changed what its samples are.
         return found if found is not None and self._layout.fits(found.sample) else None
 
     def is_light(self, batch_size: int | None) -> bool:

@@ -32,6 +32,9 @@ class Filler:
     """Takes a run, and returns the positions that it could not fill."""
     copies: bool = False
     """Whether it only copies memory: no user code runs, and nothing is drawn."""
+    gather: Callable[[NDArray[np.int64], Sequence[torch.Tensor]], bool] | None = None
+    """Copies samples of a TensorDataset at indices from 0 into rows, one tensor for each of its own. Returns False if
+    the rows do not fit, or an index is out of range."""
 
 
 def filler(dataset: Any) -> Filler | None:
@@ -65,6 +68,8 @@ class NotPositions(ValueError):
 def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
     """Return the positions that `fill_rows` returned for `n` samples, each once. Raises NotPositions."""
     found = set()
+    if type(missing) is tuple and not missing:
+        return []
     if isinstance(missing, Iterable):
         for k in missing:  # a generator may fill rows as it is iterated, and raise
             if type(k) in BOOLS or not hasattr(k, "__index__") or not 0 <= operator.index(k) < n:
@@ -96,20 +101,26 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
 
     gatherer = Gatherer()
 
-    def fill(run: Run) -> Iterable[int]:
-        places = as_indices(run.indices)
-        # Replaced or changed since the loader began? `index_select` would resize the rows.
-        if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
-            return range(len(run))
+    def gather(indices: NDArray[np.int64], rows: Sequence[torch.Tensor]) -> bool:
+        if dataset.tensors is not tensors:  # replaced since the loader began
+            return False
         try:
-            for tensor, row in zip(tensors, run.rows, strict=True):
-                gatherer.gather(tensor, places, row)
-        # Torch's own indexing accepts negative indices, and says what is out of range.
+            for tensor, row in zip(tensors, rows, strict=True):
+                # Changed? `index_select` would resize the rows.
+                if row.shape[1:] != tensor.shape[1:] or row.dtype is not tensor.dtype:
+                    return False
+                gatherer.gather(tensor, indices, row)
         except (IndexError, RuntimeError):
-            return range(len(run))
-        return ()
+            return False
+        return True
 
-    return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
+    def fill(run: Run) -> Iterable[int]:
+        indices = as_indices(run.indices)
+        # Torch's own indexing accepts negative indices, and says what is out of range.
+        return () if indices is not None and gather(indices, run.rows) else range(len(run))
+
+    sample = tuple(t.new_empty(t.shape[1:]) for t in tensors)
+    return Filler(sample, fill, copies=True, gather=gather)
 
 
 class Gatherer:
@@ -180,13 +191,6 @@ _NOT_SELECTED = {torch.uint16, torch.uint32, torch.uint64}  # by some versions o
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _are_rows(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
-    return all(
-        row.shape[1:] == tensor.shape[1:] and row.dtype is tensor.dtype
-        for row, tensor in zip(rows, tensors, strict=True)
-    )
-
-
 def _empty_like(leaf: Any) -> Any:
     return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else np.empty_like(leaf)
 
@@ -227,6 +231,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
         if not all(layout.fits(part.sample) for part in parts):
             return None
     ends, gatherer = np.array(dataset.cumulative_sizes, np.uint64), Gatherer()
+    begins = [0, *dataset.cumulative_sizes]
     copies = all(part.copies for part in parts)
 
     def fill(run: Run) -> Iterable[int]:
@@ -249,9 +254,12 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
             if number == len(ends):  # negative or out of range: torch reads it or raises
                 missing += own.tolist()
                 continue
-            begin = int(ends[number - 1]) if number else 0
-            part = _part(run, rows, slice(start, stop), own, (indices[start:stop] - begin).tolist())
-            missing += [int(own[k]) for k in positions(parts[number].fill(part), len(own))]
+            local = indices[start:stop] - begins[number]
+            if (gather := parts[number].gather) is None:
+                part = _part(run, rows, slice(start, stop), own, local.tolist())
+                missing += [int(own[k]) for k in positions(parts[number].fill(part), len(own))]
+            elif not gather(local, [leaf[start:stop] for leaf in rows]):
+                missing += own.tolist()
         if moved:
             back = places.argsort()
             for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):

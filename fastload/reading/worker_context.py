@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -73,7 +73,7 @@ class WorkerContext:
         if (
             self.worker == 0 and fetcher.keyed
         ):  # one looks for all, because a look costs some 100 us
-            for stage in self._blocks:
+            for stage in ("sample", "collate") if fetcher.collates else ("sample",):
                 shared = MODULES.keys() - stream.modules
                 self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]
                 if stream.keyed:
@@ -81,21 +81,28 @@ class WorkerContext:
                         NewGenerators(found or (), own.current_generators, stream.noticed)
                     )
 
-    @contextmanager
-    def looking(self, stage: str) -> Iterator[None]:
-        """Notice, in the block, whatever makes samples depend on other threads.
+    def looking(self, stage: str) -> AbstractContextManager[None]:
+        """Return the span of a stage, in which this notices whatever makes samples depend on other threads.
 
         Look in the first four blocks of a stage, and then in each whose number is a power of two.
         """
+        if stage not in self._looks:
+            return span(stage)
         self._blocks[stage] = number = self._blocks[stage] + 1
-        looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
-        try:  # Ctrl-C may strike while they begin
+        due = number <= 4 or not number & (number - 1)
+        return _looking(stage, self._looks[stage]) if due else span(stage)
+
+
+@contextmanager
+def _looking(stage: str, looks: list[GlobalDraws | NewGenerators]) -> Iterator[None]:
+    try:  # Ctrl-C may strike while they begin
+        with span(stage):
             for look in looks:
                 look.begin()
             yield
-        finally:
-            for look in looks:
-                look.end()
+    finally:
+        for look in looks:
+            look.end()
 
 
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:
@@ -136,7 +143,7 @@ def _read(batch: Batch, start: int, stop: int, context: WorkerContext) -> tuple[
     cpu_started = thread_time()
     try:
         own = recording(batch.recorders[context.worker])
-        with own, span("sample"), context.looking("sample"):
+        with own, context.looking("sample"):
             samples = context.fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.
@@ -147,7 +154,7 @@ def _read(batch: Batch, start: int, stop: int, context: WorkerContext) -> tuple[
 def finish(batch: Batch, context: WorkerContext) -> None:
     """Make a batch, all of whose samples are read."""
     started = perf_counter()
-    with span("collate"), context.looking("collate") if context.fetcher.collates else nullcontext():
+    with context.looking("collate"):
         context.fetcher.finish(batch, context.collate_fn, context.stream)
     batch.recorders[context.worker].add("collate", perf_counter() - started)
     if batch.dropped:

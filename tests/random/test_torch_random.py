@@ -171,7 +171,7 @@ def test_if_the_test_at_the_start_raises_no_thread_is_routed(
         raise RuntimeError("another schema")
 
     shown: list[bool] = []
-    for name, value in (("_show", None), ("_failure", None)):
+    for name, value in (("_show", None), ("_failure", None), ("_installed", False)):
         monkeypatch.setattr(torch_random, name, value)
     monkeypatch.setattr(torch_random, "register_kernels", lambda _: shown.append)
     monkeypatch.setattr(torch_random, failing, fail)

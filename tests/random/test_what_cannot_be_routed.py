@@ -68,6 +68,7 @@ def whose(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setattr(torch_random, "_works", lambda: False)
         monkeypatch.setattr(torch_random, "register_kernels", lambda _: lambda _: None)
         monkeypatch.setattr(torch_random, "_show", None)
+        monkeypatch.setattr(torch_random, "_installed", False)
     yield request.param
     python_random.unusable.cache_clear()
     torch_random._failure = None
