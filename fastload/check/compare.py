@@ -104,8 +104,7 @@ def check(
         except DatasetCopyError as error:
             return Report(name, workers, findings=[Finding("fault", *_in_two(str(error)))])
     failed = _find_failures(indices, expected, this.findings)
-    this.findings += [_unknown(each) for each in found.findings[:MOST_UNKNOWN]]
-    this.findings += _shared_state(caught)
+    this.findings += [*map(_unknown, found.findings[:MOST_UNKNOWN]), *_shared_state(caught)]
     return Report(
         name,
         workers,

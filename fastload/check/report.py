@@ -78,9 +78,8 @@ class Report:
 
     def __str__(self) -> str:
         workers = self.kind.capitalize()
-        lines = [
-            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
-        ]
+        head = f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
+        lines = [head]
         if self.default:
             lines += [f"By default, with num_workers={self.workers}, {self.default}", self.copies]
         lines += map(str, self.findings)
