@@ -73,4 +73,4 @@ def test_what_the_text_of_a_page_names_exists() -> None:
 def test_what_does_not_exist_is_found() -> None:
     gone = "engine/worker_context isolation/ order/batches.nothing Window.none_such"
     codes = [*gone.split(), 'on_error="leap"', "max_wait="]
-    assert [code for code in [*codes, "--loader torch"] if not wrong(code)] == []
+    assert [code for code in [*codes, "--loader dali"] if not wrong(code)] == []
