@@ -93,9 +93,7 @@ class Stream:
         self.stale = True  # whether the generators are those of the previous position
         self.modules = modules
         self.held = held
-        self.must_move = held is not None or bool(
-            modules
-        )  # if more than torch draws, for each new position
+        self.must_move = held is not None or bool(modules)  # others draw, beside torch
         self.keyed = keyed
         self.seeded = seeded
         self.noticed: set[str] = set()  # warnings, as ends of "the dataset seems to ..."
