@@ -93,8 +93,7 @@ class Stream:
         self.stale = True  # whether the generators are those of the previous position
         self.modules = modules
         self.held = held
-        self.must_move = held is not None or bool(modules)
-        """Whether a new position needs `move`, because more than torch's functions draw from the stream."""
+        self.must_move = held is not None or bool(modules)  # others draw, beside torch
         self.keyed = keyed
         self.seeded = seeded
         self.noticed: set[str] = set()  # warnings, as ends of "the dataset seems to ..."
