@@ -40,8 +40,8 @@ class Leases:
             it has trained. The shard counts for the other worker alone.
         name: name of these leases. Several leases in one store need different names.
 
-    From the first lease to `close()`, each `Leases` uses two threads and two connections to the store. A shard costs
-    four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
+    From the first lease to `close()`, each `Leases` uses a thread and a connection to the store. A shard costs three
+    requests of 20 to 40 us each, or 250 us in a `FolderStore`.
 
     Raises:
         StoreLostError: the store is gone. Other errors of the store are raised as they are.
@@ -122,7 +122,7 @@ class Leases:
             self._epoch.give_back()
         joined.connection.agree("order", order)
         first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
-        if first and len(self) and not self._was_over(number) and self._epoch.is_complete():
+        if first and len(self) and not self._was_over(number) and self._epoch.had_ended():
             warnings.warn(
                 f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
                 "no sample of that epoch. A worker that joins a running job continues with the next epoch. For a new "

@@ -41,7 +41,7 @@ def watch_of(leases: Leases) -> Watch:
 def lease_threads() -> list[str]:
     """Return the names of the threads that leases have started."""
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith(("fastload-lease", "fastload-events"))]
+    return [name for name in names if name.startswith("fastload-lease")]
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
