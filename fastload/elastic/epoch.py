@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fastload.elastic.protocol import Shard
-from fastload.elastic.stores import Connection
 from fastload.elastic.watch import LOOK_S, Watch
 from fastload.errors import LeaseLostError, ShardError, StateError
 
@@ -72,15 +71,6 @@ class LeasesState:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The connection, the watch and the number of a worker that has joined the others."""
-
-    connection: Connection
-    watch: Watch
-    worker: int
-
-
-@dataclass(frozen=True)
 class Lease:
     """A shard that this worker holds: the positions `rows` of the epoch's order."""
 
@@ -95,9 +85,9 @@ class Epoch:
     Only the loop's thread calls this.
     """
 
-    def __init__(self, terms: Terms, joined: Joined, number: int, order: str) -> None:
+    def __init__(self, terms: Terms, watch: Watch, number: int, order: str) -> None:
         self._terms = terms
-        self._joined = joined
+        self._watch = watch
         self.number = number
         self._order = order
         self._done: set[int] = set()  # shards that this worker knows to be done
@@ -115,7 +105,7 @@ class Epoch:
         """
         count = len(self._terms)
         while self._fresh:
-            number = self._joined.connection.add(self._key("next"), 1) - 1
+            number = self._watch.connection.add(self._key("next"), 1) - 1
             if number >= count:
                 self._fresh = False
             elif (lease := self._try(number, "")) is not None:
@@ -130,7 +120,7 @@ class Epoch:
     def wait_for_lease(self) -> Lease | None:
         """Lease a shard, and wait for one if none is free. Return None once all shards are acknowledged."""
         while (lease := self.lease()) is None and not self.is_complete():
-            self._joined.watch.nap()
+            self._watch.nap()
         return lease
 
     def is_complete(self) -> bool:
@@ -139,7 +129,7 @@ class Epoch:
 
     def had_ended(self) -> bool:
         """Return True if all shards were acknowledged before this worker began the epoch."""
-        if self._joined.connection.add(self._key("next"), 0) >= len(self._terms):
+        if self._watch.connection.add(self._key("next"), 0) >= len(self._terms):
             found = self._read([*range(len(self._terms))])
             self._done.update(k for k, text in found if Shard.parse(text).status == "done")
         return self.is_complete()
@@ -154,19 +144,17 @@ class Epoch:
 
     def _try(self, number: int, text: str) -> Lease | None:
         """Lease a shard if it can be leased. `text` is its record in the store, as far as this worker knows."""
-        joined = self._joined
+        watch = self._watch
         while True:
             found = Shard.parse(text)
             if found.status == "done":
                 self._done.add(number)
             if found.status == "failed":
                 raise self._failure(number, found)
-            wanted = found.leased_by(
-                joined.worker, joined.watch.is_dead, max_tries=self._terms.max_tries
-            )
+            wanted = found.leased_by(watch.worker, watch.is_dead, max_tries=self._terms.max_tries)
             if wanted is None:
                 return None
-            text = joined.connection.compare_set(self._key(number), text, str(wanted))
+            text = watch.connection.compare_set(self._key(number), text, str(wanted))
             if text == str(wanted) and wanted.status == "failed":
                 raise self._failure(number, wanted)
             if text == str(wanted):
@@ -186,7 +174,7 @@ class Epoch:
 
     def trained(self, lease: Lease) -> None:
         """Acknowledge a shard. If another worker has leased it meanwhile, raise LeaseLostError or warn."""
-        joined = self._joined
+        watch = self._watch
         if self._held.get(lease.shard) is not lease:
             raise LeaseLostError(
                 f"shard {lease.shard} of epoch {self.number} was given back: these leases were closed, or began an "
@@ -196,7 +184,7 @@ class Epoch:
         self._rows_trained.pop(lease.shard, None)
         self._look_at = 0.0  # this may be the last shard: look before waiting for other workers
         done = str(lease.held.acknowledged())
-        found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
+        found = watch.connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:
             self._lost(lease)
             return
@@ -211,7 +199,7 @@ class Epoch:
         held, self._held = self._held, {}
         for lease in held.values():
             free = str(lease.held.given_back(failed=failed))
-            self._joined.connection.compare_set(self._key(lease.shard), str(lease.held), free)
+            self._watch.connection.compare_set(self._key(lease.shard), str(lease.held), free)
 
     def _lost(self, lease: Lease) -> None:
         message = (
@@ -248,9 +236,9 @@ class Epoch:
 
     def restore(self, state: LeasesState) -> None:
         """Write a state into the store. Several workers may do so at once."""
-        connection = self._joined.connection
+        connection = self._watch.connection
         for number in expanded(state.done):
-            connection.compare_set(self._key(number), "", str(Shard("done", self._joined.worker)))
+            connection.compare_set(self._key(number), "", str(Shard("done", self._watch.worker)))
             self._done.add(number)
         for key, begin in state.partial.items():
             connection.compare_set(self._key(int(key)), "", str(Shard(begin=begin)))
@@ -264,7 +252,7 @@ class Epoch:
         """Yield each number, with the record of its shard in the store."""
         for first in range(0, len(numbers), _CHUNK):
             chunk = numbers[first : first + _CHUNK]
-            texts = self._joined.connection.read_all([self._key(number) for number in chunk])
+            texts = self._watch.connection.read_all([self._key(number) for number in chunk])
             yield from zip(chunk, texts, strict=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from fastload._kit.integers import integer
-from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
+from fastload.elastic.epoch import Epoch, LeasesState, Terms
 from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import FastloadError, StateError, StoreLostError
@@ -83,7 +83,7 @@ class Leases:
         self.terms = Terms(count, shard, lease_s, max_tries, on_lost)
         self.name = name
         self._store = store
-        self._joined: Joined | None = None
+        self._joined: Watch | None = None
         self._epoch: Epoch | None = None
         self._state = LeasesState(length=count, shard=shard)  # the loaded state
 
@@ -198,14 +198,14 @@ class Leases:
         except StoreLostError:
             pass  # the store is gone, so the shards cannot be given back
         finally:
-            joined.watch.close()
+            joined.close()
 
     def _forget_parent(self) -> None:
         """Forget, in a forked process, the parent's shards and connections, because the parent still uses them."""
-        if self._joined is not None and self._joined.watch.is_forked:
+        if self._joined is not None and self._joined.is_forked:
             self._joined = self._epoch = None
 
-    def _join(self) -> Joined:
+    def _join(self) -> Watch:
         self._forget_parent()
         if self._joined is not None:
             return self._joined
@@ -213,8 +213,6 @@ class Leases:
             self._store = find_store()
         connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
         connection.agree("arguments", self.terms.shared())
-        worker = connection.add("workers", 1)
-        watch = Watch(connection, worker, self.terms.lease_s)
+        watch = self._joined = Watch(connection, connection.add("workers", 1), self.terms.lease_s)
         weakref.finalize(self, watch.close).atexit = False
-        self._joined = Joined(connection, watch, worker)
-        return self._joined
+        return watch
