@@ -214,5 +214,6 @@ class Leases:
         connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
         connection.agree("arguments", self.terms.shared())
         watch = self._joined = Watch(connection, connection.add("workers", 1), self.terms.lease_s)
-        weakref.finalize(self, watch.close).atexit = False
+        # Also at exit: a thread in C++ code would abort the process while the interpreter shuts down.
+        weakref.finalize(self, watch.close)
         return watch

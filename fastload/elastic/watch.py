@@ -6,10 +6,8 @@ which stands still while this worker is stopped.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import weakref
 from itertools import count
 from time import monotonic
 
@@ -22,7 +20,6 @@ LOOK_S = 0.05
 """Time between two looks of a worker that waits for others."""
 
 _JOIN_S = 2.0
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
@@ -55,7 +52,6 @@ class Watch:
             target=self._beat_on, name=f"fastload-lease-{worker}", daemon=True
         )
         self._thread.start()
-        _watches.add(self)
 
     @property
     def is_forked(self) -> bool:
@@ -104,10 +100,3 @@ class Watch:
             if worker not in self._beats or self._beats[worker][0] != text:
                 self._beats[worker] = (text, now)
         self._dead = {w for w, (_, since) in self._beats.items() if now - since > self._dead_s}
-
-
-@atexit.register
-def _close_all() -> None:
-    # A thread in C++ code would abort the process while the interpreter shuts down.
-    for watch in list(_watches):
-        watch.close()
