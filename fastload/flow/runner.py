@@ -152,7 +152,7 @@ def _started(
     argv: list[str], folder: str, env: dict[str, str], stdin: bytes, log: str
 ) -> subprocess.Popen[bytes]:
     """Start the guarded process of a task. Raise OSError or ValueError if that fails."""
-    with open(log, "wb") as output, TemporaryFile() as file:
+    with open(log, "ab") as output, TemporaryFile() as file:
         file.write(stdin)
         file.seek(0)
         return start_guarded(
