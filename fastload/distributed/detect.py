@@ -24,6 +24,7 @@ import re
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Literal
 
 from fastload.errors import RankError
@@ -37,39 +38,22 @@ Claims = dict[Field, dict[str, int]]
 _FIELDS: tuple[Field, ...] = ("rank", "world_size", "local_rank", "local_size")
 _PARTS: tuple[tuple[Field, Field], ...] = (("rank", "world_size"), ("local_rank", "local_size"))
 _SEVERAL: tuple[tuple[Field, int], ...] = (("world_size", 2), ("local_size", 2), ("local_rank", 1))
-_TORCH: dict[str, Field] = {
-    "RANK": "rank",
-    "WORLD_SIZE": "world_size",
-    "LOCAL_RANK": "local_rank",
-    "LOCAL_WORLD_SIZE": "local_size",
-}
+
+
+def _fields(names: str) -> dict[str, Field]:
+    """Return the field of each variable. They stand in the order of `_FIELDS`, with "-" for none."""
+    return {name: field for name, field in zip(names.split(), cycle(_FIELDS)) if name != "-"}
+
+
+_TORCH = _fields("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE")
+_OPENMPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
+_PALS = "PALS_RANKID - PALS_LOCAL_RANKID - PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE"
 _MPI: dict[Launcher, dict[str, Field]] = {
-    "openmpi": {
-        "OMPI_COMM_WORLD_RANK": "rank",
-        "OMPI_COMM_WORLD_SIZE": "world_size",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "local_size",
-    },
-    "pals": {
-        "PALS_RANKID": "rank",
-        "PALS_LOCAL_RANKID": "local_rank",
-        "PMI_RANK": "rank",
-        "PMI_SIZE": "world_size",
-        "PMI_LOCAL_RANK": "local_rank",
-        "PMI_LOCAL_SIZE": "local_size",
-    },
-    "mpich": {
-        "PMI_RANK": "rank",
-        "PMI_SIZE": "world_size",
-        "MPI_LOCALRANKID": "local_rank",
-        "MPI_LOCALNRANKS": "local_size",
-    },
+    "openmpi": _fields(_OPENMPI),
+    "pals": _fields(_PALS),
+    "mpich": _fields("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),
 }
-_SLURM: dict[str, Field] = {
-    "SLURM_STEP_NUM_TASKS": "world_size",
-    "SLURM_LOCALID": "local_rank",
-    "SLURM_STEP_TASKS_PER_NODE": "local_size",
-}
+_SLURM = _fields("- SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE")
 _LAUNCHER_OF: dict[str, Launcher] = {
     "OMPI_COMM_WORLD_RANK": "openmpi",
     "PALS_RANKID": "pals",
