@@ -508,8 +508,8 @@ def test_ranks_under_mpi(launcher: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     (tmp_path / "a.py").write_text(
-        "from fastload.distributed import detect_rank\n"
-        "print('rank', detect_rank().rank.rank, 'of', detect_rank().rank.world_size)\n"
+        "import os\nfrom fastload.distributed import detect_rank\n"
+        "os.write(1, f'{detect_rank().rank}\\n'.encode())\n"  # at once: mpiexec mixes pieces
     )
     task = MPITask(
         "a", script="a.py", parallelism=2, hostfile="hosts", env={"PYTHONPATH": str(ROOT)}
