@@ -1,7 +1,7 @@
 """Promises:
 - A room imports what its line in `tests/rooms.py` names.
-- Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py`. Locks are made
-  only in `engine/` and `random/`.
+- Threads are started only in `engine/threads.py`, and for commands in `_kit/pool.py` and `flow/runner.py`. Locks are
+  made only in `engine/` and `random/`.
 
 Every module of the package is parsed, so that imports inside functions count too. import-linter, a check of
 `scripts/test`, finds circles of files and folders. It does not count an import of the package that holds the file, so
@@ -52,6 +52,8 @@ PUSHES = {PACKAGE / "parameters" / "embedding.py"}
 
 POOL = PACKAGE / "_kit" / "pool.py"
 """May have threads: those of commands that pack, copy and check. They never run code of the user's."""
+FLOW = PACKAGE / "flow" / "runner.py"
+"""May have threads: each waits for the process of a task."""
 
 WATCHES = {PACKAGE / "elastic" / "watch.py"}
 """May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
@@ -218,7 +220,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert not faults, "what needs more is a plug-in"
 
 
-THREADS_HERE = {WORKERS, POOL, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
+THREADS_HERE = {WORKERS, POOL, FLOW, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
 LOCKS_HERE = {
     *{WINDOW, PACKAGE / "engine" / "waiting.py", SLOTS},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},

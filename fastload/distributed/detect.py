@@ -1,4 +1,4 @@
-"""Detection of the rank of this process, from the variables of a launcher, and from mpi4py or the node file.
+"""Detection of the rank of this process, from the variables of a launcher, or from mpi4py.
 
 | launcher | rank and size | on its node |
 |---|---|---|
@@ -9,10 +9,11 @@
 | environment: set by hand or by Kubernetes | as torchrun, without `TORCHELASTIC_RUN_ID` | as torchrun |
 | slurm: a step of srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
 
-All variables that are set must agree. An exception is one launcher inside another. Under torchrun, all other variables
-describe its agent, one per node. A Slurm step with one task per node, or with a terminal, runs the daemons of an MPI or
-a shell. `srun --mpi=cray_shasta` sets variables of PALS, and a PALS_APID with a dot: job.step. With `--mpi=pmi2` srun
-sets PMI_RANK and PMI_SIZE without a local rank. So such a rank is srun's own if it equals SLURM_PROCID.
+One rule: the innermost launcher says who a rank is, and variables that are set by hand must agree with it. Under
+torchrun, all other variables describe its agent, one per node. In a step of srun, Slurm's numbers are the truth: srun
+itself sets variables of PALS and PMI for an MPI. Only a step with one task per node, or with a terminal, may run the
+daemons of an MPI or a shell. There Open MPI, Hydra and PALS are known by a variable that srun does not set. Without
+Slurm, all variables that are set must agree.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import importlib
 import os
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import cycle
 from typing import Any, Literal
 
 from fastload.errors import RankError
@@ -37,35 +38,22 @@ Claims = dict[Field, dict[str, int]]
 _FIELDS: tuple[Field, ...] = ("rank", "world_size", "local_rank", "local_size")
 _PARTS: tuple[tuple[Field, Field], ...] = (("rank", "world_size"), ("local_rank", "local_size"))
 _SEVERAL: tuple[tuple[Field, int], ...] = (("world_size", 2), ("local_size", 2), ("local_rank", 1))
-_TORCH: dict[str, Field] = {
-    "RANK": "rank",
-    "WORLD_SIZE": "world_size",
-    "LOCAL_RANK": "local_rank",
-    "LOCAL_WORLD_SIZE": "local_size",
+
+
+def _fields(names: str) -> dict[str, Field]:
+    """Return the field of each variable. They stand in the order of `_FIELDS`, with "-" for none."""
+    return {name: field for name, field in zip(names.split(), cycle(_FIELDS)) if name != "-"}
+
+
+_TORCH = _fields("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE")
+_OPENMPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
+_PALS = "PALS_RANKID - PALS_LOCAL_RANKID - PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE"
+_MPI: dict[Launcher, dict[str, Field]] = {
+    "openmpi": _fields(_OPENMPI),
+    "pals": _fields(_PALS),
+    "mpich": _fields("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),
 }
-_MPI: tuple[dict[str, Field], ...] = (
-    {
-        "OMPI_COMM_WORLD_RANK": "rank",
-        "OMPI_COMM_WORLD_SIZE": "world_size",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "local_size",
-    },
-    {"PALS_RANKID": "rank", "PALS_LOCAL_RANKID": "local_rank"},
-    {
-        "PMI_RANK": "rank",
-        "PMI_SIZE": "world_size",
-        "PMI_LOCAL_RANK": "local_rank",
-        "PMI_LOCAL_SIZE": "local_size",
-        "MPI_LOCALRANKID": "local_rank",
-        "MPI_LOCALNRANKS": "local_size",
-    },
-)
-"""The variables of each family of launchers."""
-_SLURM: dict[str, Field] = {
-    "SLURM_STEP_NUM_TASKS": "world_size",
-    "SLURM_LOCALID": "local_rank",
-    "SLURM_STEP_TASKS_PER_NODE": "local_size",
-}
+_SLURM = _fields("- SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE")
 _LAUNCHER_OF: dict[str, Launcher] = {
     "OMPI_COMM_WORLD_RANK": "openmpi",
     "PALS_RANKID": "pals",
@@ -95,10 +83,6 @@ class Rank:
         return f"rank {self.rank} of {self.world_size}"
 
 
-Answer = Mapping[Field, int] | int | None
-"""All four fields of this process, from mpi4py; or the number of nodes in the node file; or None without both."""
-
-
 @dataclass(frozen=True, slots=True)
 class Detected:
     """A rank, and the sources of each of its four fields, as "VARIABLE=value"."""
@@ -108,32 +92,60 @@ class Detected:
 
 
 def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
-    """Return the rank by `detect_by_variables`. Get missing values from mpi4py, on all ranks, or from the node file.
+    """Return the rank that variables describe, or rank 0 of 1 if no launcher set any. Get missing values from mpi4py.
 
     Args:
         environ: the environment variables.
 
     Raises:
-        RankError: see `detect_by_variables` and `check_world`. Also if the node file cannot be read, or lists no host.
+        RankError: a value is missing, not a count, or too large, or two variables disagree. The message names them.
+            Also if MPI numbers this process differently from the variables.
 
     Examples:
         >>> rank = fastload.distributed.detect_rank().rank
     """
+    claims = _claims(environ)
+    launcher = _launcher(environ, claims)
+    if launcher == "none":
+        _refuse_sizes_without_rank(claims)
+        return Detected(Rank(0, 1, 0, 1, "none"), {})
+    values = _agreed(claims)
+    if values.get("world_size") == 1:  # Then the node is known, whatever was left out.
+        _say(claims, "local_rank", "the size of 1", 0)
+        _say(claims, "local_size", "the size of 1", 1)
+        values = _agreed(claims)
+    if len(values) < len(_FIELDS) and launcher in MPI_LAUNCHERS and (mpi := mpi4py()) is not None:
+        _ask(mpi, claims, environ)
+        values = _agreed(claims)
+    if missing := [field for field in _FIELDS if field not in values]:
+        raise RankError(_incomplete(launcher, claims, missing))
+    for part, whole in _PARTS:
+        if values[part] >= values[whole]:
+            raise RankError(
+                f"{_first(claims, part)}, and {_first(claims, whole)}: "
+                "ranks are counted from 0 and must be less than the size. Unset variables of another job"
+            )
+    if values["local_size"] > values["world_size"]:
+        raise RankError(
+            f"{_first(claims, 'local_size')}, and {_first(claims, 'world_size')}: "
+            "a node cannot have more ranks than the job. Unset variables of another job"
+        )
+    rank = Rank(**{field: values[field] for field in _FIELDS}, launcher=launcher)
+    origins = {f: tuple(f"{name}={value}" for name, value in claims[f].items()) for f in _FIELDS}
+    return Detected(rank, origins)
 
-    def ask(launcher: Launcher) -> Answer:
-        if launcher in MPI_LAUNCHERS and (mpi := mpi4py()) is not None:
-            check_world(mpi, environ)
-            world = mpi.COMM_WORLD
-            node = world.Split_type(mpi.COMM_TYPE_SHARED)
-            try:
-                local_rank, local_size = node.Get_rank(), node.Get_size()
-            finally:
-                node.Free()
-            values = (world.Get_rank(), world.Get_size(), local_rank, local_size)
-            return dict(zip(_FIELDS, values, strict=True))
-        return node_count(environ) if launcher in MPI_LAUNCHERS else None
 
-    return detect_by_variables(environ, ask)
+def _ask(mpi: Any, claims: Claims, environ: Mapping[str, str]) -> None:
+    """Add the claims of mpi4py. All ranks call this."""
+    check_world(mpi, environ)
+    world = mpi.COMM_WORLD
+    node = world.Split_type(mpi.COMM_TYPE_SHARED)
+    try:
+        values = (world.Get_rank(), world.Get_size(), node.Get_rank(), node.Get_size())
+    finally:
+        node.Free()
+    for field, value in zip(_FIELDS, values, strict=True):
+        _say(claims, field, "mpi4py", value)
 
 
 def mpi4py() -> Any | None:
@@ -155,8 +167,7 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     """Raise RankError if MPI numbers this process differently from the variables of its launcher.
 
     An MPI that does not know the launcher, such as one without a PMI that fits srun, makes a world of size 1 of each
-    rank. If the launcher does not say its size, only MPICH and MPIs like it show that: they set no APPNUM. PALS and
-    Hydra do not start Open MPI.
+    rank. So a world of size 1 needs a launcher that says so.
     """
     claims = _claims(environ)
     if "rank" not in claims:
@@ -165,8 +176,7 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
     wrong = [f"{name}={v}" for name, v in claims.get("world_size", {}).items() if v != size]
     wrong += [f"{name}={v}" for name, v in claims["rank"].items() if v != rank]
-    unknown = size == 1 and "world_size" not in claims
-    if unknown and ("Open MPI" in library or mpi.COMM_WORLD.Get_attr(mpi.APPNUM) is None):
+    if size == 1 and "world_size" not in claims:
         wrong.append(_first(claims, "rank"))
     if not wrong:
         return
@@ -183,65 +193,6 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     )
 
 
-def node_count(environ: Mapping[str, str]) -> int | None:
-    """Return the number of different hosts in `$PBS_NODEFILE`, or None without such a file."""
-    name = environ.get("PBS_NODEFILE")
-    if not name:
-        return None
-    try:
-        hosts = {line.strip() for line in Path(name).read_text().splitlines() if line.strip()}
-    except OSError as error:
-        raise RankError(
-            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset PBS_NODEFILE if it belongs to another job"
-        ) from error
-    if not hosts:
-        raise RankError(
-            f"PBS_NODEFILE={name} lists no hosts. Unset PBS_NODEFILE if it belongs to another job"
-        )
-    return len(hosts)
-
-
-def detect_by_variables(
-    environ: Mapping[str, str], ask: Callable[[Launcher], Answer] = lambda _: None
-) -> Detected:
-    """Return the rank that the variables of `environ` describe, or rank 0 of 1 if no launcher set any.
-
-    `ask` is called with the launcher only if a value is missing.
-
-    Raises:
-        RankError: a value is missing, not a count, or too large, or two variables disagree. The message names them.
-    """
-    claims = _claims(environ)
-    launcher = _launcher(environ, claims)
-    if launcher == "none":
-        _refuse_sizes_without_rank(claims)
-        return Detected(Rank(0, 1, 0, 1, "none"), {})
-    values = _agreed(claims)
-    if values.get("world_size") == 1:  # Then the node is known, whatever was left out.
-        _say(claims, "local_rank", "the size of 1", 0)
-        _say(claims, "local_size", "the size of 1", 1)
-        values = _agreed(claims)
-    if len(values) < len(_FIELDS):
-        _add_said(claims, values, ask(launcher))
-        values = _agreed(claims)
-    if missing := [field for field in _FIELDS if field not in values]:
-        raise RankError(_incomplete(launcher, claims, missing))
-    for part, whole in _PARTS:
-        if values[part] >= values[whole]:
-            raise RankError(
-                f"{_first(claims, part)}, and {_first(claims, whole)}: "
-                "ranks are counted from 0 and must be less than the size. Unset variables of another job"
-            )
-    if values["local_size"] > values["world_size"]:
-        raise RankError(
-            f"{_first(claims, 'local_size')}, and {_first(claims, 'world_size')}: "
-            "a node cannot have more ranks than the job. Unset variables of another job"
-        )
-    rank = Rank(**{field: values[field] for field in _FIELDS}, launcher=launcher)
-    origins = {f: tuple(f"{name}={value}" for name, value in claims[f].items()) for f in _FIELDS}
-    return Detected(rank, origins)
-
-
 def _claims(environ: Mapping[str, str]) -> Claims:
     """Return the claims of the variables of `environ`, without those of an outer launcher."""
     claims: Claims = {}
@@ -249,25 +200,26 @@ def _claims(environ: Mapping[str, str]) -> Claims:
         _read(claims, environ, field, name)
     if environ.get("TORCHELASTIC_RUN_ID") and "rank" in claims:
         return claims
-    own = _number(environ, "SLURM_PROCID")
-    theirs = ("PALS_", "PMI_LOCAL_") if "." in environ.get("PALS_APID", "") else ()
-    for family in _MPI:
-        found: Claims = {}
-        for name, field in family.items():
-            if not name.startswith(theirs):
-                _read(found, environ, field, name)
-        if own and "local_rank" not in found and own[1] in found.get("rank", {}).values():
-            found.clear()  # `srun --mpi` set it
-        _merge(claims, found)
     slurm = _slurm_claims(environ)
-    if "rank" not in claims or not _carries_others(environ, slurm):
-        _merge(claims, slurm)
+    inside = not slurm or _carries_others(environ, slurm)  # another launcher, or a shell
+    for name, field in _variables_of_mpi(environ).items() if inside else ():
+        _read(claims, environ, field, name)
+    if "rank" not in claims or not inside:
+        for field, said in slurm.items():
+            claims.setdefault(field, {}).update(said)
     return claims
 
 
-def _merge(claims: Claims, more: Claims) -> None:
-    for field, said in more.items():
-        claims.setdefault(field, {}).update(said)
+def _variables_of_mpi(environ: Mapping[str, str]) -> dict[str, Field]:
+    """Return the variables of MPIs that may be set. Beside Slurm's, only those of a launcher that is surely there."""
+    there: dict[Launcher, object] = {
+        "openmpi": environ.get("OMPI_COMM_WORLD_RANK"),
+        "pals": environ.get("PALS_APID") and "." not in environ["PALS_APID"],  # srun: job.step
+        "mpich": environ.get("MPI_LOCALRANKID"),
+    }
+    every = not environ.get("SLURM_PROCID")
+    found = (names for one, names in _MPI.items() if every or there[one])
+    return {name: field for names in found for name, field in names.items()}
 
 
 def _slurm_claims(environ: Mapping[str, str]) -> Claims:
@@ -356,20 +308,6 @@ def _agreed(claims: Claims) -> dict[Field, int]:
     return {field: next(iter(said.values())) for field, said in claims.items()}
 
 
-def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None:
-    """Add the claims of mpi4py, or else those that follow from the number of nodes if all run equally many ranks."""
-    if isinstance(said, Mapping):
-        for field, value in said.items():
-            _say(claims, field, "mpi4py", value)
-    elif said is not None:
-        size, local_size = values.get("world_size"), values.get("local_size")
-        source = f"a node file of {said} nodes"
-        if size is None and local_size is not None:
-            _say(claims, "world_size", source, said * local_size)
-        elif local_size is None and size is not None and size % said == 0:
-            _say(claims, "local_size", source, size // said)
-
-
 def _refuse_sizes_without_rank(claims: Claims) -> None:
     """Raise RankError if a size is known without a rank. Otherwise each process would become rank 0 of 1."""
     for field, least in _SEVERAL:
@@ -391,7 +329,7 @@ def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str
         "torchrun": (_TORCH, ""),
         "environment": (_TORCH, ""),
         "slurm": (_SLURM, ""),
-    }.get(launcher, (dict(ChainMap(*_MPI)), "; mpi4py and a node file are missing too"))
+    }.get(launcher, (dict(ChainMap(*_MPI.values())), "; mpi4py is missing too"))
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (

@@ -8,19 +8,17 @@ first node of a Slurm step, or this node if all ranks are here. Its port is comp
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import itertools
 import os
 import re
 import secrets
-import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from fastload.distributed.addresses import own_address
+from fastload.distributed.addresses import is_loopback, own_address
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi_of
 from fastload.errors import RendezvousError
 
@@ -166,7 +164,7 @@ def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
 def _place_of(rank: Rank, environ: Mapping[str, str], number: int) -> tuple[_Place, str]:
     """Return the place that variables give, and which ones."""
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    unreachable = not _on_one_node(rank) and _is_loopback(host)
+    unreachable = not _on_one_node(rank) and is_loopback(host)
     if host and port.isdecimal() and not unreachable:
         return _Place(host, int(port), ""), "MASTER_ADDR and MASTER_PORT"
     names = _LAUNCH_KEYS.get(rank.launcher, ())
@@ -199,11 +197,3 @@ def _first_host(nodes: str | None) -> str:
 
 def _on_one_node(rank: Rank) -> bool:
     return rank.local_size == rank.world_size
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False  # An unknown name is reported by the attempt to reach it.
-    return any(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)

@@ -37,6 +37,22 @@ class _Column:
     def end(self) -> int:
         return self.begin + math.prod(self.shape) * self.dtype.itemsize
 
+    def write(self, values: Tensor | NDArray[Any], rows: Tensor) -> None:
+        """Copy the values of this column into rows, uint8[n, row bytes]."""
+        tensor = torch.as_tensor(values).detach()
+        if tensor.numel():
+            flat = tensor.reshape(len(tensor), math.prod(self.shape)).contiguous()
+            rows[:, self.begin : self.end].copy_(flat.view(torch.uint8))
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Return a copy of the values of this column, dtype[n, *shape], in rows."""
+        own = rows[:, self.begin : self.end]
+        if not own.numel():
+            return torch.empty((len(own), *self.shape), dtype=self.dtype)
+        # Not `contiguous()`: for one row it may return a view, at an address that is not aligned for the dtype.
+        copied = own.clone(memory_format=torch.contiguous_format)
+        return copied.view(self.dtype).view(-1, *self.shape)
+
     def __str__(self) -> str:
         return f"{self.name}: {str(self.dtype).removeprefix('torch.')}{[*self.shape]}"
 
@@ -89,7 +105,7 @@ class WindowDataset(Dataset[Sample]):
         )
         self._memory = _as_rows(self._window.tomemory(), self._row_bytes)
         for column in layout:
-            _bytes_of(columns[column.name], column, self._memory[:, column.begin : column.end])
+            column.write(columns[column.name], self._memory)
         self._window.Lock_all()
         self._window.Sync()
         comm.Barrier()
@@ -111,10 +127,7 @@ class WindowDataset(Dataset[Sample]):
                 f"expected indices of -{len(self)} to {len(self) - 1}, got {found[outside][0]}"
             )
         rows = self._fetched(np.where(found < 0, found + len(self), found))
-        values = {
-            column.name: _values_of(rows[:, column.begin : column.end], column)
-            for column in self._columns
-        }
+        values = {column.name: column.read(rows) for column in self._columns}
         return [{name: value[k] for name, value in values.items()} for k in range(len(found))]
 
     def _fetched(self, indices: NDArray[np.int64]) -> Tensor:
@@ -210,24 +223,6 @@ def _as_rows(memory: Any, row_bytes: int) -> Tensor:
     if not len(memory):
         return torch.empty((0, row_bytes), dtype=torch.uint8)
     return torch.frombuffer(memory, dtype=torch.uint8).view(-1, row_bytes)
-
-
-def _bytes_of(values: Tensor | NDArray[Any], column: _Column, out: Tensor) -> None:
-    """Copy the values of a column into its part of the rows."""
-    tensor = torch.as_tensor(values).detach()
-    width = math.prod(column.shape)
-    if tensor.numel():
-        out.copy_(tensor.reshape(len(tensor), width).contiguous().view(torch.uint8))
-
-
-def _values_of(rows: Tensor, column: _Column) -> Tensor:
-    """Return the values of a column, dtype[n, *shape], from its part of n rows."""
-    if not rows.numel():
-        return torch.empty((len(rows), *column.shape), dtype=column.dtype)
-    # Not `contiguous()`: for one row it may return a view, at an address that is not aligned for the dtype.
-    return (
-        rows.clone(memory_format=torch.contiguous_format).view(column.dtype).view(-1, *column.shape)
-    )
 
 
 def _shown(columns: Sequence[_Column]) -> str:

@@ -87,6 +87,18 @@ class PipelineGraph:
         Raises:
             FlowError: there is no order.
         """
+        sorter, names = self.sorter(), list[str]()
+        while ready := sorter.get_ready():
+            names += ready
+            sorter.done(*ready)
+        return names
+
+    def sorter(self) -> TopologicalSorter[str]:
+        """Return the tasks for a runner, which asks for those that can run.
+
+        Raises:
+            FlowError: there is no order.
+        """
         sorter = TopologicalSorter(dict.fromkeys(self._tasks, ()))
         for name, before in self._after.items():
             sorter.add(name, *before)
@@ -96,12 +108,13 @@ class PipelineGraph:
                     f"{', '.join(self._tasks)}"
                 )
         try:
-            return [*sorter.static_order()]
+            sorter.prepare()
         except CycleError as error:
             cycle = " -> ".join(error.args[1][::-1])
             raise FlowError(
                 f"graph {self.name}: these tasks wait for one another, each for the next: {cycle}. Change after= of one"
             ) from None
+        return sorter
 
     def __len__(self) -> int:
         return len(self._tasks)

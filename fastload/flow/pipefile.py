@@ -20,7 +20,6 @@ Paths start from the folder of the file.
 
 from __future__ import annotations
 
-import inspect
 import os
 import pkgutil
 import re
@@ -70,6 +69,7 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
             _add(graph, dict(table))
         except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
             about_it = str(error).removeprefix(f"task {table.get('name')}: ")
+            about_it = about_it.replace("keyword argument", "key")
             raise FlowError(f"{where}: {about_it}") from error
     graph.order()
     return graph
@@ -80,21 +80,10 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     kind = table.pop("kind", "python" if "script" in table else "command")
     if kind not in KINDS:
         raise FlowError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if "name" not in table:
-        raise FlowError('it has no name. Add name = "..."')
     cls, after = KINDS[kind], table.pop("after", None)
     table["resources"] = Resources(
         **{name: table.pop(name) for name in _RESOURCES if name in table}
     )
-    known = {
-        name
-        for base in cls.__mro__[:-1]
-        for name, about in inspect.signature(base).parameters.items()
-        if about.kind is not about.VAR_KEYWORD
-    }
-    if unknown := set(table) - known:
-        names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources"})
-        raise FlowError(f"unknown key {sorted(unknown)[0]!r}. The keys are {', '.join(names)}")
     sys.path.insert(0, str(graph.folder))  # for the function, here and in its process
     try:
         if cls is FunctionTask:

@@ -1,7 +1,7 @@
 """Run a graph. Each task is a process with its descendants, a log and an exit code.
 
-One thread waits for the output of all tasks. The output of a task ends when all its processes have ended. Each task
-runs under a guard, which ends when this process ends (`fastload._kit.guard`).
+This process starts the tasks, and threads wait for them. Or an executor does both, on workers that see the same files.
+A task runs under a guard, which kills all its processes when its worker ends (`fastload._kit.guard`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from functools import partial
 from tempfile import TemporaryFile
-from typing import IO
+from typing import Any
 
-from fastload._kit.disk import locked_path, write_all
+from fastload._kit.disk import locked_path
 from fastload._kit.guard import PARENT_DIED, start_guarded
 from fastload.errors import FlowError
 from fastload.flow.check import check_commands
@@ -39,7 +40,6 @@ from fastload.flow.tasks import Task
 
 GRACE_S = 10.0
 """Seconds for a task to end after SIGTERM, before the runner kills all its processes."""
-_PIECE_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def run(
     dry_run: bool = False,
     max_parallel: int | None = None,
     only: Iterable[str] = (),
+    executor: Executor | None = None,
     say: Callable[[str], object] | None = None,
     check: bool = True,
 ) -> Outcome:
@@ -84,13 +85,16 @@ def run(
         dry_run: only print what would run, and why.
         max_parallel: maximum number of tasks at the same time. None: no limit.
         only: run only these tasks, whatever the states of the tasks that they wait for.
+        executor: any `concurrent.futures.Executor`, such as a ProcessPoolExecutor, or one of Dask, Parsl or mpi4py for
+            other machines. Its workers need this fastload, and must see the same files. None: threads of this process.
         say: called with a line about each change of a task's state. None: print it on standard error.
         check: first check that the tasks can be started, as far as that is known before any has run.
         graph: the tasks.
 
     If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
-    tasks get SIGTERM, and are killed after 10 s. The log `.fastload-flow/GRAPH/TASK.log` in the graph's folder gets the
-    output of a task at once. Standard output gets it after the task has ended.
+    tasks get SIGTERM, and are killed after 10 s. Those that an `executor` runs are not ended: the call waits for them.
+    The log `.fastload-flow/GRAPH/TASK.log` in the graph's folder gets the output of a task at once. It is printed once
+    the task has ended.
 
     Returns:
         The state of each task.
@@ -115,14 +119,11 @@ def run(
     if check:
         check_commands(graph, chosen)
     outcome = Outcome({name: "waiting" for name in graph.tasks if name in chosen}, {}, {}, {})
-    _Run(graph, resume, dry_run, max_parallel or len(graph), say or _print, outcome).run()
+    say = say or partial(print, file=sys.stderr, flush=True)
+    _Run(graph, resume, dry_run, max_parallel or len(graph), executor, say, outcome).run()
     if "failed" in outcome.states.values():
         raise FlowError(_failure(graph, outcome))
     return outcome
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _show(log: str) -> None:
@@ -147,20 +148,45 @@ def _failure(graph: PipelineGraph, outcome: Outcome) -> str:
     return text
 
 
+def _started(
+    argv: list[str], folder: str, env: dict[str, str], stdin: bytes, log: str
+) -> subprocess.Popen[bytes]:
+    """Start the guarded process of a task. Raise OSError or ValueError if that fails."""
+    with open(log, "ab") as output, TemporaryFile() as file:
+        file.write(stdin)
+        file.seek(0)
+        return start_guarded(
+            argv,
+            cwd=folder,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+            stdin=file,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a process, once it has ended."""
+    try:
+        return process.wait()
+    except BaseException:  # such as Ctrl-C, which a terminal sends to workers too
+        process.send_signal(PARENT_DIED)
+        process.wait()
+        raise
+
+
+def _on_worker(*task: Any) -> int:
+    """Run a task on a worker of an executor, and return its exit code."""
+    return _status(_started(*task))
+
+
 @dataclass
 class _Running:
-    """A running task, which holds its lock and keeps its log open."""
+    """A running task, which holds its lock."""
 
     task: Task
     record: Record
-    log: IO[bytes]
     held: ExitStack
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    @property
-    def output(self) -> IO[bytes]:
-        assert self.process.stdout is not None
-        return self.process.stdout
 
 
 @dataclass
@@ -169,48 +195,45 @@ class _Run:
     resume: bool
     dry_run: bool
     max_parallel: int
+    executor: Executor | None
     say: Callable[[str], object]
     outcome: Outcome
-    running: dict[str, _Running] = field(default_factory=dict)
+    running: dict[Future[int], _Running] = field(default_factory=dict)
     """Tasks that have not ended."""
     stopped_for: str = ""
     """Why the tasks got SIGTERM, or ""."""
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Those of all tasks, if no executor was given."""
 
     def __post_init__(self) -> None:
         self.base, self.folder = self.graph.base, folder_of(self.graph)
+        self.sorter = self.graph.sorter()
 
     def run(self) -> None:
         """Run all tasks. When this returns or raises, no task is running."""
-        left = dict.fromkeys(self.graph.order())
-        with ExitStack() as self.opened:
+        ready: list[str] = []
+        with ExitStack() as self.opened, ThreadPoolExecutor(self.max_parallel or 1) as self.pool:
             try:
-                while left or self.running:
-                    for name in [*left]:
-                        before = self.graph.after(name)
-                        waits = any(one in left or one in self.running for one in before)
-                        if not waits and len(self.running) < self.max_parallel:
-                            del left[name]
-                            self.begin(name)
-                    if self.running:
+                while self.sorter.is_active():
+                    ready += self.sorter.get_ready()
+                    if not ready or len(self.running) == self.max_parallel:
                         self.wait()
+                    elif not self.begin(name := ready.pop(0)):
+                        self.sorter.done(name)
             except BaseException as error:
                 interrupted = isinstance(error, KeyboardInterrupt)
                 self.stop("it was interrupted" if interrupted else f"the runner failed: {error}")
-                if isinstance(error, BrokenPipeError):
-                    raise FlowError(
-                        f"graph {self.graph.name}: the program that reads the output has ended. Send it to a file"
-                    ) from error
                 raise
 
-    def begin(self, name: str) -> None:
-        """Start a task, if it was chosen, need run and can run."""
+    def begin(self, name: str) -> bool:
+        """Start a task, if it was chosen, need run and can run. Return True if it runs."""
         task, found = self.graph.tasks[name], self.outcome.states
         if name not in found:
-            return
+            return False
         states = {one: found[one] for one in self.graph.after(name) if one in found}
         if {"failed", "blocked"} & set(states.values()):
             self.change(name, "blocked", "a task before it failed")
-            return
+            return False
         reason = ""
         if self.resume:
             runs = [one for one, state in states.items() if state in ("done", "waiting")]
@@ -221,16 +244,16 @@ class _Run:
             )
             if not reason:
                 self.change(name, "fresh")
-                return
+                return False
         self.outcome.reasons[name] = reason
         if self.dry_run:
             shown = str(task).partition("Name: ")[2]
             self.say(f"{name}: would run{reason and f', as {reason}'}: {shown}")
-        else:
-            self.start(task)
+            return False
+        return self.start(task)
 
-    def start(self, task: Task) -> None:
-        """Start the processes of a task, and record it as failed if that fails."""
+    def start(self, task: Task) -> bool:
+        """Give a task to the executor. Return False, and record it as failed, if that fails."""
         name = task.name
         # Closed at the end of the run if not by `close`.
         held = self.opened.enter_context(ExitStack())
@@ -239,64 +262,51 @@ class _Run:
         except BlockingIOError:  # so the other process writes the record
             self.outcome.reasons[name] = reason = "another process runs it"
             self.change(name, "failed", reason)
-            return
+            return False
         record = before_run(self.graph, task)
         record.state, record.began = "running", time.time()
         write(self.folder, name, record)
-        log = held.enter_context((self.folder / f"{name}.log").open("wb", buffering=0))
-        self.outcome.logs[name] = log.name
-        one = _Running(task, record, log, held)
+        log = self.outcome.logs[name] = str(self.folder / f"{name}.log")
+        one = _Running(task, record, held)
         try:
-            with TemporaryFile() as stdin:
-                stdin.write(task.stdin())
-                stdin.seek(0)
-                one.process = start_guarded(
-                    task.argv(self.base),
-                    cwd=str(task.folder(self.base)),
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **task.env},
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                )
-        except (OSError, ValueError, FlowError) as error:
+            open(log, "wb").close()
+            argv, folder = task.argv(self.base), str(task.folder(self.base))
+            made = (argv, folder, task.env, task.stdin(), log)
+            if self.executor is None:
+                self.processes.append(_started(*made))
+                future = self.pool.submit(_status, self.processes[-1])
+            else:
+                future = self.executor.submit(_on_worker, *made)
+        except (OSError, ValueError, RuntimeError) as error:
             self.close(one, "failed", str(error))
-            return
-        self.running[name] = one
-        self.change(
-            name, "running", self.outcome.reasons[name] and f"as {self.outcome.reasons[name]}"
-        )
+            return False
+        self.running[future] = one
+        reason = self.outcome.reasons[name]
+        self.change(name, "running", reason and f"as {reason}")
+        return True
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for output, and write it to the logs. Handle the end of the tasks that have ended."""
-        outputs = {one.output.fileno(): one for one in self.running.values()}
-        for number in wait(outputs, timeout):
-            one = outputs[number]  # type: ignore[index]
-            content = os.read(one.output.fileno(), _PIECE_BYTES)
-            if not content:
-                self.end(one)
-                continue
-            try:
-                write_all(one.log.fileno(), one.log.name, content)
-            except OSError:  # such as a full disk
-                if not self.stopped_for:
-                    raise
+        """Wait until a task has ended, and handle the end of all that have."""
+        for future in wait(self.running, timeout, FIRST_COMPLETED).done:
+            self.end(future)
 
-    def end(self, one: _Running) -> None:
-        """Handle the end of a task's processes."""
+    def end(self, future: Future[int]) -> None:
+        """Handle the end of a task."""
         # First, so that a later exception leaves nothing to wait for.
-        del self.running[one.task.name]
-        one.output.close()
-        status = one.process.wait()
+        one = self.running.pop(future)
         if self.stopped_for:
             with suppress(OSError):  # of the disk or standard error
                 self.close(one, "stopped", self.stopped_for)
         else:
-            reason = self.why_failed(one, status)
+            reason = self.why_failed(one, future)
             self.close(one, "failed" if reason else "done", reason)
+            self.sorter.done(one.task.name)
 
-    def why_failed(self, one: _Running, status: int) -> str:
+    def why_failed(self, one: _Running, future: Future[int]) -> str:
         """Return why a task that ended has failed, or "", and record its outputs."""
-        if status > 128 and (number := status - 128) in signal.valid_signals():
+        if error := future.exception():  # the task could not start, or its worker has died
+            return str(error) or repr(error)
+        if (number := (status := future.result()) - 128) in signal.valid_signals():
             return f"signal {signal.Signals(number).name} ended it"
         if status:
             return f"exit code {status}"
@@ -314,22 +324,31 @@ class _Run:
         one.held.close()
         seconds = self.outcome.seconds[name] = record.ended - record.began
         self.outcome.reasons[name] = reason or self.outcome.reasons[name]
-        _show(one.log.name)
+        _show(self.outcome.logs[name])
         self.change(name, state, reason or f"in {seconds:.1f} s")
 
     def stop(self, reason: str) -> None:
-        """Send SIGTERM to all running tasks. Kill those that do not end in time, or at once after a later Ctrl-C."""
+        """Send SIGTERM to all running tasks. Kill those that do not end in time, or at once after a later Ctrl-C.
+
+        Drop the tasks that another executor has not begun, and wait for the others.
+        """
         self.stopped_for, deadline = reason, time.monotonic() + GRACE_S
         try:
-            for one in self.running.values():
-                one.process.send_signal(signal.SIGTERM)
+            self.send(signal.SIGTERM)
+            for future in [*self.running]:
+                if future.cancel():
+                    self.end(future)
             while self.running and (left := deadline - time.monotonic()) > 0:
-                self.wait(left)
+                self.wait(None if self.executor else left)
         finally:
-            for one in self.running.values():
-                one.process.send_signal(PARENT_DIED)
-            for one in [*self.running.values()]:
-                self.end(one)
+            self.send(PARENT_DIED)
+            while self.running and self.executor is None:
+                self.wait()
+
+    def send(self, number: int) -> None:
+        """Send a signal to the tasks that are processes of this one."""
+        for process in self.processes:
+            process.send_signal(number)
 
     def change(self, name: str, state: State, about: str = "") -> None:
         """Record and report the state of a task."""

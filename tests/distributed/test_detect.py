@@ -11,16 +11,24 @@ The environments of torchrun, Open MPI, MPICH and Slurm are as seen under them (
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from fastload.distributed import Launcher, Rank, detect_rank
-from fastload.distributed.detect import Answer, check_world, detect_by_variables
+from fastload.distributed import Launcher, Rank, detect, detect_rank
+from fastload.distributed.detect import check_world
 from fastload.errors import RankError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_mpi() -> Iterator[None]:
+    """As if mpi4py were not installed. Its import would start MPI."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detect, "mpi4py", lambda: None)
+        yield
 
 
 def words(text: str) -> dict[str, str]:
@@ -29,7 +37,7 @@ def words(text: str) -> dict[str, str]:
 
 
 def rank_by(environ: dict[str, str]) -> Rank:
-    return detect_by_variables(environ).rank
+    return detect_rank(environ).rank
 
 
 TORCHRUN = words("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 TORCHELASTIC_RUN_ID=none")
@@ -141,9 +149,10 @@ def test_a_daemon_of_srun_passes_its_own_number_to_all_its_ranks() -> None:
 
 
 def test_agreement_is_no_error_and_names_all_its_sources() -> None:
-    detected = detect_by_variables(SLURM | BY_HAND | MPICH)
-    assert detected.rank == Rank(5, 8, 1, 4, "mpich")
-    assert detected.origins["rank"] == ("RANK=5", "PMI_RANK=5", "SLURM_PROCID=5")
+    assert detect_rank(BY_HAND | MPICH).origins["rank"] == ("RANK=5", "PMI_RANK=5")
+    detected = detect_rank(SLURM | BY_HAND)
+    assert detected.rank == Rank(5, 8, 1, 4, "environment")
+    assert detected.origins["rank"] == ("RANK=5", "SLURM_PROCID=5")
     assert detected.origins["local_size"][-1] == "SLURM_STEP_TASKS_PER_NODE=4"
 
 
@@ -151,7 +160,7 @@ def test_agreement_is_no_error_and_names_all_its_sources() -> None:
     ("environ", "named"),
     [
         (MPICH | words("OMPI_COMM_WORLD_RANK=6"), "OMPI_COMM_WORLD_RANK=6 and PMI_RANK=5 disagree on the rank"),
-        (SLURM | MPICH | words("PMI_SIZE=1"), "PMI_SIZE=1 and SLURM_STEP_NUM_TASKS=8 disagree"),
+        (SLURM | words("RANK=4"), "RANK=4 and SLURM_PROCID=5 disagree on the rank"),
         (PALS | words("PMI_LOCAL_RANK=2"), "PALS_LOCAL_RANKID=1 and PMI_LOCAL_RANK=2 disagree on the local rank"),
         (MPICH | words("PMI_RANK=x"), "PMI_RANK='x' is not a number"),
         (MPICH | words("PMI_SIZE=٣"), "PMI_SIZE='٣' is not a number"),
@@ -175,40 +184,38 @@ def test_what_cannot_be_is_named(environ: dict[str, str], named: str) -> None:
     assert named in str(caught.value)
 
 
-def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
-    asked: list[Launcher] = []
+def world(rank: int, size: int, local_rank: int = 0, local_size: int = 1) -> SimpleNamespace:
+    """Return a stand-in of `mpi4py.MPI`."""
+    node = {"Get_rank": lambda: local_rank, "Get_size": lambda: local_size, "Free": lambda: None}
+    of_all = {
+        "Get_rank": lambda: rank,
+        "Get_size": lambda: size,
+        "Split_type": lambda _: SimpleNamespace(**node),
+    }
+    return SimpleNamespace(
+        COMM_WORLD=SimpleNamespace(**of_all),
+        COMM_TYPE_SHARED=0,
+        Get_library_version=lambda: "MPICH Version:      4.0.2\nx, y",
+    )
 
-    def ask(launcher: Launcher) -> Answer:
-        asked.append(launcher)
-        return {"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4}
 
-    detected = detect_by_variables(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"), ask)
+def test_a_rank_without_a_size_asks_mpi_which_has_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([world(5, 8, 1, 4)] * 2)
+    monkeypatch.setattr(detect, "mpi4py", lambda: next(asked))
+    detected = detect_rank(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"))
     assert detected.rank == Rank(5, 8, 1, 4, "pals")
     assert detected.origins["world_size"] == ("mpi4py=8",)
-    assert detect_by_variables(PALS, ask).rank == detected.rank
-    assert asked == ["pals"]
-    with pytest.raises(RankError, match="PALS_RANKID=0 and mpi4py=5 disagree on the rank"):
-        detect_by_variables(words("PALS_RANKID=0"), ask)
+    assert detect_rank(PALS).rank == detected.rank
+    with pytest.raises(RankError, match="PALS_RANKID=0, but mpi4py says rank 5 of 8"):
+        detect_rank(words("PALS_RANKID=0"))
+
+
+def test_in_a_step_of_slurm_the_variables_of_an_mpi_say_nothing() -> None:
+    assert rank_by(SLURM | words("PMI_RANK=0 PMI_SIZE=1")) == Rank(5, 8, 1, 4, "slurm")
+    assert rank_by(SLURM | MPICH | words("PMI_RANK=0")) == Rank(5, 8, 1, 4, "slurm")
 
 
 def test_an_mpi_that_does_not_know_the_ranks_of_the_launcher_is_refused() -> None:
-    def world(
-        rank: int,
-        size: int,
-        appnum: int | None = None,
-        library: str = "MPICH Version:      4.0.2\nx, y",
-    ) -> SimpleNamespace:
-        of_world = {
-            "Get_rank": lambda: rank,
-            "Get_size": lambda: size,
-            "Get_attr": lambda _: appnum,
-        }
-        return SimpleNamespace(
-            COMM_WORLD=SimpleNamespace(**of_world),
-            Get_library_version=lambda: library,
-            APPNUM=0,
-        )
-
     first = SLURM | words("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0")
     for environ in (*LAUNCHERS.values(), {"PMI_RANK": "5"}):
         check_world(world(5, 8), environ)
@@ -225,28 +232,9 @@ def test_an_mpi_that_does_not_know_the_ranks_of_the_launcher_is_refused() -> Non
     with pytest.raises(RankError, match="WORLD_SIZE=8, but mpi4py .* Start them with its mpiexec"):
         check_world(world(0, 1), TORCHRUN)
     no_size = words("PALS_RANKID=0 PALS_LOCAL_RANKID=0")
-    check_world(world(0, 1, appnum=0), no_size)
-    for foreign in (world(0, 1), world(0, 1, appnum=0, library="Open MPI v5.0.8, x")):
-        with pytest.raises(RankError, match="PALS_RANKID=0, but .* set WORLD_SIZE, LOCAL_RANK and"):
-            check_world(foreign, no_size)
-
-
-def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
-    node_file = tmp_path / "nodes"
-    node_file.write_text("n1\nn1\nn2\n\nn2\n")
-    known = {"PBS_NODEFILE": str(node_file), "PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1"}
-    expected = Rank(5, 8, 1, 4, "pals")
-    detected = detect_rank(known | {"PMI_LOCAL_SIZE": "4"})
-    assert detected.rank == expected
-    assert detected.origins["world_size"] == ("a node file of 2 nodes=8",)
-    assert detect_rank(known | {"PMI_SIZE": "8"}).rank == expected
-    for unclear in ({}, {"PMI_SIZE": "7"}):
-        with pytest.raises(RankError, match="PALS_RANKID=5 is set, but the"):
-            detect_rank(known | unclear)
-    for text, complaint in (("\n", "lists no hosts"), (None, "cannot be read: No such file")):
-        node_file.unlink() if text is None else node_file.write_text(text)
-        with pytest.raises(RankError, match=f"PBS_NODEFILE={node_file} {complaint}"):
-            detect_rank(known)
+    check_world(world(0, 2), no_size)
+    with pytest.raises(RankError, match="PALS_RANKID=0, but .* set WORLD_SIZE, LOCAL_RANK and"):
+        check_world(world(0, 1), no_size)
 
 
 @hypothesis.given(

@@ -40,12 +40,6 @@ from tests.distributed.launching import warm_environment
 SLURM = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_time_descriptors() -> None:
-    """Open the pipe that torch's store opens once per process, so that no test is blamed for it."""
-    _opened()
-
-
 def two(rank: int, launcher: str = "slurm", local_size: int = 2) -> Rank:
     return Rank(rank, 2, rank % local_size, local_size, launcher)  # type: ignore[arg-type]
 

@@ -60,21 +60,19 @@ def declare_dead(leases: Leases, other: Leases) -> None:
     """Let a worker take another one for dead, as if its beats had stopped."""
     watch, worker = watch_of(leases), other._join().worker
     watch._beat = lambda: None  # type: ignore[method-assign]  # it would see that the other is alive
-    with watch._condition:
-        watch._dead = {worker}
-    watch._change()
+    watch._dead = {worker}
 
 
 def waits(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Return an event that is set when a worker begins to wait for others."""
     found, watch = threading.Event(), watch_of(leases)
-    wait = watch.wait
+    nap = watch.nap
 
-    def noted(changes: int) -> None:
+    def noted() -> None:
         found.set()
-        wait(changes)
+        nap()
 
-    monkeypatch.setattr(watch, "wait", noted)
+    monkeypatch.setattr(watch, "nap", noted)
     return found
 
 
@@ -122,29 +120,6 @@ def test_an_epoch_ends_for_all_once_all_shards_are_acknowledged(
     assert ends == ["holder", "other"]
     assert held == [range(SHARD)]
     assert len(set(read)) == len(read) == LENGTH - SHARD
-
-
-def test_an_epoch_ends_if_an_acknowledgement_was_not_counted(
-    closing: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker was killed between the two, and all others have looked before the last acknowledgement."""
-    store = HashStore()
-    killed, last, waiter = closing(store, 2, 1), closing(store, 2, 1), closing(store, 2, 1)
-    first = killed.begin(0)
-    lease = first.lease()
-    assert lease is not None
-    held = last.shards()
-    assert next(held) == range(1, 2)
-    waiting = waits(waiter, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(Connection, "add_once", lambda *_: 1)  # the counter stays at 0
-        first.trained(lease)
-
-    def end() -> None:
-        assert waiting.wait(DEADLINE_S)
-        assert list(held) == []
-
-    assert together(lambda: list(waiter.shards()), end)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -556,9 +531,9 @@ def test_a_folder_on_a_full_disk_is_an_error_and_not_the_end(
         raise OSError(28, "No space left on device", key)
 
     watch = watch_of(leases)
-    wait = watch.wait
+    nap = watch.nap
     if waits:
-        monkeypatch.setattr(watch, "wait", lambda changes: (fails(), wait(changes)))
+        monkeypatch.setattr(watch, "nap", lambda: (fails(), nap()))
     else:
         fails()
     with pytest.raises(StoreLostError, match="No space left"):
@@ -577,14 +552,13 @@ def test_ctrl_c_ends_a_loaders_wait(closing: Make, monkeypatch: pytest.MonkeyPat
     held = other.shards()
     next(held)
     watch = watch_of(leases)
-    wait = watch.wait
 
-    def interrupted(changes: int) -> None:
+    def interrupted() -> None:
         threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
-        wait(changes)
+        watch._closing.wait(DEADLINE_S)
 
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "wait", interrupted)
+        patch.setattr(watch, "nap", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(loader_of(leases))
     leases.close()

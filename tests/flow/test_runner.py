@@ -24,6 +24,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -392,32 +393,33 @@ def test_the_record_is_written_before_the_lock_is_free(tmp_path: Path) -> None:
     assert state_of(folder, "a", Record(state="running")) == "interrupted"
 
 
-STUBBORN = "trap '' TERM; echo $$; while :; do sleep 1; done"
+STUBBORN = "trap '' TERM; echo $$ > {}; while :; do sleep 1; done"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left", "a.log")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left", "a.json")])
 def test_whatever_ends_the_run_its_processes_end(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "GRACE_S", 0.1)
-    tasks = [shell(name, STUBBORN) for name in "ab"]
-    pids: list[int] = []
+    for name in "ab":
+        os.mkfifo(tmp_path / name)
+    wait, pids = runner.wait, list[int]()
 
-    def full(descriptor: int, name: str, content: bytes) -> int:
-        pids.append(int(content))
-        if len(pids) == 2:
-            raise error
-        return 0
+    def fails(*arguments: Any) -> Any:
+        if pids:
+            return wait(*arguments)
+        pids.extend(int((tmp_path / name).read_text()) for name in "ab")
+        raise error
 
-    monkeypatch.setattr(runner, "write_all", full)
-    graph = graph_in(tmp_path, *tasks, after=[])
+    monkeypatch.setattr(runner, "wait", fails)
+    graph = graph_in(tmp_path, *(shell(name, STUBBORN.format(name)) for name in "ab"), after=[])
     with pytest.raises(type(error)):
         run(graph)
     assert all(map(is_over, pids))
     why = (
         "it was interrupted"
         if isinstance(error, KeyboardInterrupt)
-        else "the runner failed: .*a.log"
+        else "the runner failed: .*a.json"
     )
     for name in "ab":
         record = read(folder_of(graph), name)
@@ -493,7 +495,6 @@ def test_a_reader_that_is_gone_ends_the_run(tmp_path: Path) -> None:
         errors = process.stderr.read()
         assert process.wait(WAIT_S) == 1
     assert "b: stopped, the runner failed: [Errno 32] Broken pipe" in errors
-    assert errors.count("graph pipe: the program that reads the output has ended") == 1
     assert "Traceback" not in errors
 
 
@@ -507,8 +508,8 @@ def test_ranks_under_mpi(launcher: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     (tmp_path / "a.py").write_text(
-        "from fastload.distributed import detect_rank\n"
-        "print('rank', detect_rank().rank.rank, 'of', detect_rank().rank.world_size)\n"
+        "import os\nfrom fastload.distributed import detect_rank\n"
+        "os.write(1, f'{detect_rank().rank}\\n'.encode())\n"  # at once: mpiexec mixes pieces
     )
     task = MPITask(
         "a", script="a.py", parallelism=2, hostfile="hosts", env={"PYTHONPATH": str(ROOT)}
