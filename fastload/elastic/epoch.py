@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fastload.elastic.protocol import Shard
-from fastload.elastic.watch import LOOK_S, Watch
+from fastload.elastic.stores import Connection
+from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError
 
 VERSION = 1
@@ -71,6 +71,15 @@ class LeasesState:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """The connection, the watch and the number of a worker that has joined the others."""
+
+    connection: Connection
+    watch: Watch
+    worker: int
+
+
+@dataclass(frozen=True)
 class Lease:
     """A shard that this worker holds: the positions `rows` of the epoch's order."""
 
@@ -85,14 +94,15 @@ class Epoch:
     Only the loop's thread calls this.
     """
 
-    def __init__(self, terms: Terms, watch: Watch, number: int, order: str) -> None:
+    def __init__(self, terms: Terms, joined: Joined, number: int, order: str) -> None:
         self._terms = terms
-        self._watch = watch
+        self._joined = joined
         self.number = number
         self._order = order
         self._done: set[int] = set()  # shards that this worker knows to be done
+        self._complete = False
         self._fresh = True  # there may be a shard that no worker has asked for
-        self._look_at = 0.0  # when all shards may be looked at again
+        self._seen = -1  # changes of the watch when the last scan began
         self._held: dict[int, Lease] = {}
         self._rows_trained: dict[int, int] = {}  # by number of a held shard
 
@@ -105,34 +115,39 @@ class Epoch:
         """
         count = len(self._terms)
         while self._fresh:
-            number = self._watch.connection.add(self._key("next"), 1) - 1
+            number = self._joined.connection.add(self._key("next"), 1) - 1
             if number >= count:
                 self._fresh = False
             elif (lease := self._try(number, "")) is not None:
                 return lease
-        if time.monotonic() < self._look_at:
-            return None
+        changes = self._joined.watch.changes
+        if changes == self._seen:
+            return None  # nothing has changed since the last scan of all shards
         lease = self._scan()
         if lease is None:
-            self._look_at = time.monotonic() + LOOK_S
+            self._seen = changes
         return lease
 
     def wait_for_lease(self) -> Lease | None:
         """Lease a shard, and wait for one if none is free. Return None once all shards are acknowledged."""
-        while (lease := self.lease()) is None and not self.is_complete():
-            self._watch.nap()
-        return lease
+        while not self.is_complete():
+            changes = self._joined.watch.changes
+            if (lease := self.lease()) is not None:
+                return lease
+            if not self.is_complete():
+                self._joined.watch.wait(changes)
+        return None
 
     def is_complete(self) -> bool:
-        """Return True if this worker knows that all shards are acknowledged."""
-        return len(self._done) == len(self._terms)
-
-    def had_ended(self) -> bool:
-        """Return True if all shards were acknowledged before this worker began the epoch."""
-        if self._watch.connection.add(self._key("next"), 0) >= len(self._terms):
-            found = self._read([*range(len(self._terms))])
-            self._done.update(k for k, text in found if Shard.parse(text).status == "done")
-        return self.is_complete()
+        """Return True if all shards are acknowledged."""
+        count = len(self._terms)
+        if not self._complete:
+            self._complete = self._joined.connection.add(self._key("done"), 0) == count
+        if not self._complete and len(self._done) == count:
+            # A worker was killed after it acknowledged a shard and before it counted it.
+            self._complete = True
+            self._joined.watch.tell()
+        return self._complete
 
     def _scan(self) -> Lease | None:
         """Search all shards for one that a worker gave back, or that it held or was about to lease when it died."""
@@ -144,18 +159,21 @@ class Epoch:
 
     def _try(self, number: int, text: str) -> Lease | None:
         """Lease a shard if it can be leased. `text` is its record in the store, as far as this worker knows."""
-        watch = self._watch
+        joined = self._joined
         while True:
             found = Shard.parse(text)
             if found.status == "done":
                 self._done.add(number)
             if found.status == "failed":
                 raise self._failure(number, found)
-            wanted = found.leased_by(watch.worker, watch.is_dead, max_tries=self._terms.max_tries)
+            wanted = found.leased_by(
+                joined.worker, joined.watch.is_dead, max_tries=self._terms.max_tries
+            )
             if wanted is None:
                 return None
-            text = watch.connection.compare_set(self._key(number), text, str(wanted))
+            text = joined.connection.compare_set(self._key(number), text, str(wanted))
             if text == str(wanted) and wanted.status == "failed":
+                joined.watch.tell()
                 raise self._failure(number, wanted)
             if text == str(wanted):
                 lease = Lease(number, self._terms.rows(number, wanted.begin), wanted)
@@ -174,7 +192,7 @@ class Epoch:
 
     def trained(self, lease: Lease) -> None:
         """Acknowledge a shard. If another worker has leased it meanwhile, raise LeaseLostError or warn."""
-        watch = self._watch
+        joined = self._joined
         if self._held.get(lease.shard) is not lease:
             raise LeaseLostError(
                 f"shard {lease.shard} of epoch {self.number} was given back: these leases were closed, or began an "
@@ -182,13 +200,15 @@ class Epoch:
             )
         del self._held[lease.shard]
         self._rows_trained.pop(lease.shard, None)
-        self._look_at = 0.0  # this may be the last shard: look before waiting for other workers
+        self._seen = -1  # this may be the last shard: look at all before waiting for other workers
         done = str(lease.held.acknowledged())
-        found = watch.connection.compare_set(self._key(lease.shard), str(lease.held), done)
+        found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:
             self._lost(lease)
             return
         self._done.add(lease.shard)
+        if joined.connection.add_once(self._key("done"), 1) in (None, len(self._terms)):
+            joined.watch.tell()
 
     def progressed(self, lease: Lease, rows: int) -> None:
         """Record that the loop has received the first `rows` rows of a shard."""
@@ -199,7 +219,9 @@ class Epoch:
         held, self._held = self._held, {}
         for lease in held.values():
             free = str(lease.held.given_back(failed=failed))
-            self._watch.connection.compare_set(self._key(lease.shard), str(lease.held), free)
+            self._joined.connection.compare_set(self._key(lease.shard), str(lease.held), free)
+        if held:
+            self._joined.watch.tell()
 
     def _lost(self, lease: Lease) -> None:
         message = (
@@ -236,12 +258,15 @@ class Epoch:
 
     def restore(self, state: LeasesState) -> None:
         """Write a state into the store. Several workers may do so at once."""
-        connection = self._watch.connection
+        connection = self._joined.connection
         for number in expanded(state.done):
-            connection.compare_set(self._key(number), "", str(Shard("done", self._watch.worker)))
+            done = str(Shard("done", self._joined.worker))
+            if connection.compare_set(self._key(number), "", done) == done:
+                connection.add_once(self._key("done"), 1)
             self._done.add(number)
         for key, begin in state.partial.items():
             connection.compare_set(self._key(int(key)), "", str(Shard(begin=begin)))
+        self._joined.watch.tell()
 
     # ---- the store ----
 
@@ -252,7 +277,7 @@ class Epoch:
         """Yield each number, with the record of its shard in the store."""
         for first in range(0, len(numbers), _CHUNK):
             chunk = numbers[first : first + _CHUNK]
-            texts = self._watch.connection.read_all([self._key(number) for number in chunk])
+            texts = self._joined.connection.read_all([self._key(number) for number in chunk])
             yield from zip(chunk, texts, strict=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from fastload._kit.integers import integer
-from fastload.elastic.epoch import Epoch, LeasesState, Terms
+from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
 from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import FastloadError, StateError, StoreLostError
@@ -40,8 +40,8 @@ class Leases:
             it has trained. The shard counts for the other worker alone.
         name: name of these leases. Several leases in one store need different names.
 
-    From the first lease to `close()`, each `Leases` uses a thread and a connection to the store. A shard costs three
-    requests of 20 to 40 us each, or 250 us in a `FolderStore`.
+    From the first lease to `close()`, each `Leases` uses two threads and two connections to the store. A shard costs
+    four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
 
     Raises:
         StoreLostError: the store is gone. Other errors of the store are raised as they are.
@@ -83,7 +83,7 @@ class Leases:
         self.terms = Terms(count, shard, lease_s, max_tries, on_lost)
         self.name = name
         self._store = store
-        self._joined: Watch | None = None
+        self._joined: Joined | None = None
         self._epoch: Epoch | None = None
         self._state = LeasesState(length=count, shard=shard)  # the loaded state
 
@@ -122,7 +122,7 @@ class Leases:
             self._epoch.give_back()
         joined.connection.agree("order", order)
         first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
-        if first and len(self) and not self._was_over(number) and self._epoch.had_ended():
+        if first and len(self) and not self._was_over(number) and self._epoch.is_complete():
             warnings.warn(
                 f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
                 "no sample of that epoch. A worker that joins a running job continues with the next epoch. For a new "
@@ -198,14 +198,14 @@ class Leases:
         except StoreLostError:
             pass  # the store is gone, so the shards cannot be given back
         finally:
-            joined.close()
+            joined.watch.close()
 
     def _forget_parent(self) -> None:
         """Forget, in a forked process, the parent's shards and connections, because the parent still uses them."""
-        if self._joined is not None and self._joined.is_forked:
+        if self._joined is not None and self._joined.watch.is_forked:
             self._joined = self._epoch = None
 
-    def _join(self) -> Watch:
+    def _join(self) -> Joined:
         self._forget_parent()
         if self._joined is not None:
             return self._joined
@@ -213,7 +213,8 @@ class Leases:
             self._store = find_store()
         connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
         connection.agree("arguments", self.terms.shared())
-        watch = self._joined = Watch(connection, connection.add("workers", 1), self.terms.lease_s)
-        # Also at exit: a thread in C++ code would abort the process while the interpreter shuts down.
-        weakref.finalize(self, watch.close)
-        return watch
+        worker = connection.add("workers", 1)
+        watch = Watch(connection, worker, self.terms.lease_s)
+        weakref.finalize(self, watch.close).atexit = False
+        self._joined = Joined(connection, watch, worker)
+        return self._joined

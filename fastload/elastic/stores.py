@@ -1,4 +1,4 @@
-"""A connection to a `torch.distributed.Store`: compare-and-set, and one error if the store is gone."""
+"""A connection to a `torch.distributed.Store`: compare-and-set, events, and one error if the store is gone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Event
 from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fastload._kit.torch_private import default_store
+from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.group import store_of_ranks
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
@@ -23,6 +25,8 @@ _RETRY_S = (0.2, 1.0)
 # Torch's errors of stores and of files, and those of a `FolderStore`, as on a full disk.
 _ERRORS = (RuntimeError, OSError)
 _RECONNECT = timedelta(seconds=3)  # torch would try for 300 s to reach a store that has gone
+_FOREVER = timedelta(days=30)
+_NAP_S = 0.02
 
 
 def find_store() -> Store:
@@ -44,7 +48,10 @@ def find_store() -> Store:
 
 
 class Connection:
-    """A connection of its own to a store."""
+    """A connection of its own to a store.
+
+    A blocked `wait` keeps a connection busy. So the thread that waits has a connection of its own.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store: Store = store.clone()
@@ -53,6 +60,11 @@ class Connection:
             inner = inner.underlying_store
         if isinstance(inner, TCPStore):  # clones of other stores share the timeout of the user's
             inner.set_timeout(_RECONNECT)
+        self._polls = isinstance(inner, FolderStore)
+
+    def cloned(self) -> Connection:
+        """Return another connection to the same store."""
+        return Connection(self._store)
 
     def read_all(self, keys: Sequence[str]) -> list[str]:
         """Return the value of each key, or "" if it is absent. No key may be that of a counter.
@@ -88,6 +100,28 @@ class Connection:
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; return its value. If the connection breaks, it may be added twice."""
         return self._asked(lambda store: store.add(key, amount))
+
+    def add_once(self, key: str, amount: int) -> int | None:
+        """Add to a counter; return its value, or None if the connection broke: it may or may not have been added."""
+        try:
+            return self._store.add(key, amount)
+        except _ERRORS:
+            return None
+
+    def tell(self, key: str, text: str) -> bool:
+        """Set an absent key, to wake the workers that wait for it. Return False if another worker has set it."""
+        try:
+            return bool(self._store.compare_set(key, "", text) == text.encode())
+        except _ERRORS:  # the store is gone, which the waiting workers notice by themselves
+            return True
+
+    def wait(self, key: str, closing: Event) -> None:
+        """Wait until the key exists. A store in a folder is polled. If it is full, only `closing` ends the wait."""
+        if not self._polls:
+            self._asked(lambda store: store.wait([key], _FOREVER))
+            return
+        while not closing.is_set() and not self._asked(lambda store: store.check([key])):
+            closing.wait(_NAP_S)
 
     def _asked(self, ask: Callable[[Store], T]) -> T:
         """Return the store's answer. After some tries, raise StoreLostError."""

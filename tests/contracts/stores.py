@@ -86,14 +86,12 @@ stores._RETRY_S, stores._RECONNECT = (0.0, 0.0), timedelta(seconds=0.5)
 gone, moment, server = rest
 leases, other = (Leases(100, shard=10, store=store) for _ in range(2))
 loader = fastload.DataLoader(range(100), batch_sampler=LeaseSampler(leases, 10), num_workers=0)
-batches, watch = iter(loader), leases._join()
+batches, watch = iter(loader), leases._join().watch
+wait = watch.wait
 next(batches)
-def lose():
-    del watch.nap
-    exec(gone)
 if moment == "waiting":
     held = other.begin(0, order=leases._epoch._order).lease()
-    watch.nap = lose
+    watch.wait = lambda changes: (exec(gone), wait(changes))
 else:
     exec(gone)
 try:
@@ -223,6 +221,7 @@ class StoreContract:
         assert store.get("k") == b"of the store"
 
     def test_a_clone_waits_until_the_store_sets_the_key(self, opens: Opened) -> None:
+        """Each worker of leases waits on a clone while it asks on another."""
         store = opens()
         waits, begun = store.clone(), threading.Event()
 
@@ -273,7 +272,7 @@ class StoreContract:
 
     # ---- what leases ask of it ----
 
-    def test_a_connection_reads_and_agrees(self, opens: Opened) -> None:
+    def test_a_connection_reads_agrees_and_tells(self, opens: Opened) -> None:
         ours, theirs = (Connection(PrefixStore("x", opens())) for _ in range(2))
         ours.set("a", "1")
         assert theirs.read_all(["a", "b"]) == ["1", ""]
@@ -281,11 +280,15 @@ class StoreContract:
         assert ours.compare_set("b", "", "2") == "2" == theirs.compare_set("b", "", "3")
         assert ours.compare_set("b", "2", "") == ""
         assert theirs.compare_set("b", "", "4") == "4", "a key without a text is free"
-        assert (ours.add("n", 1), theirs.add("n", 1)) == (1, 2)
+        assert (ours.add("n", 1), theirs.add_once("n", 1)) == (1, 2)
         ours.agree("length", "9")
         theirs.agree("length", "9")
         with pytest.raises(ValueError, match=r"length '8', .* another worker .* have '9'"):
             theirs.agree("length", "8")
+        assert ours.tell("event", "ours")
+        assert ours.tell("event", "ours"), "as after a broken connection"
+        assert not theirs.tell("event", "theirs")
+        theirs.cloned().wait("event", threading.Event())
 
     def test_three_workers_read_each_sample_of_each_epoch_once(
         self, opens: Opened, closing: Make
@@ -344,15 +347,15 @@ class StoreContract:
         leases = Leases(10, shard=5, store=opens())
         assert lease_threads() == []
         leases.begin(0)
-        leases.close()
+        leases.close()  # with nothing to give back, so no other event wakes its thread
         assert lease_threads() == []
         next(leases.shards())
-        assert len(lease_threads()) == 1
+        assert len(lease_threads()) == 2
         leases.close()
         assert lease_threads() == []
         leases.close()
         assert len(list(leases.shards())) == 2, "closed leases may be used again"
-        assert len(lease_threads()) == 1
+        assert len(lease_threads()) == 2
         del leases
         gc.collect()
         assert lease_threads() == []

@@ -35,13 +35,13 @@ def samples(batches: Iterable[torch.Tensor]) -> list[int]:
 
 
 def watch_of(leases: Leases) -> Watch:
-    return leases._join()
+    return leases._join().watch
 
 
 def lease_threads() -> list[str]:
     """Return the names of the threads that leases have started."""
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("fastload-lease")]
+    return [name for name in names if name.startswith(("fastload-lease", "fastload-events"))]
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:

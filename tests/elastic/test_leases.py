@@ -60,19 +60,21 @@ def declare_dead(leases: Leases, other: Leases) -> None:
     """Let a worker take another one for dead, as if its beats had stopped."""
     watch, worker = watch_of(leases), other._join().worker
     watch._beat = lambda: None  # type: ignore[method-assign]  # it would see that the other is alive
-    watch._dead = {worker}
+    with watch._condition:
+        watch._dead = {worker}
+    watch._change()
 
 
 def waits(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Return an event that is set when a worker begins to wait for others."""
     found, watch = threading.Event(), watch_of(leases)
-    nap = watch.nap
+    wait = watch.wait
 
-    def noted() -> None:
+    def noted(changes: int) -> None:
         found.set()
-        nap()
+        wait(changes)
 
-    monkeypatch.setattr(watch, "nap", noted)
+    monkeypatch.setattr(watch, "wait", noted)
     return found
 
 
@@ -120,6 +122,29 @@ def test_an_epoch_ends_for_all_once_all_shards_are_acknowledged(
     assert ends == ["holder", "other"]
     assert held == [range(SHARD)]
     assert len(set(read)) == len(read) == LENGTH - SHARD
+
+
+def test_an_epoch_ends_if_an_acknowledgement_was_not_counted(
+    closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker was killed between the two, and all others have looked before the last acknowledgement."""
+    store = HashStore()
+    killed, last, waiter = closing(store, 2, 1), closing(store, 2, 1), closing(store, 2, 1)
+    first = killed.begin(0)
+    lease = first.lease()
+    assert lease is not None
+    held = last.shards()
+    assert next(held) == range(1, 2)
+    waiting = waits(waiter, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "add_once", lambda *_: 1)  # the counter stays at 0
+        first.trained(lease)
+
+    def end() -> None:
+        assert waiting.wait(DEADLINE_S)
+        assert list(held) == []
+
+    assert together(lambda: list(waiter.shards()), end)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -531,9 +556,9 @@ def test_a_folder_on_a_full_disk_is_an_error_and_not_the_end(
         raise OSError(28, "No space left on device", key)
 
     watch = watch_of(leases)
-    nap = watch.nap
+    wait = watch.wait
     if waits:
-        monkeypatch.setattr(watch, "nap", lambda: (fails(), nap()))
+        monkeypatch.setattr(watch, "wait", lambda changes: (fails(), wait(changes)))
     else:
         fails()
     with pytest.raises(StoreLostError, match="No space left"):
@@ -552,13 +577,14 @@ def test_ctrl_c_ends_a_loaders_wait(closing: Make, monkeypatch: pytest.MonkeyPat
     held = other.shards()
     next(held)
     watch = watch_of(leases)
+    wait = watch.wait
 
-    def interrupted() -> None:
+    def interrupted(changes: int) -> None:
         threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
-        watch._closing.wait(DEADLINE_S)
+        wait(changes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "nap", interrupted)
+        patch.setattr(watch, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(loader_of(leases))
     leases.close()
