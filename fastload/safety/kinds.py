@@ -368,7 +368,7 @@ class InC(Kind):
         self._reduced[id(x)] = reduced
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. `copy.deepcopy` finds the copies of all parts in the memo, so it runs no code of theirs."""
+        """See `Kind`. From Python 3.14 on, `copy.deepcopy` takes no copy of a function from its memo."""
         if self._deep:
             return copy.deepcopy(x, copier.memo)
         reduced = self._reduced[id(x)]
@@ -376,8 +376,11 @@ class InC(Kind):
             raise reduced
         if isinstance(reduced, str):
             return x
-        copier.memo.update((id(part), copier.copy(part)) for _, part in _parts_of(reduced))
-        y = copy.deepcopy(types.SimpleNamespace(__reduce_ex__=lambda _: reduced), copier.memo)
+        new, (make, args, state, items, pairs) = copier.copy, reduced
+        of = {k: new(v) for k, v in state.items()} if type(state) is dict else new(state)
+        pairs = [(new(k), new(v)) for k, v in pairs]
+        again = make, tuple(map(new, args)), of, [*map(new, items)], pairs
+        y = copy.copy(types.SimpleNamespace(__reduce_ex__=lambda _: again))
         silence(y)
         return y
 
