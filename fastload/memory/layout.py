@@ -334,12 +334,12 @@ class Layout:
         rows = [leaf.rows(memory) for leaf, memory in zip(self._leaves, slot, strict=True)]
         return _nested(self._spec, iter(rows if where is None else [row[where] for row in rows]))
 
-    def collated(self, samples: Sequence[Any]) -> Any:
-        """Return what `default_collate` makes of samples. Raise if one does not fit, or has large leaves."""
+    def columns(self, samples: Sequence[Any]) -> Slot:
+        """Return a slot with small samples. Raise an exception if one does not fit, or has large leaves."""
         columns = _columns(self._spec, samples)
         if self.nbytes or any(getattr(column[0], "nbytes", 0) >= ROW_BYTES for column in columns):
             raise LookupError
-        return self.batch(columns)
+        return columns
 
     def batch(self, slot: Slot) -> Any:
         """Return the batch that `default_collate` would make of the samples in the slot."""

@@ -39,9 +39,12 @@ class SlotPool:
 
     def collate(self, samples: list[Any]) -> Any:
         """Return `default_collate(samples)`, and notice if samples now have rows that a slot would take."""
-        with suppress(Exception):  # torch raises it too, or takes these samples
-            if self.layout is not None:
-                return self.layout.collated(samples)
+        if (layout := self.layout) is not None:
+            columns = None
+            with suppress(Exception):  # torch raises it too, or takes these samples
+                columns = layout.columns(samples)
+            if columns is not None:  # what a user's collate function raises now passes
+                return layout.batch(columns)
         self.layout = Layout(samples[0]) if samples else None
         return default_collate(samples)
 

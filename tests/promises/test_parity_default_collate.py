@@ -675,6 +675,20 @@ def test_registered_types(
             check_parity([sample(number) for number in range(5)], 2, workers)
 
 
+def test_each_error_of_a_registered_function_reaches_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def every_second(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        calls.append(len(batch))
+        return "collated" if len(calls) % 2 else registered_and_broken(batch)
+
+    monkeypatch.setitem(default_collate_fn_map, Box, every_second)
+    got = loaded([(n, Box(n)) for n in range(6)], 1, 0)
+    assert [isinstance(each, Raised) for each in got] == [False, True] * 3
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_type_registered_between_epochs(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [tensor(number, (20_000,)) for number in range(4)]
