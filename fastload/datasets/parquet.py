@@ -110,13 +110,9 @@ class ParquetDataset(Dataset[Any]):
         where = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
         self._sample = SampleColumns(columns, label, known=self.schema.names, where=where)
         self.columns, self.label, self.filters = self._sample.data, label, filters
-        fields = [self.schema.field(name) for name in self._sample.names]
-        self._fills = _fills(fill, fields)
-        # Columns without rows, which show how values look. A type that cannot be read is an error here.
-        self._kinds = {
-            field.name: decoded(field, pa.chunked_array([pa.nulls(0, field.type)]))
-            for field in fields
-        }
+        self._fields = [self.schema.field(name) for name in self._sample.names]
+        self._fills = _fills(fill, self._fields)
+        self._without_rows()  # a type that cannot be read is an error here
         # For each row group of all files: its file, and its number in that file.
         self._groups = [(part, k) for part in parts for k in range(len(part.groups))]
         sizes = [size for part in parts for size in part.groups]
@@ -170,16 +166,21 @@ class ParquetDataset(Dataset[Any]):
 
         A list without a fixed length is assumed to be as long as the first row's. Samples with others are read singly.
         """
-        values = {name: column.values for name, column in self._kinds.items()}
+        columns = self._without_rows()
+        values = {name: column.values for name, column in columns.items()}
         if not len(self) or not all(isinstance(each, Tensor) for each in values.values()):
             return None
-        if all(column.offsets is None for column in self._kinds.values()):
+        if all(column.offsets is None for column in columns.values()):
             empty = {name: each.new_empty(each.shape[1:]) for name, each in values.items()}
             return self._sample.sample(empty)
         try:
             return self[0]
         except (FastloadError, OSError):
             return None  # the error is raised when the first sample is read
+
+    def _without_rows(self) -> RowGroup:
+        """Return the columns without rows. Not kept: torch cannot pickle tensors of some dtypes, such as uint16."""
+        return {f.name: decoded(f, pa.chunked_array([pa.nulls(0, f.type)])) for f in self._fields}
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Copy the rows of a run into the batch; see `fastload.rows`."""

@@ -435,6 +435,14 @@ def test_copies_begin_with_nothing_kept(way: Callable[[Any], Any], file: Path) -
     assert equal([*map(again.__getitem__, range(20))], [*map(dataset.__getitem__, range(20))])
 
 
+def test_a_pickled_dataset_reads_columns_of_unsigned_integers(tmp_path: Path) -> None:
+    path = tmp_path / "unsigned.parquet"
+    kinds = "uint8", "uint16", "uint32", "uint64"  # torch cannot pickle tensors of the last three
+    pq.write_table(pa.table({kind: pa.array([7], kind) for kind in kinds}), path)
+    again = pickle.loads(pickle.dumps(ParquetDataset(path)))
+    assert {kind: int(value) for kind, value in again[0].items()} == dict.fromkeys(kinds, 7)
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_torch_s_worker_processes_read_it(method: str, file: Path) -> None:
     dataset = ParquetDataset(file, columns="id")

@@ -184,6 +184,16 @@ def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_
     assert pack(listed, tmp_path / "set2", **ARGUMENTS).taken_over > 0
 
 
+def test_a_pack_leaves_other_files_in_the_folder_alone(tmp_path: Path) -> None:
+    before, during = tmp_path / "before.arrow", tmp_path / "during.arrow"
+    before.write_bytes(b"mine")
+    with PackedWriter(tmp_path, mode="encoded") as writer:
+        during.write_bytes(b"mine")
+        writer.add(b"x", label=0)
+    assert len(PackedDataset(tmp_path)) == 1
+    assert before.read_bytes() == during.read_bytes() == b"mine"
+
+
 def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
     with PackedWriter(tmp_path / "set", mode="encoded") as writer:
         writer.add(b"x", label=0)

@@ -42,9 +42,10 @@ class Unfinished:
             error.filename = error.filename or self.path  # neither flock nor fsync names the file
             raise
 
-    def shards(self) -> list[str]:
-        """Return the names of the shards that are complete."""
-        return [name for name in os.listdir(self.path) if name.endswith(".arrow")]
+    def shards(self, begin: str = "") -> list[str]:
+        """Return the names of the complete shards, which begin with `begin`."""
+        files = os.listdir(self.path)
+        return [name for name in files if name.startswith(begin) and name.endswith(".arrow")]
 
     def publish(self, path: str, content: bytes) -> None:
         """Write a file of the set, or a note, that exists completely or not at all."""

@@ -180,7 +180,7 @@ class PackedWriter:
         index = Index(
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
-        for name in {*self._folder.shards()} - {shard.name for shard in self.shards}:
+        for name in {*self._folder.shards("shard-")} - {shard.name for shard in self.shards}:
             os.unlink(self._folder.name(name))  # renamed, but not yet listed before a kill
         self._folder.finish(index, rejected_lines(self.rejected))
         self._index = index
@@ -238,7 +238,7 @@ class PackedWriter:
         if os.path.exists(self._folder.name(INDEX)):
             # A writer was killed between writing the index and this, or a set existed before.
             reason = "the folder already holds a packed set. Remove it, or name another folder"
-        elif found is None and self._folder.shards():
+        elif found is None and self._folder.shards("shard-"):
             reason = (
                 "the folder holds shards without an index. Delete them, or choose another folder"
             )
