@@ -52,6 +52,8 @@ THREADS = {"processes": 0, "worker_method": "thread", "gil_held": 0.0}
         (stats(FAST_S), "none", 0),
         (stats(24.5e-6), "none", 0),
         (stats(26e-6), "process", 6),
+        (stats(26e-6, core_wait_s=0.02), "none", 0),
+        (stats(core_wait_s=9.0, sample_cpu_s=0.9), "process", 6),  # waits outside of samples, too
         # The loop waits for batches.
         (stats(gil_held=1.2, consumer_wait_s=2.0), "process", 8),
         (stats(gil_held=1.2, consumer_wait_s=2.0, cores=2), "process", 2),
