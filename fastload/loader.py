@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -36,7 +36,7 @@ from fastload.order.state import VERSION, SampledState, check, edited, known_len
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.safety import CopyDataset
-from fastload.settings import OnError, Settings
+from fastload.settings import Method, OnError, Settings
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
@@ -128,8 +128,7 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: Callable[[Stats], None] | None = None,
         begin_early: bool = True,
         snapshot_every_n_steps: int | None = 1,
-        worker_method: Literal["auto", "thread", "process", "multiprocessing", "torch"]
-        | None = None,
+        worker_method: Method | None = None,
         worker_processes: int | None = None,
     ) -> None:
         self.worker_method: str = worker_method or os.environ.get(ENVIRONMENT) or "auto"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -18,13 +18,14 @@ from fastload.safety import CopyDataset, Survey
 from fastload.telemetry import Stats
 
 PROCESSES = "process", "multiprocessing"
-METHODS = "auto", "thread", "process", "multiprocessing", "torch"
+Method = Literal["auto", "thread", "process", "multiprocessing", "torch"]
 """The kinds of workers.
 
 "auto" chooses between threads, processes and the loop itself. "multiprocessing" is torch's name for "process", and
 "torch" is torch's own iterator.
 """
 
+METHODS = get_args(Method)
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 

@@ -104,7 +104,10 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def _handling(numbers: Iterable[int], act: Callable[[int, Any], None]) -> Iterator[Request]:
-    """Call `act` with each signal that repeats no request, and None for the first one, else its handler outside."""
+    """Call `act(number, outside)` for each signal that repeats no request. `outside` is None for the first one.
+
+    For a later one, it is the signal's handler outside of the block.
+    """
     request = _open[-1] if _open else Request()
 
     def arrive(number: int, frame: FrameType | None) -> None:

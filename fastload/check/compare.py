@@ -18,6 +18,7 @@ from fastload._kit.cores import usable_cores
 from fastload.check.equality import differing, same
 from fastload.check.reading import (
     Raised,
+    each,
     noticing_seeds,
     read,
     read_filled,
@@ -197,7 +198,8 @@ class _Check:
         self.say(f"in {self.workers} {self.kind}")
         self._find_races(indices, expected)
         if self.compared and (filled := read_filled(self.copy, indices, self.seed)):
-            batches = [_raised(sample) or default_collate([sample]) for sample in expected]
+            made = each(map(default_collate, ([sample] for sample in expected)))
+            batches = [_raised(x) or batch for x, batch in zip(expected, made, strict=True)]
             if wrong := differing(indices, batches, filled):
                 self.findings.fault(
                     f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
@@ -316,8 +318,7 @@ def _of_draws(whose: str, seeded: bool, *, matters: bool) -> Finding:
 
 def _check_division(expected: list[Any], got: list[Any], workers: int, findings: Findings) -> None:
     """Find samples that workers repeat or leave out."""
-    more = _repeated(got) - _repeated(expected)
-    if workers > 1 and more > 0:
+    if workers > 1 and (more := _repeated(got) - _repeated(expected)) > 0:
         findings.fault(
             f"{workers} workers repeat samples: {more} of {len(got)}",
             "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers. If the order "

@@ -45,9 +45,8 @@ def require_dataset(dataset: Any) -> None:
         raise TypeError(f"expected a dataset, got the class {dataset.__name__}. Give an instance")
     if isinstance(dataset, IterableDataset):
         return  # no reading needs its length
-    if isinstance(dataset, str | bytes) or not all(
-        hasattr(dataset, name) for name in ("__getitem__", "__len__")
-    ):
+    is_sequence = all(hasattr(dataset, name) for name in ("__getitem__", "__len__"))
+    if isinstance(dataset, str | bytes) or not is_sequence:
         raise TypeError(
             f"expected a dataset (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
         )
@@ -94,7 +93,7 @@ def read(
     how: dict[str, Any] = {} if indices is None else {"sampler": [*indices]}
     how |= {"num_workers": workers, "worker_method": method, "seed": seed}
     with DataLoader(dataset, batch_size=None, collate_fn=_identity, **how) as loader:
-        for sample in islice(_each(loader), limit):
+        for sample in islice(each(loader), limit):
             if buffers is not None and got and not same(before, got[-1]):
                 buffers.append(len(got) - 1)
             before = sample
@@ -111,12 +110,12 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
         if filler(dataset) is None:
             return []
     with DataLoader(dataset, 1, sampler=[*indices], seed=seed) as loader:
-        return [_kept(batch) for batch in _each(loader)]
+        return [_kept(batch) for batch in each(loader)]
 
 
-def _each(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield what a loader gives, or its error instead."""
-    iterator = iter(loader)
+def each(samples: Iterable[Any]) -> Iterator[Any]:
+    """Yield what `samples` gives, such as a loader, or its error instead."""
+    iterator = iter(samples)
     while True:
         try:
             yield next(iterator)

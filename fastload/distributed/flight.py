@@ -74,7 +74,7 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
 
     @staticmethod
     def expect_version(found: str | bytes | None, expected: str | bytes) -> None:
-        """Refuse a caller that asks for something else than this version of the server has."""
+        """Raise if the client and this server are of different versions."""
         if found != expected:
             raise flight.FlightServerError(f"the client has another version. {_SAME_VERSION}")
 

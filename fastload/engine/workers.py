@@ -31,8 +31,8 @@ def work(
     with team.serving():
         with team.setting_up(f"worker {info.id}; stage: worker_init_fn"):
             become_worker(device, torch_threads)
-            wait, lane = window.changes.wait, info.id if window.lanes > 1 else 0
-            context = WorkerContext(own, info, fetcher, wait, modes, lane=lane)
+            lane = info.id if window.lanes > 1 else 0
+            context = WorkerContext(own, info, fetcher, window.changes.wait, modes, lane=lane)
         with modes.entered(), entered(context.stream):
             while serve(window, context):
                 pass

@@ -80,6 +80,7 @@ def run(
     """Run the tasks of a graph, each after the tasks that it waits for have succeeded.
 
     Args:
+        graph: the tasks.
         resume: skip each task whose last run is still valid. That run succeeded, and its arguments, script, inputs and
             outputs have not changed since. A task also runs if one that it waits for runs.
         dry_run: only print what would run, and why.
@@ -89,7 +90,6 @@ def run(
             other machines. Its workers need this fastload, and must see the same files. None: threads of this process.
         say: called with a line about each change of a task's state. None: print it on standard error.
         check: first check that the tasks can be started, as far as that is known before any has run.
-        graph: the tasks.
 
     If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
     tasks get SIGTERM, and are killed after 10 s. Those that an `executor` runs are not ended: the call waits for them.
@@ -335,7 +335,8 @@ class _Run:
         self.stopped_for, deadline = reason, time.monotonic() + GRACE_S
         try:
             self.send(signal.SIGTERM)
-            for future in [*self.running]:
+            # Not a task of this process: it runs, even if no thread waits for it yet.
+            for future in [*self.running] if self.executor else ():
                 if future.cancel():
                     self.end(future)
             while self.running and (left := deadline - time.monotonic()) > 0:

@@ -72,9 +72,7 @@ class LoaderPositions:
         # Lightning's states of all loaders there, if some are not ours
         self._others: list[Any] = []
         self._unused: tuple[int, list[bool]] = 0, []  # the end of a run drops them
-        self._waits = (
-            False  # whether the training has yet to take its first batch after a checkpoint
-        )
+        self._waits = False  # for the training's first batch after a checkpoint
         self._epoch = -1  # the latest that the training began
         # By how much Lightning's number is larger: it counts an epoch twice that `max_steps` ended.
         self._shift = 0
@@ -237,9 +235,7 @@ def _lacks(loop: Any) -> str | None:
 
 def _loaders(loop: Any) -> list[DataLoader[Any]]:
     """Return our loaders of one of Lightning's loops."""
-    loader = sys.modules.get(
-        "fastload.loader"
-    )  # which a program without our loaders need not wait for
+    loader = sys.modules.get("fastload.loader")  # a program without our loaders does not import it
     combined = getattr(loop, "_combined_loader", None)
     if loader is None or combined is None:
         return []

@@ -90,10 +90,8 @@ def data_bytes(data: Any) -> int:
             parts = part.values()
         elif kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
             parts = tuple.__iter__(part) if issubclass(kind, tuple) else part
-        elif kind is not torch.Tensor and issubclass(
-            kind, UserDict
-        ):  # the batches of Hugging Face's tokenizers
-            parts = (vars(part).get("data"),)
+        elif kind is not torch.Tensor and issubclass(kind, UserDict):
+            parts = (vars(part).get("data"),)  # a batch of Hugging Face's tokenizers
         else:
             nbytes += _leaf_bytes(part)
             continue
@@ -169,9 +167,7 @@ class SlotBuilder:
             layout, slot = self._slot.get(None) or self._slot_for(sample)
             fits = layout.put(slot, position, sample)
         except Exception:
-            fits = (
-                False  # torch's collate says what is wrong with this sample when it makes the batch
-            )
+            fits = False  # torch's collate says what is wrong, when it makes the batch
         if not fits:
             self._odd[position] = sample
 

@@ -60,10 +60,8 @@ class _Kept:
 
     def batch(self, memory: Sequence[Any]) -> Any:
         if self._join and not has_function_modes() and {*map(type, memory)} == self._kind:
-            with suppress(
-                ValueError, OverflowError, TypeError
-            ):  # torch takes these, or says what is wrong
-                return self._join(memory)
+            with suppress(ValueError, OverflowError, TypeError):
+                return self._join(memory)  # else torch takes these, or says what is wrong
         return default_collate(self._collect(memory))
 
 

@@ -133,9 +133,7 @@ class _Pending:
         self.batch: list[Any] = []  # the loader's batch, which is dropped as its copy begins
         self.copied: Any = None  # what `start` returned
         self.error: Any = None  # the class StopIteration at the end
-        self.state: Any = (
-            None  # the loader's after it, or what `state_dict()` raised. None until it is fetched
-        )
+        self.state: Any = None  # the loader's after it, once it is fetched, or its error
 
 
 class _Epoch(Iterator[T]):

@@ -60,9 +60,7 @@ class Checkpoints:
         partial = folder.with_name(f"{folder.name}.partial")
         try:
             _write(partial / _part(self._number, self._of), contents)
-        except (
-            FileNotFoundError
-        ):  # another server has completed this version, and renamed the folder
+        except FileNotFoundError:  # another server was the last, and has renamed the folder
             _write(partial / _part(self._number, self._of), contents)
         self.newest = max(self.newest, version)
         if all((partial / _part(number, self._of)).exists() for number in range(self._of)):

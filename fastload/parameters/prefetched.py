@@ -80,9 +80,7 @@ class Prefetched:
         self._pull = pull
         self._pid = os.getpid()
         self._order = threading.Lock()
-        self._lock = (
-            threading.Lock()
-        )  # guards the pulls, and all that is in them. Never held during a request.
+        self._lock = threading.Lock()  # owns the pulls and what is in them; not held in a request
         self._pulls: deque[Pull] = deque(maxlen=kept)
         self.counts = {"prefetched": 0, "pulled": 0, "patched": 0}
 

@@ -106,9 +106,7 @@ class _Rebuilt(tuple[Any, ...]):
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     base: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     error = base.__new__(kind, *args)
-    with suppress(
-        TypeError
-    ):  # it sets what Python's own errors keep in C: `start` of UnicodeDecodeError
+    with suppress(TypeError):  # it sets what Python keeps in C: `start` of UnicodeDecodeError
         base.__init__(error, *args)
     BaseException.__setattr__(error, "args", args)
     vars(error).update(attributes)

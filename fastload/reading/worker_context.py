@@ -70,9 +70,7 @@ class WorkerContext:
         self.filler = fetcher.source.filler_of(own.dataset)
         self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if (
-            self.worker == 0 and fetcher.keyed
-        ):  # one looks for all, because a look costs some 100 us
+        if self.worker == 0 and fetcher.keyed:  # a look costs some 100 us, so one looks for all
             for stage in ("sample", "collate") if fetcher.collates else ("sample",):
                 shared = MODULES.keys() - stream.modules
                 self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]

@@ -172,10 +172,8 @@ class Container(Instance):
                 base.__setitem__(y, own(key), own(value))
         else:
             (set.update if base is set else base.extend)(y, [own(e) for e in base.__iter__(x)])
-        if (
-            self._cls.__dictoffset__ and object.__getattribute__(x, "__dict__") is x
-        ):  # a dict whose keys are its attributes
-            y.__dict__ = y
+        if self._cls.__dictoffset__ and object.__getattribute__(x, "__dict__") is x:
+            y.__dict__ = y  # the keys of the dict are its attributes
         return self._filled(y, x, copier)
 
 

@@ -81,9 +81,9 @@ def pieces(
 ) -> Iterator[memoryview]:
     """Yield the bytes of a shard of the set at `path`, in order. A piece is valid until the next one is requested.
 
-    Raises `PackedDataError` if a byte is wrong or missing, after the last piece at the latest. A wrong payload is
-    raised before it is yielded, or if there is a list `bad`, described there. If a shard of columns has no checksum,
-    its form is checked, as far as `open_part` can.
+    Raises `PackedDataError` if a byte is wrong or missing, after the last piece at the latest, and before it yields a
+    wrong payload. With a list `bad`, it adds a sentence on each wrong payload there instead, and yields it. If a shard
+    of columns has no checksum, it checks the form, as far as `open_part` can.
     """
     with opened(path, shard) as fd:
         expect_size(path, shard, os.fstat(fd).st_size)

@@ -166,7 +166,7 @@ def lines_of(
 
 
 def _rounded(value: Any) -> Any:
-    """Return a float rounded to six places (microseconds), or None if it is not finite."""
+    """Return a float rounded to six places (microseconds), or None for NaN."""
     if isinstance(value, float):
         return None if math.isnan(value) else round(value, 6)
     return value
