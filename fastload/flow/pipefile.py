@@ -20,6 +20,7 @@ Paths start from the folder of the file.
 
 from __future__ import annotations
 
+import inspect
 import os
 import pkgutil
 import re
@@ -52,9 +53,7 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
     tasks = about.pop("task", None)
     name = about.pop("name", re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)[:64])
     if about:
-        raise FlowError(
-            f"{path}: unknown key {sorted(about)[0]!r}. Expected name, and tables [[task]]"
-        )
+        raise FlowError(f"{path}: unknown key {min(about)!r}. Expected name, and tables [[task]]")
     if not isinstance(tasks, list) or not tasks:
         raise FlowError(f"{path} has no tasks. Begin each task with [[task]]")
     try:
@@ -64,13 +63,11 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
     for number, table in enumerate(tasks, start=1):
         if not isinstance(table, dict):
             raise FlowError(f"{path}: a task must be a table. Begin each task with [[task]]")
-        where = f"{path}: task {table.get('name', number)}"
         try:
-            _add(graph, dict(table))
+            _add(graph, {"name": None, **table})
         except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
             about_it = str(error).removeprefix(f"task {table.get('name')}: ")
-            about_it = about_it.replace("keyword argument", "key")
-            raise FlowError(f"{where}: {about_it}") from error
+            raise FlowError(f"{path}: task {table.get('name', number)}: {about_it}") from error
     graph.order()
     return graph
 
@@ -81,14 +78,16 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if kind not in KINDS:
         raise FlowError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     cls, after = KINDS[kind], table.pop("after", None)
-    table["resources"] = Resources(
-        **{name: table.pop(name) for name in _RESOURCES if name in table}
-    )
+    keys = {name for base in cls.__mro__[:-1] for name in inspect.signature(base).parameters}
+    known = {*keys, *_RESOURCES, "after", "kind"} - {"options", "resources"}
+    if unknown := table.keys() - known:
+        raise FlowError(f"unknown key {min(unknown)!r}. The keys are {', '.join(sorted(known))}")
+    resources = {name: table.pop(name) for name in _RESOURCES if name in table}
     sys.path.insert(0, str(graph.folder))  # for the function, here and in its process
     try:
         if cls is FunctionTask:
             table["function"] = _function(table.get("function"))
-        graph.add_task(cls(**table), after)
+        graph.add_task(cls(**table, resources=Resources(**resources)), after)
     finally:
         sys.path.remove(str(graph.folder))
 

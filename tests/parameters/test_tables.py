@@ -44,6 +44,14 @@ def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
     assert torch.equal(many.pull_embedding_vectors("user", asked), rows)
 
 
+def test_rows_of_other_seeds_tables_and_ids_differ() -> None:
+    found = {}
+    for seed, name in ((3, "user"), (4, "user"), (3, "item")):
+        table = Table(TableInfo(name, 5), Optimizer(lr=0.1), seed=seed)
+        found[seed, name] = table.rows(torch.arange(9))
+    assert len(torch.cat([*found.values()]).unique(dim=0)) == 27
+
+
 @pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), *OPTIMIZERS], ids=str)
 def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimizer) -> None:
     table = Table(TableInfo("t", 4), optimizer)

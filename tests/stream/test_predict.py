@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fastload
 from fastload.errors import PredictError
 from fastload.stream import Message
-from tests.contracts.sources import LONG, Sources, Stream, double
+from tests.contracts.sources import LONG, Sources, Stream, double, fail
 
 
 def to_tensor(value: int) -> Tensor:
@@ -113,6 +113,22 @@ def test_a_model_may_return_arrays_lists_dicts_and_tuples(model: Any, expected: 
     values = [torch.tensor(float(k)) for k in range(3)]
     answers = fastload.predict(model, values, batch_size=3, max_wait_ms=LONG)
     assert [y for _, y in answers] == expected
+
+
+def test_a_model_that_returns_no_row_for_each_message_is_refused() -> None:
+    for outputs in (torch.tensor(1.0), torch.zeros(2, 4), "text", None):
+        source = Queue([*range(4), None])
+        answers = fastload.predict(
+            lambda _, given=outputs: given,
+            source,
+            decode=to_tensor,
+            batch_size=4,
+            max_wait_ms=LONG,
+            on_failed=fail,
+        )
+        with pytest.raises(TypeError, match="must return 4 rows, one per message"):
+            list(answers)
+        assert source.acknowledged == []
 
 
 def test_a_batch_that_is_not_full_comes_at_its_deadline() -> None:
