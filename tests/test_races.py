@@ -80,8 +80,11 @@ class Interrupted(Gatherer):
         self.left = value
 
 
-def test_two_threads_that_gather_at_once_do_not_pass_the_end_of_the_count() -> None:
+def test_two_threads_that_gather_at_once_do_not_pass_the_end_of_the_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Below 0, all further calls would use one core."""
+    monkeypatch.setattr("fastload.reading.rows._LATE_S", 60)
     gatherer = Interrupted()
     rows, out = torch.arange(4).numpy(), torch.empty(4)
 
