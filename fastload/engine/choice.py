@@ -1,4 +1,4 @@
-"""Who reads: what was asked for, else processes, or what was measured to read plainly safe code better.
+"""Who reads: what the user asked for. By "auto", processes, or for plainly safe code what was measured to be best.
 
 What was measured is remembered for the next epoch, the next loader of the same kind, and the next run, by what is read:
 the classes of the dataset and of what it holds, numbers in them, `collate_fn`, `num_workers`. A file that
@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from fastload._kit.cores import cores_of_rank
+from fastload._kit.disk import write_file
 from fastload.engine.pinning import pins
 from fastload.errors import SharedStateWarning
 from fastload.processes.starting import mpi_is_used
@@ -242,9 +242,7 @@ def _write(path: Path, what: str, best: Kind) -> None:
     try:
         choices = {**_choices_of(path), what: best}
         text = json.dumps({k: v._asdict() for k, v in choices.items()}, indent=2) + "\n"
-        with NamedTemporaryFile("w", dir=path.parent, prefix=f"{path.name}.", delete=False) as new:
-            new.write(text)
-        os.replace(new.name, path)
+        write_file(path, text.encode(), durable=False)
     except (OSError, ValueError) as exc:
         warnings.warn(f"fastload: {ENVIRONMENT}: the choice is not kept: {exc}", stacklevel=2)
 
