@@ -233,7 +233,7 @@ class DataLoader(TorchDataLoader[T]):
         return iterator
 
     def _who(self, what: Fetcher) -> Chosen:
-        """Return who reads it. By "auto", this reads the dataset's code."""
+        """Return who reads it. By "auto", and for the first threads, this reads the dataset's code."""
         if self._counts is not None:
             self._counts.learn()  # the loop may have left the epoch
         self._choice = choose(what, stacklevel=5, before=self._choice)

@@ -63,8 +63,8 @@ class EpochCounts:
 
     Args:
         settings: the loader's.
-        who: reads.
-        pools: lend the memory of its batches.
+        who: kind and number of the workers.
+        pools: lend the memory of the batches.
     """
 
     def __init__(

@@ -203,12 +203,9 @@ class Stream:
         self._refresh()
         if self._words:
             self.generator()
-        names = (
-            *("_key", "_pass_key", "_python_fresh", "_numpy", "_numpy_fresh"),
-            *("_torch_fresh", "_rng"),
-        )
+        names = ("_key", "_pass_key", "_python_fresh", "_numpy", "_numpy_fresh", "_torch_fresh")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*names, "_rng")},
             "torch": self._torch.get_state() if self._torch_fresh else None,
             "python": self._python.getstate() if self._python_fresh else None,
         }
