@@ -70,37 +70,12 @@ class Settings:
     @classmethod
     def of(cls, loader: Any) -> Self:
         """Return the arguments of a loader as they are now: a user may have set attributes since."""
+        alike = cls.__dataclass_fields__.keys() - {"sampler", "batched", "declared_length"}
         return cls(
-            dataset=loader.dataset,
             sampler=loader._index_sampler,
             batched=loader._auto_collation,
             declared_length=loader._IterableDataset_len_called,
-            batch_size=loader.batch_size,
-            drop_last=loader.drop_last,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            worker_init_fn=loader.worker_init_fn,
-            generator=loader.generator,
-            pin_memory=loader.pin_memory,
-            pin_memory_device=loader.pin_memory_device,
-            timeout=loader.timeout,
-            in_order=loader.in_order,
-            begin_early=loader.begin_early,
-            persistent_workers=loader.persistent_workers,
-            prefetch_factor=loader.prefetch_factor,
-            prefetch_batches=loader.prefetch_batches,
-            prefetch_bytes=loader.prefetch_bytes,
-            seed=loader.seed,
-            on_error=loader.on_error,
-            max_errors=loader.max_errors,
-            retries=loader.retries,
-            copy_dataset=loader.copy_dataset,
-            random_modules=loader.random_modules,
-            memory_format=loader.memory_format,
-            on_stats=loader.on_stats,
-            worker_method=loader.worker_method,
-            worker_processes=loader.worker_processes,
-            multiprocessing_context=loader.multiprocessing_context,
+            **{name: getattr(loader, name) for name in alike},
         )
 
     def followed(self, loader: Any) -> Self:
