@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from fastload._kit.disk import locked_path, write_all
-from fastload._kit.guard import PARENT_DIED, start_guarded
+from fastload._kit.guard import PARENT_DIED, held, start_guarded
 from fastload.errors import FlowError
 from fastload.flow.check import check_commands
 from fastload.flow.graph import PipelineGraph
@@ -233,9 +233,9 @@ class _Run:
         """Start the processes of a task, and record it as failed if that fails."""
         name = task.name
         # Closed at the end of the run if not by `close`.
-        held = self.opened.enter_context(ExitStack())
+        kept = self.opened.enter_context(ExitStack())
         try:
-            held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
+            kept.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
         except BlockingIOError:  # so the other process writes the record
             self.outcome.reasons[name] = reason = "another process runs it"
             self.change(name, "failed", reason)
@@ -243,11 +243,11 @@ class _Run:
         record = before_run(self.graph, task)
         record.state, record.began = "running", time.time()
         write(self.folder, name, record)
-        log = held.enter_context((self.folder / f"{name}.log").open("wb", buffering=0))
+        log = kept.enter_context((self.folder / f"{name}.log").open("wb", buffering=0))
         self.outcome.logs[name] = log.name
-        one = _Running(task, record, log, held)
+        one = _Running(task, record, log, kept)
         try:
-            with TemporaryFile() as stdin:
+            with TemporaryFile() as stdin, held():  # Ctrl-C waits until `stop` knows the process
                 stdin.write(task.stdin())
                 stdin.seek(0)
                 one.process = start_guarded(
@@ -258,10 +258,10 @@ class _Run:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )
+                self.running[name] = one
         except (OSError, ValueError, FlowError) as error:
             self.close(one, "failed", str(error))
             return
-        self.running[name] = one
         self.change(
             name, "running", self.outcome.reasons[name] and f"as {self.outcome.reasons[name]}"
         )
