@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from fastload._kit.disk import locked_path
-from fastload._kit.guard import PARENT_DIED, start_guarded
+from fastload._kit.guard import PARENT_DIED, held, start_guarded
 from fastload.errors import FlowError
 from fastload.flow.check import check_commands
 from fastload.flow.graph import PipelineGraph
@@ -256,9 +256,9 @@ class _Run:
         """Give a task to the executor. Return False, and record it as failed, if that fails."""
         name = task.name
         # Closed at the end of the run if not by `close`.
-        held = self.opened.enter_context(ExitStack())
+        kept = self.opened.enter_context(ExitStack())
         try:
-            held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
+            kept.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
         except BlockingIOError:  # so the other process writes the record
             self.outcome.reasons[name] = reason = "another process runs it"
             self.change(name, "failed", reason)
@@ -267,20 +267,20 @@ class _Run:
         record.state, record.began = "running", time.time()
         write(self.folder, name, record)
         log = self.outcome.logs[name] = str(self.folder / f"{name}.log")
-        one = _Running(task, record, held)
+        one = _Running(task, record, kept)
         try:
             open(log, "wb").close()
             argv, folder = task.argv(self.base), str(task.folder(self.base))
             made = (argv, folder, task.env, task.stdin(), log)
             if self.executor is None:
-                self.processes.append(_started(*made))
-                future = self.pool.submit(_status, self.processes[-1])
+                with held():  # Ctrl-C waits until `stop` knows the process
+                    self.processes.append(_started(*made))
+                    self.running[self.pool.submit(_status, self.processes[-1])] = one
             else:
-                future = self.executor.submit(_on_worker, *made)
+                self.running[self.executor.submit(_on_worker, *made)] = one
         except (OSError, ValueError, RuntimeError) as error:
             self.close(one, "failed", str(error))
             return False
-        self.running[future] = one
         reason = self.outcome.reasons[name]
         self.change(name, "running", reason and f"as {reason}")
         return True

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fastload._kit.guard import Request
+from fastload._kit.guard import Request, start_guarded
 from fastload.cli import main
 from fastload.errors import FlowError
 from fastload.flow import MPITask, PipelineGraph, PythonTask, Task, run, runner
@@ -425,6 +425,24 @@ def test_whatever_ends_the_run_its_processes_end(
         record = read(folder_of(graph), name)
         assert record.state == "stopped"
         assert re.match(why, record.reason)
+
+
+def test_ctrl_c_while_a_task_is_started_ends_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        started.append(start_guarded(*args, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(runner, "start_guarded", interrupted)
+    graph = graph_in(tmp_path, shell("a", "sleep 60"))
+    with pytest.raises(KeyboardInterrupt):
+        run(graph)
+    assert started[0].returncode is not None
+    assert read(folder_of(graph), "a").state == "stopped"
 
 
 def test_an_error_while_outputs_are_looked_at_ends_the_run(
