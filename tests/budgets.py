@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 BUDGETS = {
-    "fastload": 614,
+    "fastload": 589,
     "fastload/_kit": 825,
     "fastload/bench": 555,
     "fastload/check": 533,
@@ -26,7 +26,7 @@ BUDGETS = {
     "fastload/datasets/packed": 1_281,
     "fastload/distributed": 1_535,
     "fastload/elastic": 712,
-    "fastload/engine": 1_579,
+    "fastload/engine": 1_577,
     "fastload/flow": 922,
     "fastload/image": 908,
     "fastload/image/kernels": 1_643,
@@ -36,13 +36,13 @@ BUDGETS = {
     "fastload/order": 1_228,
     "fastload/parameters": 1_615,
     "fastload/processes": 2_032,
-    "fastload/random": 1_114,
+    "fastload/random": 1_111,
     "fastload/reading": 1_050,
     "fastload/safety": 1_686,
     "fastload/sequences": 1_330,
     "fastload/store": 3_133,
     "fastload/stream": 1_058,
-    "fastload/telemetry": 845,
+    "fastload/telemetry": 844,
     "fastload/train": 1_054,
     "benchmarks": 2_195,
 }

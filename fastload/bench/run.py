@@ -32,7 +32,7 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
         if not os.path.exists(path):
             raise BenchError(
                 f"{path} is listed in {work.file_list}, but does not exist. Relative paths in the list start from "
-                f"{listed.base_dir or '.'}. To change that, give --base-dir"
+                f"{os.path.abspath(listed.base_dir)}. To change that, give --base-dir"
             )
     return len(listed), files
 

@@ -136,7 +136,7 @@ class Task:
             FlowError: there is nothing to run.
         """
         if not self.command and self.script is None:
-            raise FlowError("it has no command. Set command=")
+            raise FlowError("it has no command. Set command= or script=")
         return [*self.command, *([] if self.script is None else [self.script]), *self.args]
 
     def stdin(self) -> bytes:

@@ -193,7 +193,7 @@ class _OldSet:
         elif self.skipped:
             reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
         elif new:
-            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, have changed"
+            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, are new or changed, or the function is"
             if len(new) == len(given):
                 reason += ", or an earlier fastload made it"
         return FileExistsError(

@@ -90,6 +90,5 @@ def _seconds_alone(stats: Snapshot) -> float:
     The slowest sample does not count, which may have imported modules, nor do waits for a core. On full cores most of
     these waits lie outside of samples, so what samples computed counts in any case.
     """
-    seconds = sum(seconds_in(stats, name) for name in ("sample", "collate", "pin"))
-    least = max(seconds - stats.core_wait_s, stats.sample_cpu_s)
-    return max(0.0, least - stats.slowest_s) / stats.batches
+    seconds = sum(seconds_in(stats, x) for x in ("sample", "collate", "pin")) - stats.core_wait_s
+    return max(0.0, max(seconds, stats.sample_cpu_s) - stats.slowest_s) / stats.batches

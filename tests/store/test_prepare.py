@@ -105,7 +105,10 @@ def test_a_set_of_other_sources_is_not_taken_for_this_one(tmp_path: Path) -> Non
     out = tmp_path / "set"
     store.prepare(words_of, files, out, workers=0)
     files[1].write_text("changed words")
-    with pytest.raises(FileExistsError, match=r"1 of 3 sources, such as .*b.txt, or the function"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"1 of 3 sources, such as .*b.txt, are new or changed, or the function",
+    ):
         store.prepare(words_of, files, out, workers=0)
     found = store.prepare(words_of, files, out, workers=0, replace=True)
     assert (found.made, found.reused) == (1, 2)
