@@ -299,6 +299,7 @@ def test_how_a_command_ends(
     [
         ("train", [], "--file-list-path"),
         ("train", ["--lr", "nan"], "nan"),
+        ("train", ["--lr", "inf"], "inf"),
         ("train", ["--seed", str(2**64)], str(2**64)),
         ("train", ["--nsteps", "0"], "0"),
         ("train", ["--device", "cpu:7"], "cpu:7"),

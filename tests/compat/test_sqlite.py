@@ -122,3 +122,10 @@ def test_duckdb(tmp_path: Path) -> None:
         query = f"CREATE TABLE records AS SELECT range AS id, range AS value FROM range({PAIRS})"
         connection.execute(query)
     assert wrong_pairs(DuckRows(path)) == 0
+    for kind in ("connection", "cursor"):
+        rows = DuckRows(path)
+        with library("duckdb").connect(str(path), read_only=True) as connection:
+            held = connection if kind == "connection" else connection.cursor()
+            rows.transform = Holder(**{kind: held})
+            with refused(rf"dataset\.transform\.{kind}"):
+                wrong_pairs(rows, worker_method="thread")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.drawing import WordDraws, base_and_span, fused
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE
+from fastload.image.kernels.tables import DAMAGED, DONE, IMAGE, PLAN, TOO_LARGE, UNDECIDED
 from fastload.image.plan_tables import plan_table
 from fastload.image.sizes import log_ratio
 
@@ -51,6 +51,12 @@ def test_boxes_and_flips_are_those_of_the_plan(
         generator = torch.Generator().manual_seed(int(image["key"]))
         region = plan.region(height, width, generator)
         assert image[BOX].item() == (*region.box, region.flip)
+
+
+def test_a_tie_that_the_last_bit_of_exp_decides_is_left_to_torch(kernels: Kernels) -> None:
+    # Of all boxes the area is 9, the ratio 1 / 1.44: width 2.5, height 3.6.
+    plan = RandomResizedCrop(8, (9 / 100, 9 / 100), (2.5**2 / 9, 2.5**2 / 9))
+    assert draw(kernels, plan, range(20), 10, 10)["state"].tolist() == [UNDECIDED] * 20
 
 
 def test_both_ways_of_rounding(kernels: Kernels) -> None:

@@ -142,6 +142,12 @@ def test_every_kind_is_decoded_as_by_pillow(kind: str) -> None:
         assert np.array_equal(open_rgb(content, name="a"), expected)
 
 
+def test_of_16_bits_the_upper_8_are_taken() -> None:
+    grey = DEEP[..., 0].copy()
+    for content, values in ((deep_png(DEEP), DEEP), (encoded(grey, "PNG"), grey[..., None])):
+        assert np.array_equal(by_plan(content), np.broadcast_to(values >> 8, DEEP.shape))
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "CMYK"])
 @pytest.mark.parametrize("tag", range(10))
 def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> None:
@@ -218,7 +224,7 @@ def test_cut_off_anywhere_it_is_right_or_a_decode_error(kind: str) -> None:
     assert errors > len(lengths) // 2
 
 
-def test_flipped_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> None:
+def test_flipped_and_random_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> None:
     """Other bytes each time, except in CI: a failure prints what it was."""
     drawn = np.random.SeedSequence().generate_state(1).tobytes()
     seed = 0 if "CI" in os.environ else int.from_bytes(drawn, "little")
@@ -239,6 +245,8 @@ def test_flipped_bytes_give_an_image_of_the_right_shape_or_a_decode_error() -> N
             damaged[rng.integers(reach)] ^= int(rng.integers(1, 256))
         if number % 7 == 0:
             del damaged[rng.integers(len(damaged)) :]
+        if number % 5 == 0:
+            damaged[rng.integers(len(damaged) + 1) :] = rng.bytes(200)
         decode, shape = ways[number % 3]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of odd metadata

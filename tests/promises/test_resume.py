@@ -113,6 +113,29 @@ def alone(workers: int, **more: Any) -> DataLoader[Any]:
     return DataLoader(Augmented(26), 4, num_workers=workers, **options)
 
 
+class Broken(Augmented):
+    fastload_per_worker = ()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = super().__getitem__(index)
+        if index % 5 == 0:
+            raise ValueError(index)
+        return row
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_skipped_samples_no_sample_is_read_to_resume(workers: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Broken(26), 4, seed=SEED, num_workers=workers, on_error="skip")
+
+    for state, _, done in history(make(), 1)[1]:
+        with make() as loader:
+            loader.load_state_dict(state)
+            run(loader)
+            reads = loader.dataset.reads  # type: ignore[attr-defined]
+            assert sorted(reads) == list(range(4 * done, 26))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_states_after_a_resume_are_those_of_the_run_that_went_on(workers: int) -> None:
     _, states = history(alone(workers), 2)

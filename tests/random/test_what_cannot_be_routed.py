@@ -17,8 +17,11 @@ import functools
 import logging
 import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ import fastload
 from fastload.errors import SharedStateWarning
 from fastload.random import numpy_random, python_random, torch_random
 from fastload.safety import Survey, libraries
+from tests.children import ROOT
 
 DRAWS: dict[str, Callable[[], float]] = {
     "Python's": lambda: random.random(),
@@ -121,12 +125,38 @@ def test_the_test_runs_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert calls == ["python"]
 
 
+REPLACED = """
+import random
+random.random = lambda: 0.5
+import fastload
+class Halves:
+    def __len__(self): return 4
+    def __getitem__(self, index): return index + random.random()
+if __name__ == "__main__":
+    loader = fastload.DataLoader(Halves(), 2, num_workers=1, worker_method="auto")
+    print([batch.tolist() for batch in loader], loader.stats().worker_reason)
+"""
+
+
+def test_a_function_that_was_replaced_before_the_import_is_named(tmp_path: Path) -> None:
+    """Its owner was looked up at import, and a Python function has none."""
+    (script := tmp_path / "replaced.py").write_text(REPLACED)
+    python = [
+        sys.executable,
+        str(script),
+    ]  # which has not imported fastload, as those of run_python have
+    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("[[0.5, 1.5], [2.5, 3.5]] threads would share Python's"), done
+    assert "other code had replaced `random.random`" in done.stdout
+
+
 class Holds:
     draw = random.random
     static = staticmethod(random.random)
 
 
 HELD: dict[str, Callable[[], Callable[[], float]]] = {
+    "attribute": lambda: random.random,
     "partial": lambda: functools.partial(random.random),
     "default": lambda: lambda draw=random.random: draw(),
     "closure": lambda: (lambda draw: lambda: draw())(random.random),

@@ -102,6 +102,12 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         "from own_package import pairs\n",
         "pass",
     ),
+    "standard output, directory, environment and filters": (
+        "sys.stdout = io.StringIO(); os.chdir('/'); os.environ['A'] = str(i)\n"
+        "warnings.simplefilter('error'); return i, os.getcwd()",
+        "import io, os, sys, warnings\n",
+        "pass",
+    ),
     "torch.set_default_dtype": (
         "torch.set_default_dtype(torch.float64 if i % 2 else torch.float32)\nreturn str(torch.zeros(1).dtype)",
         "",
@@ -141,6 +147,8 @@ def surroundings(module: ModuleType) -> dict[str, Any]:
     found: dict[str, Any] = {f"module's {k}": (id(v), type(v)) for k, v in vars(module).items()}
     return found | {
         "cwd": os.getcwd(),
+        "stdout": id(sys.stdout),
+        "environ": dict(os.environ),
         "filters": list(warnings.filters),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),

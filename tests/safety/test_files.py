@@ -1,5 +1,8 @@
-"""Promise: A regular file that is open for reading is opened again for each worker, at the same position. This holds
-for raw, buffered, text and zip files. See also `tests/safety/test_state_is_copied.py`.
+"""Promises:
+- A regular file that is open for reading is opened again for each worker, at the same position. This holds for raw,
+  buffered, text and zip files. See also `tests/safety/test_state_is_copied.py`.
+- Open compressed files and tar archives have no copy for threads: auto takes processes, and threads that were asked for
+  name them.
 """
 
 # ruff: noqa: SIM115 (files that stay open are the subject)
@@ -10,12 +13,16 @@ import gzip
 import io
 import os
 import random
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastload import DataLoader
+from fastload.errors import SharedStateWarning
+from fastload.safety import libraries
 from fastload.safety.files import CannotReopen, reopened
 
 LINES = [f"{i:04d} é 日本 😀 {'x' * (i % 61)}" for i in range(2_000)]
@@ -152,3 +159,28 @@ def test_other_files_are_refused_with_the_reason_and_stay_as_they_are(
         reopened(file)
     assert not file.closed
     close(file)
+
+
+class Opened:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("opener", [gzip.open, tarfile.open])
+def test_open_compressed_files_and_archives_are_read_by_processes_and_named_in_threads(
+    opener: Callable[..., Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
+    opener(path, "w").close()
+    with opener(path) as file:
+        chosen = DataLoader(Opened(file), num_workers=1, worker_method="auto").chosen()
+        assert chosen.kind == "process"
+        assert "`dataset.file`" in chosen.reason
+        with pytest.warns(SharedStateWarning, match=r"cannot be copied: dataset\.file"):
+            [*DataLoader(Opened(file), num_workers=1, worker_method="thread")]

@@ -1,8 +1,8 @@
 """Promises:
 - Programs that share process-wide state are read as by torch's loader, for one, two and eight workers,
   persistent or not, over three epochs. `worker_method="auto"` sees to it.
-- While a loader runs and after it, the main thread's directory, filters of warnings, default dtype and random states
-  are as before. So are the types and identities of its objects.
+- While a loader runs and after it, the main thread's stdout, directory, environment, filters of warnings, default dtype
+  and random states are as before. So are the types and identities of its objects.
 """
 
 from __future__ import annotations
