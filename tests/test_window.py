@@ -1,5 +1,6 @@
 """Promise: A worker claims runs of units that last about RUN_SECONDS, by the median cost so far. One outlier changes
-the next run by at most a quarter. The tickets of a worker that died go to the next one.
+the next run by at most a quarter. The tickets of a worker that died go to the next one. No worker sleeps while units
+are open, and a batch that the loop left takes no room.
 """
 
 from __future__ import annotations
@@ -102,3 +103,28 @@ def test_occupancy_is_the_share_of_tickets_in_flight_that_a_take_finds_ready() -
     assert window.take(0) is not None
     counts = window.counts()
     assert (counts.consumer_wait_s, counts.occupancy) == (0.0, 0.5)
+
+
+def test_a_batch_that_the_loop_left_takes_no_room_in_the_next_epoch() -> None:
+    window: Window[Ticket] = Window(4, max_bytes=10)
+    left, next_one = Ticket(1), Ticket(0)
+    window.issue(left)
+    window.discard()
+    left.nbytes, next_one.nbytes = 100, 1
+    window.complete(left)
+    window.issue(next_one)  # complete at once
+    assert window.has_room()
+
+
+def test_a_worker_that_leaves_more_runs_than_expected_wakes_another() -> None:
+    window: Window[Ticket] = Window(2)
+    window.issue(Ticket(2))
+    claims = [window.claim(), window.claim()]  # one unit each, while the cost is unknown
+    assert claims[0] is not None
+    window.deliver(claims[0].ticket, 1, RUN_SECONDS / 125)
+    turns = [window._workers[0].join() for _ in range(2)]  # two workers that wait
+    window.issue(Ticket(120))  # one run
+    window.deliver(claims[0].ticket, 1, 1.0)  # or two, since units cost more than it seemed
+    assert [turn.locked() for turn in turns] == [False, True]
+    window.claim()
+    assert not turns[1].locked()

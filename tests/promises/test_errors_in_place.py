@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from fastload.engine import team as team_module
 from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
+from fastload.reading.failures import fail
 from fastload.reading.fetch import Fetcher
 from tests.contracts.workers import Unreadable, unreadable
 from tests.fakes import FailingDataset, Numbers, fastload_threads
@@ -197,6 +199,10 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
         got = drain(DataLoader(Late(8, (0, 1), later), 4, num_workers=2))
         assert got[0].index == 0, "whatever the timing"
         assert got[1:] == in_batches(range(8), 4)[1:]
+    batch: Any = SimpleNamespace(failed={}, first_failed=4)
+    for position in (2, 1, 3):
+        fail(batch, position, ValueError(), "")
+    assert batch.first_failed == 1, "workers read no sample behind it"
 
 
 # on_error="skip", max_errors.

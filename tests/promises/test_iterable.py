@@ -386,9 +386,28 @@ class KeepsAList(IterableDataset[int]):
         self.had = state["had"]
 
 
+class IteratorKeepsAList(IterableDataset[int]):
+    """Its iterator does."""
+
+    def __iter__(self) -> Any:
+        return Keeping()
+
+
+class Keeping(KeepsAList):
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if len(self.had) == 12:
+            raise StopIteration
+        self.had.append(len(self.had))
+        return self.had[-1]
+
+
+@pytest.mark.parametrize("kind", [KeepsAList, IteratorKeepsAList])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_is_no_part_of_the_dataset_that_gave_it(workers: int) -> None:
-    loader = fastload.DataLoader(KeepsAList(), 2, num_workers=workers, seed=1)
+def test_a_state_is_no_part_of_the_dataset_that_gave_it(workers: int, kind: Any) -> None:
+    loader = fastload.DataLoader(kind(), 2, num_workers=workers, seed=1)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
@@ -397,10 +416,13 @@ def test_a_state_is_no_part_of_the_dataset_that_gave_it(workers: int) -> None:
     list(iterator)
     assert state == kept
     for _ in range(2):
-        resumed = fastload.DataLoader(KeepsAList(), 2, num_workers=workers, seed=1)
-        resumed.load_state_dict(state)
-        assert given(resumed) == [[2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
-        assert state == kept
+        resumed = fastload.DataLoader(kind(), 2, num_workers=workers, seed=1)
+        resumed.load_state_dict(changed := copy.deepcopy(state))
+        changed["lanes"][0]["state"]["had"].clear()
+        iterator = iter(resumed)
+        assert next(iterator).tolist() == [2, 3]
+        assert resumed.state_dict(ahead=1) == state == kept
+        assert given(iterator) == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
