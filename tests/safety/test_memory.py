@@ -231,6 +231,7 @@ def address(x: Any) -> int:
     return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("kind", THEMSELVES)
 def test_large_memory_of_what_copies_itself_exists_once(kind: str) -> None:
     make, find = THEMSELVES[kind]
