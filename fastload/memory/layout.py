@@ -333,11 +333,12 @@ class Layout:
         return _nested(self._spec, iter(rows if where is None else [row[where] for row in rows]))
 
     def columns(self, samples: Sequence[Any]) -> Slot:
-        """Return a slot with small samples. Raise an exception if one does not fit, or has large leaves."""
-        columns = _columns(self._spec, samples)
-        if self.nbytes or any(getattr(column[0], "nbytes", 0) >= ROW_BYTES for column in columns):
-            raise LookupError
-        return columns
+        """Return a slot with small samples, or [] if one does not fit, or has large leaves."""
+        with suppress(Exception):  # torch raises it too, or takes these samples
+            columns = _columns(self._spec, samples)
+            if not self.nbytes and all(getattr(c[0], "nbytes", 0) < ROW_BYTES for c in columns):
+                return columns
+        return []
 
     def batch(self, slot: Slot) -> Any:
         """Return the batch that `default_collate` would make of the samples in the slot."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -39,12 +38,9 @@ class SlotPool:
 
     def collate(self, samples: list[Any]) -> Any:
         """Return `default_collate(samples)`, and notice if samples now have rows that a slot would take."""
-        if (layout := self.layout) is not None:
-            columns = None
-            with suppress(Exception):  # torch raises it too, or takes these samples
-                columns = layout.columns(samples)
-            if columns is not None:  # what a user's collate function raises now passes
-                return layout.batch(columns)
+        layout = self.layout
+        if layout and (columns := layout.columns(samples)):
+            return layout.batch(columns)  # what a user's collate function raises passes
         self.layout = Layout(samples[0]) if samples else None
         return default_collate(samples)
 

@@ -44,8 +44,7 @@ class Unfinished:
 
     def shards(self, begin: str = "") -> list[str]:
         """Return the names of the complete shards, which begin with `begin`."""
-        files = os.listdir(self.path)
-        return [name for name in files if name.startswith(begin) and name.endswith(".arrow")]
+        return [n for n in os.listdir(self.path) if n.startswith(begin) and n.endswith(".arrow")]
 
     def publish(self, path: str, content: bytes) -> None:
         """Write a file of the set, or a note, that exists completely or not at all."""
