@@ -248,6 +248,7 @@ def settle(leftovers: Callable[[], T]) -> T:
         multiprocessing.resource_sharer.stop()  # the socket that hands tensors to other processes
     while (left := leftovers()) and time.monotonic() < deadline:
         time.sleep(0.01)
+        gc.collect()  # a thread that was ending held its frames at the last one
     return left
 
 
