@@ -126,6 +126,9 @@ def _made(data: bytes, members: list[Any]) -> Any:
         said = f"{type(exc).__name__}: {shown(exc, str)}"
         return RuntimeError(f"an error of a worker cannot be rebuilt: {said}")
     with suppress(Exception):
+        BaseException.with_traceback(
+            error, None
+        )  # tblib makes frames, which hold those of this thread
         notes = [*getattr(error, "__notes__", ()), *notes]
         BaseException.__setattr__(error, "__notes__", notes)
     return error

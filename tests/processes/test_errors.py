@@ -308,6 +308,25 @@ def test_the_members_of_groups_are_what_they_were(error: BaseException) -> None:
     check_chain(again, error)
 
 
+class Traced(Exception):
+    """It comes with a traceback, as all errors do once tblib is installed."""
+
+    def __reduce__(self) -> Any:
+        return traced, ()
+
+
+def traced() -> Traced:
+    try:
+        raise Traced
+    except Traced as error:
+        return error
+
+
+def test_an_error_of_a_worker_keeps_no_frame_of_the_loop_s_process() -> None:
+    assert traced().__traceback__ is not None
+    assert pickle.loads(dumps(Traced(), "worker 0")).__traceback__ is None
+
+
 # ---- on_error ----
 
 
