@@ -35,7 +35,7 @@ BUDGETS = {
     "fastload/memory": 679,
     "fastload/order": 1_228,
     "fastload/parameters": 1_615,
-    "fastload/processes": 2_035,
+    "fastload/processes": 2_033,
     "fastload/random": 1_111,
     "fastload/reading": 1_050,
     "fastload/safety": 1_686,

@@ -126,9 +126,8 @@ def _made(data: bytes, members: list[Any]) -> Any:
         said = f"{type(exc).__name__}: {shown(exc, str)}"
         return RuntimeError(f"an error of a worker cannot be rebuilt: {said}")
     with suppress(Exception):
-        BaseException.with_traceback(
-            error, None
-        )  # tblib makes frames, which hold those of this thread
+        # tblib makes frames for it, which hold those of this thread.
+        BaseException.with_traceback(error, None)
         notes = [*getattr(error, "__notes__", ()), *notes]
         BaseException.__setattr__(error, "__notes__", notes)
     return error
