@@ -24,7 +24,7 @@ BUDGETS = {
     "fastload/compat": 440,
     "fastload/datasets": 1_344,
     "fastload/datasets/packed": 1_280,
-    "fastload/distributed": 1_535,
+    "fastload/distributed": 1_536,
     "fastload/elastic": 712,
     "fastload/engine": 1_577,
     "fastload/flow": 922,

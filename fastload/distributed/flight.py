@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +155,7 @@ def read_token(path: str | os.PathLike[str] | None) -> str:
     return token
 
 
-class FlightCaller:
+class FlightCaller(ABC):
     """The base of clients.
 
     Args:
@@ -170,9 +171,9 @@ class FlightCaller:
         path = os.environ.get("FASTLOAD_TLS_CA")
         self._authority = authority or (Path(path).read_bytes() if path else b"") or None
 
+    @abstractmethod
     def error(self, why: str, *, gone: bool) -> Exception:
         """Return the error to raise for a call. With `gone`, the same call may have an answer later."""
-        raise NotImplementedError
 
     def connect(self) -> flight.FlightClient:
         """Return a client of the server, which connects with its first call."""

@@ -4,7 +4,7 @@
 - An error that a caller gets has no traceback and no path.
 - The calls that are open at a time are limited, so callers that wait fill no memory.
 - A client refuses an answer whose memory does not hold what it says.
-- A server that has ended is an error that names its address. A forked process is told that it cannot call.
+- A call to a server that has ended raises an error that names its address. A call in a forked process raises an error, too.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def test_a_server_that_has_ended_is_an_error(kind: Kind, tmp_path: Path) -> None
         kind.ask(address)
 
 
-def test_a_process_that_was_forked_after_a_call_is_told(kind: Kind, tmp_path: Path) -> None:
+def test_a_call_in_a_fork_of_a_process_that_called_raises(kind: Kind, tmp_path: Path) -> None:
     with kind.server(tmp_path) as server:
         address = server.address("localhost")
         kind.ask(address)

@@ -113,7 +113,7 @@ def test_rank_0_is_on_the_first_node_of_a_step() -> None:
             "MASTER_ADDR=localhost points each node to itself, but the 2 ranks are on several nodes",
         ),
     ],
-    ids=["nobody comes", "no nodes", "no way", "half a way", "localhost across nodes"],
+    ids=["others absent", "no node list", "no address", "address without port", "localhost across nodes"],
 )  # fmt: skip
 def test_ranks_that_cannot_meet_say_so(
     rank: Rank, environ: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch

@@ -202,7 +202,7 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
     batch: Any = SimpleNamespace(failed={}, first_failed=4)
     for position in (2, 1, 3):
         fail(batch, position, ValueError(), "")
-    assert batch.first_failed == 1, "workers read no sample behind it"
+    assert batch.first_failed == 1, "workers read no sample after it"
 
 
 # on_error="skip", max_errors.
