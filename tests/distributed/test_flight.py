@@ -4,7 +4,8 @@
 - An error that a caller gets has no traceback and no path.
 - The calls that are open at a time are limited, so callers that wait fill no memory.
 - A client refuses an answer whose memory does not hold what it says.
-- A call to a server that has ended raises an error that names its address. A call in a forked process raises an error, too.
+- A call to a server that has ended raises an error that names its address.
+- A call in a forked process raises an error, too.
 """
 
 from __future__ import annotations
