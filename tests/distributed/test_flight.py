@@ -1,8 +1,7 @@
 """Promises of the servers of parameters and of sets, and of their clients:
 - A server answers callers with its token only. Clients read the token from a file that no other user can read.
-- TLS is supported. A client whose TLS does not fit that of the server says so at once.
+- TLS is supported. A client whose TLS does not fit that of the server raises.
 - An error that a caller gets has no traceback and no path.
-- The calls that are open at a time are limited, so callers that wait fill no memory.
 - A client refuses an answer whose memory does not hold what it says.
 - A call to a server that has ended raises an error that names its address.
 - A call in a forked process raises an error, too.
@@ -126,38 +125,16 @@ def test_tls(
     kind: Kind, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = tuple((certificate / name).read_bytes() for name in ("cert.pem", "key.pem"))
-    with kind.server(tmp_path / "a", certificate=pair) as server, kind.server(tmp_path) as other:
-        secure, plain = server.address("localhost"), other.address("localhost")
+    with kind.server(tmp_path, certificate=pair) as server:
+        secure = server.address("localhost")
         assert secure.startswith("grpc+tls://")
         kind.ask(secure, authority=pair[0])
-        faults = {
-            secure: "the certificate of the server is not accepted: .*self",
-            secure.replace("+tls", ""): f"the server uses TLS. Its address is {secure}",
-            plain.replace("grpc", "grpc+tls"): "there is no TLS with the server",
-        }
-        for address, said in faults.items():
-            refused(kind, said.replace("+", r"\+"), address)
+        with pytest.raises(kind.error, match="FASTLOAD_TLS_CA names the certificate"):
+            kind.ask(secure)
+        with pytest.raises(kind.error):
+            kind.ask(secure.replace("+tls", ""))
         monkeypatch.setenv("FASTLOAD_TLS_CA", str(certificate / "cert.pem"))
         kind.ask(secure)
-
-
-def test_a_call_beyond_the_limit_is_refused(kind: Kind, tmp_path: Path) -> None:
-    said = r"the server has 0 open calls, and takes no more.*larger --max-calls"
-    with kind.server(tmp_path, max_calls=0) as server, pytest.raises(kind.error, match=said):
-        kind.ask(server.address("localhost"))
-
-
-def test_a_call_has_an_answer_when_another_has_ended() -> None:
-    with ParameterServer(Server(), max_calls=2) as server:
-        address = server.address("localhost")
-        waiting = [FlightStub(lambda: address) for _ in range(2)]
-        for stub in waiting:
-            stub.start("hello", {})()
-        with pytest.raises(ParametersError, match="the server has 2 open calls, and takes no more"):
-            pull(address)
-        waiting[0].close()
-        pull(address)
-        waiting[1].close()
 
 
 def test_an_error_of_a_server_shows_no_traceback_and_no_path(kind: Kind, tmp_path: Path) -> None:
@@ -231,9 +208,7 @@ def test_a_server_that_has_ended_is_an_error(kind: Kind, tmp_path: Path) -> None
     with kind.server(tmp_path) as server:
         address = server.address("localhost")
         kind.ask(address)
-    with pytest.raises(
-        kind.error, match=f"{address}:? (has not answered for 0.1 s|cannot be read)"
-    ):
+    with pytest.raises(kind.error, match=f"{address}:? (does not answer|cannot be read)"):
         kind.ask(address)
 
 
