@@ -7,7 +7,6 @@ taken there, in the same thread.
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 import threading
 import warnings
@@ -23,7 +22,7 @@ from fastload._kit import torch_private
 from fastload.engine.iterator import LoaderIterator
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
-from fastload.random import python_random, streams, torch_random
+from fastload.random import streams, torch_random
 from fastload.reading.rows import Gatherer
 from tests.fakes import Numbers
 
@@ -145,24 +144,6 @@ def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
     torch_random.install(streams._seeded)
     threads[0].join(JOIN_S)
     assert torch.equal(torch.default_generator.get_state(), before)
-
-
-def test_a_name_is_found_although_another_thread_called_the_function_meanwhile() -> None:
-    """That call holds a reference, as code does that stored the function where the routing cannot replace it."""
-    module: Any = sys.modules[__name__]
-    called = random.random
-    python_random.install()  # searches, and counts this reference
-    python_random.remove()
-    del called
-    python_random.install()
-    python_random.remove()
-    module.of_random = random.random  # no module is new
-    python_random.install()
-    try:
-        assert module.of_random is random.random
-    finally:
-        python_random.remove()
-        del module.of_random
 
 
 # ---- threads that share an iterator ----

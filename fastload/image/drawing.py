@@ -1,7 +1,7 @@
 """Random numbers of plans: bit for bit those that torchvision's calls draw from the same generator.
 
-The numbers of a sample's own stream are computed from the generator's words, without torch. Each call of torch releases
-the GIL. Beside other workers, five such calls cost 25 us for each image, and wake the others for nothing.
+The numbers of a packed image are computed from the generator's words, without torch. Each call of torch releases the
+GIL. Beside other workers, five such calls cost 25 us for each image, and wake the others for nothing.
 
 Source of the formulas: ATen/core/TransformationHelper.h, DistributionsHelper.h.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fastload.random.streams import sample_generator, sample_words
+from fastload.random.streams import sample_generator
 
 _BITS = 0xFFFFFF  # the bits of a word from which a float32 of [0, 1) is computed
 _UNIT = 2.0**-24
@@ -86,11 +86,7 @@ class KeyDraws:
 
 def sample_draws() -> Draws:
     """Return draws from the stream of this thread's sample, or from torch's default outside of a loader."""
-    uniform = uniform_of_word()
-    word = None if uniform is None else sample_words()
-    if word is None or uniform is None:
-        return GeneratorDraws(sample_generator())
-    return WordDraws(word, uniform)
+    return GeneratorDraws(sample_generator())
 
 
 def exp32(x: float) -> float:

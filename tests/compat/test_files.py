@@ -134,7 +134,7 @@ def test_a_file_opened_early(tmp_path: Path, kind: type[Records]) -> None:
     """Each worker has a position of its own, and the dataset's own file keeps its."""
     records = kind(written(tmp_path, kind), early=True)
     records[5]
-    assert wrong_pairs(records, worker_method="thread") == 0
+    assert wrong_pairs(records, worker_method="process") == 0
     found, right = records[7]
     assert np.array_equal(found, right)
     records.close()

@@ -32,7 +32,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastload import random_stream, sample_generator, sample_rng
+from fastload import random_stream, sample_generator
 from fastload.errors import DecodeError
 from fastload.image import (
     IMAGENET_MEAN,
@@ -46,7 +46,8 @@ from fastload.image import (
     decode_pixels,
     normalize_on,
 )
-from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
+from fastload.image.drawing import KeyDraws, uniform_of_word
+from fastload.random.keys import StreamKeys
 from tests.image.photographs import Pixels, encoded, photographs
 
 # What the module's docstring states, of 255.
@@ -153,24 +154,15 @@ def test_resize_has_torchvisions_sizes(
 
 @pytest.mark.parametrize("bounds", [{}, {"scale": (1e-4, 1.0), "ratio": (1e-3, 1e3)}])
 def test_the_words_of_a_stream_are_what_torch_draws_of_it(bounds: dict[str, Any]) -> None:
-    """Within a stream the numbers are computed without torch: the same, and torch continues after them."""
-    plan = RandomResizedCrop(224, flip=0.5, **bounds)
+    """The numbers of a packed image are computed without torch."""
+    plan, draws = RandomResizedCrop(224, flip=0.5, **bounds), KeyDraws()
     assert isinstance(uniform_of_word(), Callable)
     for index in range(0, 1000, 3):
         height, width = 1 + index * 7 % 600, 1 + index * 13 % 900
-        stream = {"seed": 3, "epoch": index % 5, "position": index, "index": index}
-        with random_stream(**stream):
-            assert isinstance(sample_draws(), WordDraws)
-            ours = plan._sample_region(height, width), torch.rand(3), sample_rng().random()
-            again = plan._sample_region(height, width)  # torch's generator is in use now
-        with random_stream(**stream):
-            generator = sample_generator()
-            assert isinstance(sample_draws(), GeneratorDraws)
-            theirs = plan.region(height, width, generator), torch.rand(3), sample_rng().random()
-            assert again == plan.region(height, width, generator)
-        assert ours[0] == theirs[0]
-        assert torch.equal(ours[1], theirs[1])
-        assert ours[2] == theirs[2]
+        key = StreamKeys(3, index % 5).sample(index, index)
+        ours = plan.drawn_region(height, width, draws.of(key))
+        with random_stream(seed=3, epoch=index % 5, position=index, index=index):
+            assert ours == plan.region(height, width, sample_generator())
 
 
 SMALL = st.integers(1, 24)

@@ -222,7 +222,7 @@ VALUES: dict[str, Any] = {
     "in_order": False,
     "on_error": "skip",
     "max_errors": 4,
-    "copy_dataset": True,
+    "copy_dataset": False,
     "random_modules": ("numpy",),
     "prefetch_batches": 9,
     "prefetch_bytes": 10**9,
@@ -347,7 +347,6 @@ def test_bad_arguments_of_ours_are_refused_by_name(case: str) -> None:
         "on_stats": print,
         "prefetch_batches": 2,
         "prefetch_bytes": 1000,
-        "copy_dataset": True,
         "random_modules": ("numpy",),
     }.items(),
 )

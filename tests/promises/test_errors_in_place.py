@@ -144,7 +144,7 @@ def test_an_error_that_may_come_of_sharing_says_so(
         place, hint = notes_of(dataset, **options)
         assert "sample index 13" in place
         assert f"may come from sharing objects between threads: {clause}" in hint
-        for remedy in ("num_workers=0", "copy_dataset", "fastload check"):
+        for remedy in ("num_workers=0", "worker_method", "fastload check"):
             assert remedy in hint
 
 

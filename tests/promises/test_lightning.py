@@ -76,7 +76,7 @@ FULL: dict[str, Any] = {
     "in_order": False,
     "on_error": on_error,
     "max_errors": 5,
-    "copy_dataset": True,
+    "copy_dataset": False,
     "prefetch_batches": 6,
     "drop_last": True,
     "pin_memory_device": "cpu",

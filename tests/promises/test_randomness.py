@@ -6,7 +6,6 @@
 - A sample draws the same numbers in a world of another size, and when it is read again.
 - The random states of the main thread stay as they are. A `worker_init_fn` that seeds does no harm. See also
   `tests/random/test_torch_random.py`.
-- Draws that cannot be keyed are noticed, with one warning.
 - A sample that calls `torch.manual_seed`, `set_rng_state` or `fork_rng` draws what it draws without a loader, and
   leaves the loop's random numbers alone.
 - `random_stream` reproduces any sample and any batch, with `collate_fn` and `__getitems__` too.
@@ -24,7 +23,6 @@ import functools
 import inspect
 import os
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -541,126 +539,6 @@ def test_a_loader_inside_a_sample(inner_workers: int, inner_seed: int | None) ->
             one, two = torch.rand(2), torch.rand(2)
         (before, _, after) = serial[0][0][1]
         assert same([before[0], after[0]], [one, two])
-
-
-# What cannot be keyed is noticed.
-
-
-def warned(dataset: Any, **options: Any) -> list[str]:
-    """The warnings of two epochs of a loader, read as they come out of its next()."""
-    caught: list[str] = []
-    with fastload.DataLoader(dataset, 4, **options) as loader:
-        for _ in range(2):
-            iterator = iter(loader)
-            while True:
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
-                    ended = next(iterator, None) is None
-                assert all(issubclass(one.category, UserWarning) for one in said)
-                caught += [str(one.message) for one in said]
-                if ended:
-                    break
-    return caught
-
-
-SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
-    "python": (random.random, "random"),
-    "numpy": (np.random.rand, "(?i)numpy"),
-}
-
-
-def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
-    """Let the second worker draw after the first has read half of the samples: only the first looks."""
-    drawn, half = [0], threading.Event()
-
-    def draw_in_turn() -> Any:
-        info = get_worker_info()
-        if info is not None and info.id:
-            assert half.wait(30)
-        else:
-            drawn[0] += 1
-        if drawn[0] == 32:
-            half.set()
-        return draw()
-
-    return draw_in_turn
-
-
-@pytest.mark.filterwarnings("ignore:.*holds the function `random.random`")
-@pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
-@pytest.mark.parametrize("source", SOURCES)
-def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
-    draw, name = SOURCES[source]
-    dataset = Calls(64, after_the_first(draw))
-    # "auto" would read it in processes: it is shared, and it holds `random.random` itself.
-    options: dict[str, Any] = {"copy_dataset": "state", "worker_method": "thread"}
-    if workers:
-        options["prefetch_batches"] = 16
-    said = warned(dataset, num_workers=workers, seed=seed, random_modules=(), **options)
-    assert len(said) == 1, said
-    assert re.search(name, said[0]), said
-    assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
-    assert "seeds that state twice" in said[0]
-
-
-KEYED_DRAWS: dict[str, Callable[[], Any]] = {
-    "torch": lambda: torch.rand(3),
-    "sample_rng": lambda: fastload.sample_rng().random(),
-    "random": lambda: random.gauss(0, 1) + random.random(),
-    "numpy": lambda: np.random.randn() + np.random.rand(),
-    "own random.Random": lambda: random.Random(3).random(),
-    "dropout": lambda: functional.dropout(torch.ones(4)),
-    "no dropout": lambda: functional.dropout(torch.ones(4), training=False),
-    "dropout of nothing": lambda: functional.dropout(torch.ones(4), p=0.0),
-    "evaluated module": lambda: nn.Dropout(0.5).eval()(torch.ones(4)),
-    "attention": lambda: functional.scaled_dot_product_attention(*[torch.ones(1, 2, 4)] * 3),
-}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_draws_nothing_global_is_not_accused(workers: int) -> None:
-    def draw_each() -> list[Any]:
-        return [draw() for draw in KEYED_DRAWS.values()]
-
-    dataset = Calls(64, draw_each)
-    assert warned(dataset, num_workers=workers, seed=SEED, collate_fn=list) == []
-
-
-def test_a_loop_that_draws_while_samples_are_read_is_not_accused() -> None:
-    """Forced: the loop's draw falls into the reading of every sample."""
-    reading, drawn = threading.Semaphore(0), threading.Semaphore(0)
-
-    def draw() -> float:
-        reading.release()
-        assert drawn.acquire(timeout=30)
-        functional.dropout(torch.ones(4), training=False)  # which draws nothing
-        return 0.0
-
-    def loop() -> (
-        None
-    ):  # stands for the training loop; a thread, since next() waits for the samples
-        for _ in range(128):
-            assert reading.acquire(timeout=30)
-            random.random(), torch.rand(1)
-            drawn.release()
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    said = warned(Calls(64, draw), num_workers=2, seed=SEED)
-    thread.join()
-    assert said == []
-
-
-@pytest.mark.parametrize("source", ["python", "numpy"])
-def test_a_collate_fn_that_draws_globally_is_noticed(source: str) -> None:
-    draw, name = SOURCES[source]
-
-    def collate(samples: list[Any]) -> Any:
-        return default_collate(samples), draw()
-
-    said = warned(Draws(64), num_workers=1, seed=SEED, collate_fn=collate, random_modules=())
-    assert len(said) == 1, said
-    assert re.search(name, said[0])
 
 
 # Torch's random functions.
