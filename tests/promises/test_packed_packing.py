@@ -25,7 +25,7 @@ from PIL import Image
 
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed.packing import pack
-from fastload.errors import DecodeError, FileListError, PackedDataError
+from fastload.errors import DecodeError, PackedDataError
 from fastload.image import decode_pixels
 from fastload.store.inspecting import inspect
 from fastload.store.verifying import verify
@@ -165,15 +165,6 @@ def test_a_full_disk_and_ctrl_c_leave_nothing_half_written(
         assert contents(path) == uninterrupted
 
 
-def test_a_disk_that_takes_few_bytes_at_a_time_gets_all_of_them(
-    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.write
-    monkeypatch.setattr("os.write", lambda fd, content: real(fd, bytes(content[:100])))
-    pack(listed, tmp_path / "set", **ARGUMENTS)
-    assert contents(tmp_path / "set") == uninterrupted
-
-
 def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_path: Path) -> None:
     assert pack_and_die(listed, tmp_path / "set", 60)
     for change in ({"max_size": 7}, {"mode": "jpeg"}, {"shard_mb": 1}):
@@ -182,16 +173,6 @@ def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_
     with pytest.raises(DecodeError, match="3.png"):  # another on_error is no other set
         pack(listed, tmp_path / "set2", **{**ARGUMENTS, "on_error": "raise"})
     assert pack(listed, tmp_path / "set2", **ARGUMENTS).taken_over > 0
-
-
-def test_a_pack_leaves_other_files_in_the_folder_alone(tmp_path: Path) -> None:
-    before, during = tmp_path / "before.arrow", tmp_path / "during.arrow"
-    before.write_bytes(b"mine")
-    with PackedWriter(tmp_path, mode="encoded") as writer:
-        during.write_bytes(b"mine")
-        writer.add(b"x", label=0)
-    assert len(PackedDataset(tmp_path)) == 1
-    assert before.read_bytes() == during.read_bytes() == b"mine"
 
 
 def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
@@ -352,25 +333,6 @@ def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
     assert PackedDataset(tmp_path / "set").classes == ["dog", "cat"]
 
 
-def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "p" / "1.parquet", range(3), weight=[0.5] * 3)
-    for arguments, message in [
-        ({"image_column": "jpg"}, "column 'jpg' does not exist. The columns are"),
-        ({"label_column": "weight"}, "has type double, expected integers or names"),
-        ({"columns": ["age"]}, "column 'age' does not exist"),
-    ]:
-        with pytest.raises(FileListError, match=message):
-            pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
-    parquet(tmp_path / "p" / "2.parquet", range(3))
-    with pytest.raises(
-        FileListError, match=r"2\.parquet: the columns differ from those of .*1\.parquet"
-    ):
-        pack(tmp_path / "p", tmp_path / "set")
-    (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")
-    with pytest.raises(FileListError, match=r"2\.parquet: this is not a Parquet file"):
-        pack(tmp_path / "p", tmp_path / "set")
-
-
 # ---- the commands ----
 
 
@@ -403,17 +365,3 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
     assert "1 parts or records are damaged" in result.output
     assert verify(path).bad == [result.output.splitlines()[0]]
-
-
-def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path) -> None:
-    path = tmp_path / "set"
-    for arguments, message in [
-        (("pack", listed, path), "3.png: cannot be decoded"),
-        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
-        (("verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}: no set (index.json), and no loader's state"),
-    ]:
-        result = call(*arguments)
-        assert result.exit_code in (1, 2)
-        assert message in result.output
-        assert "Traceback" not in result.output
