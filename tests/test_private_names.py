@@ -8,8 +8,6 @@ import ast
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -57,26 +55,6 @@ def test_private_names_of_libraries_stand_in_their_file_with_a_reason() -> None:
         elif foreign:
             found[file] = " ".join(sorted(foreign))
     assert found == ELSEWHERE
-
-
-LOOP = SimpleNamespace(
-    _combined_loader=SimpleNamespace(_mode="", _iterator=None, _load_state_dicts=None),
-    _data_fetcher=SimpleNamespace(fetched=0),
-    epoch_loop=SimpleNamespace(on_run_start=None),
-)
-
-
-def test_a_lightning_without_a_name_is_found() -> None:
-    lightning = pytest.importorskip("fastload.integrations.lightning")
-    assert lightning._lacks(LOOP) is None
-    for name in lightning._NAMES.split():
-        *way, last = name.split(".")
-        owner: Any = LOOP
-        for part in way:
-            owner = getattr(owner, part)
-        kept = vars(owner).pop(last)
-        assert lightning._lacks(LOOP) == name
-        setattr(owner, last, kept)
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own

@@ -23,7 +23,6 @@ from fastload.engine.iterator import LoaderIterator
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.random import streams, torch_random
-from fastload.reading.rows import Gatherer
 from tests.fakes import Numbers
 
 JOIN_S = 30.0
@@ -56,43 +55,6 @@ def started(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-# ---- counters ----
-
-
-class Interrupted(Gatherer):
-    """Another thread gathers between this one's look at the count and its next step."""
-
-    other: Callable[[], None] | None = None
-    left = 1
-
-    @property
-    def _on_one_core(self) -> int:
-        seen, other, self.other = self.left, self.other, None
-        if other is not None:
-            other()
-        return seen
-
-    @_on_one_core.setter
-    def _on_one_core(self, value: int) -> None:
-        self.left = value
-
-
-def test_two_threads_that_gather_at_once_do_not_pass_the_end_of_the_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Below 0, all further calls would use one core."""
-    monkeypatch.setattr("fastload.reading.rows._LATE_S", 60)
-    gatherer = Interrupted()
-    rows, out = torch.arange(4).numpy(), torch.empty(4)
-
-    def gather() -> None:
-        gatherer.gather(torch.arange(4.0), rows, out)
-
-    gatherer.other = gather
-    gather()
-    assert gatherer.left == 0
 
 
 # ---- what is exchanged once ----
@@ -226,6 +188,3 @@ def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int)
         # The next epoch begins, and resumes.
         found = at_line(code, line, lambda: iter(loader), loader.state_dict)
         assert found in (None, one)
-
-
-# ---- containers that others change ----
