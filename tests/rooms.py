@@ -38,7 +38,7 @@ PLUG_INS = {
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed elastic (train)",
-    "stream": "errors _kit telemetry random safety reading engine",
+    "stream": "errors _kit random safety reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }
 

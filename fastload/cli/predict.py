@@ -237,8 +237,7 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
     model, device = _model(what.model), choose_device(on.device, detect_rank().rank)
     decode = found_at(of.decode) if of.decode else stream.json_to_tensors
     with ExitStack() as stack:
-        source = _opened(stream.open_source, of.source, key=of.key)
-        reading = stack.enter_context(closing(source))
+        reading = stack.enter_context(closing(_opened(stream.open_source, of.source, key=of.key)))
         writing = stack.enter_context(closing(_opened(stream.open_sink, of.sink)))
         aside = stack.enter_context(closing(stream.SideList(of.failed))) if of.failed else None
         answers = stack.enter_context(
@@ -259,9 +258,10 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
             ):
                 answers.write_to(writing)
         finally:
+            failed = f"{answers.failed:,} failed, " if answers.failed else ""
             click.echo(
-                f"messages: {answers.answered:,} answered, {answers.failed:,} failed, "
-                f"{time.perf_counter() - began:.1f} s, no messages for {answers.idle_s:.1f} s",
+                f"messages: {answers.answered:,} answered, {failed}{time.perf_counter() - began:.1f} s, "
+                f"no messages for {answers.idle_s:.1f} s",
                 err=True,
             )
 

