@@ -29,7 +29,6 @@ ELSEWHERE = {
     "safety/kinds": "_bit_generator",
     "settings": "_IterableDataset_len_called _auto_collation _index_sampler",
     "store/dask": "_parameters",
-    "stream/kafka": "_ALL_BROKERS_DOWN _PARTITION_EOF _STATE _TIMED_OUT _TRANSPORT",
 }
 """Those that still stand elsewhere. This list may only shrink."""
 

@@ -1,5 +1,5 @@
 """Promises:
-- `fastload predict` answers lines of JSON, files and Kafka's messages.
+- `fastload predict` answers lines of JSON, and files.
 - SIGTERM and Ctrl-C end the source of `fastload predict`. Messages that were read are answered, and the rest stays in
   the pipe.
 - Ctrl-C more than 2 s after the first signal ends `fastload predict` at once.
@@ -164,38 +164,6 @@ def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
     assert found == {f"{number}.txt.json": 2 * number for number in range(5)}
 
 
-def test_kafka_is_answered_until_a_signal_comes(project: Path) -> None:
-    kafka = pytest.importorskip("confluent_kafka")
-    from tests.stream.broker import mock_broker
-
-    with mock_broker() as servers:
-        producer = kafka.Producer({"bootstrap.servers": servers})
-        for number in range(20):
-            producer.produce("in", str(number).encode())
-        producer.flush()
-        reader = kafka.Consumer(
-            {"bootstrap.servers": servers, "group.id": "look", "auto.offset.reset": "earliest"}
-        )
-        reader.subscribe(["out"])
-        values: dict[bytes, Any] = {}
-
-        def answered() -> bool:
-            for message in reader.consume(100, 0.05):
-                if message.error() is None:
-                    values[message.key()] = json.loads(message.value())
-            return len(values) == 20
-
-        given = ["--source", f"kafka://{servers}/in?group=g", "--sink", f"kafka://{servers}/out"]
-        with started(project, "project:double", *given, stderr=subprocess.PIPE) as process:
-            wait_until(answered, "all are answered", 60)
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=60)
-        reader.close()
-    assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("messages: 20 answered, ")
-    assert sorted(values.values()) == [2 * number for number in range(20)]
-
-
 # ---- signals ----
 
 
@@ -306,6 +274,9 @@ def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
 # ---- addresses, and what is refused ----
 
 
+FILE = ["--source", "project.py"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -323,8 +294,11 @@ def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
             ["project:double", "--source", "nothing"],
             "the source nothing does not exist. Give a file",
         ),
-        (["project:double", "--source", "kafka://host:9"], "expected kafka://SERVERS/TOPIC"),
-        (["project:double", "--source", "kafka://host:9/in"], "has no consumer group"),
+        (["project:double", "--source", "kafka://host:9/in"], "For Kafka, see docs/predict.md"),
+        (
+            ["project:double", *FILE, "--sink", "kafka://host:9/in"],
+            "For Kafka, see docs/predict.md",
+        ),
         (["project:double", "--device", "nowhere"], "--device nowhere is not a device"),
         (["project:double", "project:Sum", "--name", "x"], "project:Sum: expected a dataset with"),
         (["project:double", "project:make", "--name", "?"], "project:make: expected a dataset"),
