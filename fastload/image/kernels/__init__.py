@@ -23,9 +23,7 @@ Entry = Callable[..., int]
 _ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _RUN = [_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT]
 _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
-    **dict.fromkeys(("resample_run", "raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
-    "draw_run": (_COUNT, _RUN[:3]),
-    "crc32": (ctypes.c_uint32, [_ADDRESS, _COUNT, ctypes.c_uint32]),
+    **dict.fromkeys(("raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
     "use_plain": (None, [ctypes.c_bool]),
     "passes_name": (ctypes.c_char_p, []),
     "jpeg_name": (ctypes.c_char_p, []),
@@ -36,12 +34,9 @@ _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 class Kernels:
     """The entry points, as functions that release the GIL. See runs.c and passes.c."""
 
-    draw_run: Entry
-    resample_run: Entry
     raw_run: Entry
     jpeg_run: Entry
     file_run: Entry
-    crc32: Entry
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raise ValueError if the library was built from other sources than those beside it, or does not say so."""

@@ -45,7 +45,7 @@ static inline uint32_t by_bits(const uint8_t *bytes, int64_t count, uint32_t inv
  * multiplied by x^n modulo the polynomial, and added to the 128 bits that follow n bits later. The low half comes first,
  * so it moves 64 bits farther. A product of reflected numbers is one bit off, and 32 more bits of a factor are in use:
  * hence n + 32 for the low half and n - 32 for the high one, each reflected in 32 bits and shifted left by one.
- * These are the paper's k1 to k4. tests/image/test_kernels_checksum.py computes them from the polynomial. */
+ * These are the paper's k1 to k4. */
 #define LOW_BY_512_BITS 0x154442BD4
 #define HIGH_BY_512_BITS 0x1C6E41596
 #define LOW_BY_128_BITS 0x1751997D0
@@ -100,8 +100,8 @@ static uint32_t (*const by_instructions)(const uint8_t *bytes, int64_t count, ui
 
 #endif
 
-uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin)
+uint32_t checksum(const uint8_t *bytes, int64_t count)
 {
     bool is_plain = passes() == &plain_passes;
-    return ~(is_plain ? by_table : by_instructions)(bytes, count, ~begin);
+    return ~(is_plain ? by_table : by_instructions)(bytes, count, UINT32_MAX);
 }
