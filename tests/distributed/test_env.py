@@ -7,7 +7,6 @@ With real launchers and with `--meet` between two network stacks it runs in `tes
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
