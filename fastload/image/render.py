@@ -53,18 +53,16 @@ def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) ->
     The kernels write into `rows` without checks, so nothing else may create a `Render`.
     """
     form = _form(transform) if is_known_plan(transform) else None
-    if form is None or not rows.is_cpu or _most_pixels() < 0:
+    if form is None or not rows.is_cpu:
         return None
     fits = rows.dtype is form[1] and rows.shape == (len(keys), *form[0])
     return Render(transform, rows, keys) if fits else None
 
 
 def _most_pixels() -> int:
-    """Return the limit of pixels for the kernels: 0 for no limit, -1 if no image is small enough."""
+    """Return the limit of pixels for the kernels: 0 for no limit."""
     limit = Image.MAX_IMAGE_PIXELS
-    if limit is None or limit >= 2**61:
-        return 0
-    return int(2 * limit) if 2 * limit >= 1 else -1
+    return 0 if limit is None else min(max(1, int(2 * limit)), 2**62)
 
 
 class Render:
