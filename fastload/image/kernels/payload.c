@@ -15,10 +15,7 @@
 /* Reads `count` bytes from `offset` on. Returns false if the file has fewer, or cannot be read. */
 static bool read_all(int file, uint8_t *to, int64_t count, int64_t offset)
 {
-    int64_t end;
-    if (count < 0 || __builtin_add_overflow(offset, count, &end))
-        return false;
-    /* `offset + done` is at most `end`, so it does not overflow. The kernel refuses a negative one. */
+    /* The kernel refuses an offset that is negative or beyond all files, so `offset + done` does not overflow. */
     for (int64_t done = 0; done < count;) {
         ssize_t got = pread(file, to + done, (size_t)(count - done), offset + done);
         if (got > 0)
@@ -27,12 +24,6 @@ static bool read_all(int file, uint8_t *to, int64_t count, int64_t offset)
             return false;
     }
     return true;
-}
-
-static bool read_part(const struct image *image, int64_t first, int64_t count, uint8_t *room)
-{
-    int64_t offset;
-    return !__builtin_add_overflow(image->source, first, &offset) && read_all((int)image->file, room, count, offset);
 }
 
 static bool has_checksum(const struct image *image, const uint8_t *bytes, int64_t count)
@@ -46,7 +37,7 @@ const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, u
     const uint8_t *bytes = NULL;
     if (image->file < 0)
         bytes = (const uint8_t *)pointer(image->source) + first;
-    else if (read_part(image, first, count, room))
+    else if (read_all((int)image->file, room, count, (int64_t)((uint64_t)image->source + (uint64_t)first)))
         bytes = room;
     else
         image->state = UNREADABLE;
