@@ -204,9 +204,9 @@ class ImageFileList(ImageFiles):
 class ImageFolder(ImageFiles):
     """The images below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
 
-    Classes are the sorted names of the directories in `root`. Files are found in them at any depth, through links too, by
-    torchvision's extensions, in any case. They are ordered by class, directory and name: the same samples in the same
-    order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
+    Classes are the sorted names of the directories in `root`. Files are found in them at any depth, through links too,
+    by torchvision's extensions, in any case. They are ordered by class, directory and name: the same samples in the
+    same order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
 
     Args:
         root: the folder.

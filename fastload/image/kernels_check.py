@@ -40,7 +40,7 @@ def agrees_with_torch(kernels: Kernels) -> bool:
 
 
 def _rounds_once() -> bool:
-    """Return whether torch draws `unit * span + base`, rounded once, as the kernels do. It may be compiled otherwise."""
+    """Return whether torch draws `unit * span + base` rounded once, as the kernels do. It may be compiled otherwise."""
     units = np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32) % 2**24 * 2.0**-24
     drawn, generator = torch.empty(256, dtype=torch.float32, device="cpu"), torch.Generator()
     for bounds in ((0.08, 1.0), (-0.2876820862293243, 0.2876820862293243), (0.3, 0.9)):

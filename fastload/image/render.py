@@ -101,9 +101,7 @@ class Render:
         """
         if self._kernels is None:
             every = range(len(self._keys))
-            return self._by_torch(
-                every, lambda k, choose: self._raw_region(k, sides, choose, read)
-            )
+            return self._by_torch(every, lambda k, choose: self._raw_region(k, sides, choose, read))
         images = self._images()
         images["file"], images["source"] = files, begins
         images["height"], images["width"] = sides.T
