@@ -172,18 +172,6 @@ def test_parts_are_counted_by_node(source: Path) -> None:
 # ---- stage ----
 
 
-def test_the_command_copies_to_memory_where_the_set_has_its_name(source: Path) -> None:
-    root = Path("/dev/shm") / f"fastload-test-{os.getpid()}"
-    try:
-        result = call("set", "stage", source, root / "mnist")
-        assert (result.exit_code, result.stdout) == (0, f"{root / 'mnist'}\n")
-        assert has_all_rows(root / "mnist")
-        assert "mnist  90" in call("set", "ls", "--root", root).output
-        assert call("set", "verify", root / "mnist").exit_code == 0
-    finally:
-        shutil.rmtree(root)
-
-
 def test_the_default_root_is_made_for_this_user_alone(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@
 - Batches of a set are those of tensors in memory.
 - A set is there whole or not at all. Full memory, a killed writer, a wrong column or a taken name leaves nothing
   visible, and `collect` deletes the rest.
-- A part that was cut off or is missing is refused when it is opened.
 - Writing into a sample or a column does not change the set.
 - A state resumes with the set that it was made on, and no other (`set_id`), also through torch's `Subset` and
   `ConcatDataset`.
@@ -36,7 +35,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from fastload import DataLoader, store
-from fastload.errors import PackedDataError, StateError, StoreFullError
+from fastload.errors import StateError, StoreFullError
 from fastload.store.columns import MAX_ROW
 from fastload.store.root import collect, sets
 from tests.children import Python
@@ -273,21 +272,6 @@ def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> 
         store.put({"x": X}, "set", root=root)
     with pytest.raises(ValueError, match="the name of a set must have"):
         store.put({"x": X}, "my set", root=root)
-
-
-@pytest.mark.parametrize("cut", [1, 10_000])
-def test_a_part_that_was_cut_off_is_refused(root: Path, cut: int) -> None:
-    part = root / "set" / "shard-00001.arrow"
-    whole = part.read_bytes()
-    part.write_bytes(whole[:-cut])
-    with pytest.raises(PackedDataError, match=r"shard-00001.arrow.*cut off"):
-        store.get("set", data="x", root=root)[8]
-    part.write_bytes(whole[:-cut] + bytes(cut))
-    with pytest.raises(PackedDataError, match=r"shard-00001.arrow"):
-        store.get("set", data="x", root=root)[8]
-    part.unlink()
-    with pytest.raises(PackedDataError, match=r"shard-00001.arrow: 1 of 3 parts are missing"):
-        store.get("set", data="x", root=root)
 
 
 def test_a_killed_writer_leaves_nothing_that_can_be_seen(tmp_path: Path) -> None:
