@@ -118,6 +118,9 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         rows_on(monkeypatch, "c", roots["a"])
     with pytest.raises(PackedDataError, match="1 of 20 parts are missing here and are on b"):
         rows_on(monkeypatch, "a", roots["a"], parts="all")
+    shutil.copytree(roots["b"] / "x", roots["a"] / "x", dirs_exist_ok=True)  # as rsync does
+    assert len(rows_on(monkeypatch, "a", roots["a"], parts="all")) == len(ALL)
+    assert len(rows_on(monkeypatch, "a", roots["a"])) == 19 * ROWS
     for wrong in ({"parts": "some"}, {"balance": "equal"}, {"parts": "all", "balance": "pad"}):
         with pytest.raises(ValueError, match=r"must be|is for parts on several"):
             rows_on(monkeypatch, "a", roots["a"], **wrong)
