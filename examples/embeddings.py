@@ -2,7 +2,6 @@
 
     python examples/embeddings.py                                    # servers in this process
     python examples/embeddings.py --servers file:///shared/run7      # those of `fastload parameters serve`
-    python examples/embeddings.py --staleness 1                      # pushes run beside the next step
 
 The clicks are synthetic. Each user and each item has a hidden taste, and a user clicks if the two agree. Few users and
 few items have most of the clicks. If all rows fit into one process, `nn.Embedding` is simpler and faster, and TorchRec
@@ -48,7 +47,6 @@ def main() -> None:
     """Train, then test."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", help="where servers are (default: two in this process)")
-    parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--clicks", type=int, default=100_000, help="clicks to train on")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default 0.1)")
     args = parser.parse_args()
@@ -56,7 +54,7 @@ def main() -> None:
     adagrad = Optimizer(name="adagrad")
     here = [Server(i, 2, optimizer=adagrad) for i in range(2)]
     client = PSClient(connect(args.servers or here))
-    options = {"client": client, "initializer": "normal(0.1)", "staleness": args.staleness}
+    options = {"client": client, "initializer": "normal(0.1)"}
     user = Embedding("user", 8, rows=USERS, **options)
     item = Embedding("item", 8, rows=ITEMS, **options)
     collate = item.prefetching("item", user.prefetching("user", default_collate))

@@ -31,7 +31,7 @@ def work(worker: int, args: argparse.Namespace, servers: str | list[str], leased
     """Train one worker's part of the epoch. `leased` is a folder that all workers share."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    client, cnn = PSClient(connect(servers), f"worker {worker}"), CNN()
+    client, cnn = PSClient(connect(servers)), CNN()
     for server in range(client.ps_num):  # the first worker's parameters are taken
         client.push_dense_parameters(cnn.named_parameters(), server, 0)
 

@@ -14,7 +14,6 @@ pytest.importorskip("pyarrow")
 import fastload
 from fastload.cli.predict import ForStream, Predicted
 from fastload.cli.submit import Ranks
-from fastload.distributed.flight import MAX_CALLS
 from fastload.distributed.launch import LAUNCHERS
 from fastload.store.model_set import BATCH_SIZE, MOST_PARTS, ROWS_OF_PART
 from tests.commands import COMMANDS
@@ -30,11 +29,6 @@ def test_predict_has_the_defaults_of_the_functions() -> None:
         page = " ".join(COMMANDS[f"fastload {command}"].get_help().split())
         per = f"one per {ROWS_OF_PART}"
         assert f"at most {MOST_PARTS[key]}]" in page.partition(per)[2][:30]
-
-
-def test_servers_take_as_many_calls_as_their_class() -> None:
-    page = " ".join(COMMANDS["fastload parameters serve"].get_help().split())
-    assert f"about 0.6 MiB. [default: {MAX_CALLS}; x>=1]" in page
 
 
 def test_submit_offers_the_launchers_that_there_are() -> None:

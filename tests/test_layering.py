@@ -47,8 +47,6 @@ PARAMETERS = {
 }
 """May have locks: a server, whose calls come from threads of gRPC, a client, whose pushes have an order, and the rows
 that a loader's threads pull ahead."""
-PUSHES = {PACKAGE / "parameters" / "embedding.py"}
-"""May have a thread: it pushes gradients beside the next step, and never runs code of the user's."""
 
 POOL = PACKAGE / "_kit" / "pool.py"
 """May have threads: those of commands that pack, copy and check. They never run code of the user's."""
@@ -56,7 +54,7 @@ FLOW = PACKAGE / "flow" / "runner.py"
 """May have threads: each waits for the process of a task."""
 
 WATCHES = {PACKAGE / "elastic" / "watch.py"}
-"""May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
+"""May have a thread and an event: it beats while the loop trains, and never runs code of the user's."""
 
 STREAM = {PACKAGE / "stream" / "batches.py"}
 """May have threads and a lock: a stream has no epoch, so its reader and its workers are not those of a loader."""
@@ -220,7 +218,7 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert not faults, "what needs more is a plug-in"
 
 
-THREADS_HERE = {WORKERS, POOL, FLOW, *PROCESS, *WATCHES, *PUSHES, *STREAM, *PROBES}
+THREADS_HERE = {WORKERS, POOL, FLOW, *PROCESS, *WATCHES, *STREAM, *PROBES}
 LOCKS_HERE = {
     *{WINDOW, PACKAGE / "engine" / "waiting.py", SLOTS},
     *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},

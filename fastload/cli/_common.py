@@ -230,8 +230,6 @@ class Serving:
     """Port to listen on. 0: any free port."""
     token_file: ExistingFile | None = None
     """File with the token that clients must send. [default: no token]"""
-    max_calls: Count = 1024
-    """Maximum number of open calls. Each holds a thread, which takes about 0.6 MiB."""
     tls_cert: ExistingFile | None = None
     """PEM file with the certificate chain. Needs --tls-key. [default: no TLS]"""
     tls_key: ExistingFile | None = None
@@ -250,7 +248,7 @@ class Serving:
         pair = [path.read_bytes() for path in (self.tls_cert, self.tls_key) if path]
         guards = {"token": read_token(self.token_file), "certificate": tuple(pair) or None}
         try:
-            return kind(*of, self.host, self.port, max_calls=self.max_calls, **guards)
+            return kind(*of, self.host, self.port, **guards)
         except (OSError, ValueError, ArrowException) as error:
             raise click.ClickException(
                 f"cannot listen on {self.host}:{self.port}: {error}"

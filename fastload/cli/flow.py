@@ -99,7 +99,6 @@ def submit(pipe: Pipe, batch: Batch, resumed: Resumed) -> None:
     Examples:
         fastload flow submit mnist.toml --pbs
         fastload flow submit mnist.toml --slurm --resume --dry-run
-        fastload flow status mnist.toml
     """
     from fastload.flow.pipefile import read_pipeline
     from fastload.flow.submit import submit as submit_graph
@@ -110,23 +109,7 @@ def submit(pipe: Pipe, batch: Batch, resumed: Resumed) -> None:
     submit_graph(read_pipeline(pipe.file), pipe.file, batch.system, say=click.echo, **how)
 
 
-@Command
-def status(pipe: Pipe) -> None:
-    """Show the state of the jobs of `fastload flow submit`.
-
-    The state comes from the batch system and from the record of each task's last run.
-
-    \b
-    Example:
-        fastload flow status mnist.toml
-    """
-    from fastload.flow.pipefile import read_pipeline
-    from fastload.flow.submit import status as status_of
-
-    click.echo(status_of(read_pipeline(pipe.file)))
-
-
-@click.group(commands=[run, show, submit, status])
+@click.group(commands=[run, show, submit])
 def flow() -> None:
     """Run a few commands in order: download, prepare, train, predict.
 
@@ -149,9 +132,8 @@ def flow() -> None:
     the task independent.
 
     \b
-    kind            python, mpi, pytorch, function or command
+    kind            python, mpi, pytorch or command
     all kinds       args, command, exec_path, inputs, outputs, env
     mpi, pytorch    parallelism, hostfile, launcher, launcher_options
-    function        function = "module:name", kwargs
     batch jobs      walltime, ppn, cores, directives
     """

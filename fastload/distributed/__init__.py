@@ -8,7 +8,7 @@
 
 `detect_rank` only detects the rank. `init` also connects to the other ranks, at a port that rank 0 opens.
 
-    detect.py     the rank of this process, from the variables of its launcher, or from mpi4py
+    detect.py     the rank of this process, from the variables of its launcher
     group.py      the process group: init, shutdown, end_job, cores
     control.py    values that ranks exchange on the CPU
     rendezvous.py how the ranks find each other

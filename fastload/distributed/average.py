@@ -1,8 +1,8 @@
-"""Averaging of gradients in buckets, for loops without DistributedDataParallel."""
+"""Averaging of gradients, for loops without DistributedDataParallel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,17 +10,11 @@ import torch.distributed as dist
 
 from fastload.distributed.detect import check_world
 
-BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
-
-
 _NONE, _DENSE, _SPARSE = range(3)
 
 
 def average_gradients(
-    parameters: torch.Tensor | Iterable[torch.Tensor] | torch.nn.Module,
-    *,
-    comm: Any = None,
-    bucket_bytes: int = BUCKET_BYTES,
+    parameters: torch.Tensor | Iterable[torch.Tensor] | torch.nn.Module, *, comm: Any = None
 ) -> None:
     """Replace the gradient of each parameter by its mean over all ranks. All ranks call it, after `backward()`.
 
@@ -29,7 +23,6 @@ def average_gradients(
             that is None on some ranks counts as zeros there. If it is None on all, it stays None.
         comm: an mpi4py communicator, such as `MPI.COMM_WORLD`, for gradients on the CPU. None: torch's default process
             group.
-        bucket_bytes: size of a bucket of gradients that are sent together. Memory: one bucket.
 
     The mean is the sum divided by the number of ranks. If all ranks have equal batches, it is the mean of the global
     batch.
@@ -52,16 +45,11 @@ def average_gradients(
     size = dist.get_world_size() if comm is None else comm.Get_size()
     if size == 1 or not parameters:
         return
-    gradients = _of_any_rank(parameters, comm)
-    for bucket in _buckets(gradients, bucket_bytes):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        if comm is not None and flat.dtype in (torch.float16, torch.bfloat16):
-            flat = flat.float()  # MPI does not know the dtype
-        _all_reduce(flat, comm, "SUM")
-        flat /= size
-        pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
-        for gradient, piece in zip(bucket, pieces, strict=True):
-            gradient.copy_(piece.view_as(gradient))
+    for gradient in _of_any_rank(parameters, comm):
+        unknown = comm is not None and gradient.dtype in (torch.float16, torch.bfloat16)  # to MPI
+        total = gradient.float() if unknown else gradient.contiguous()
+        _all_reduce(total, comm, "SUM")
+        gradient.copy_(total.div_(size))
 
 
 def _of_any_rank(parameters: list[torch.Tensor], comm: Any) -> list[torch.Tensor]:
@@ -94,18 +82,3 @@ def _all_reduce(tensor: torch.Tensor, comm: Any, operation: str) -> None:
         from mpi4py import MPI
 
         comm.Allreduce(MPI.IN_PLACE, tensor.numpy(), getattr(MPI, operation))
-
-
-def _buckets(gradients: list[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
-    """Yield neighbours of one dtype and device, of about `size` bytes."""
-    bucket: list[torch.Tensor] = []
-    held = 0
-    for gradient in gradients:
-        alike = bucket and (bucket[0].dtype, bucket[0].device) == (gradient.dtype, gradient.device)
-        if bucket and (not alike or held + gradient.nbytes > size):
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(gradient)
-        held += gradient.nbytes
-    if bucket:
-        yield bucket

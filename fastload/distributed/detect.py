@@ -1,4 +1,4 @@
-"""Detection of the rank of this process, from the variables of a launcher, or from mpi4py.
+"""Detection of the rank of this process, from the variables of a launcher.
 
 | launcher | rank and size | on its node |
 |---|---|---|
@@ -33,7 +33,7 @@ Launcher = Literal["torchrun", "openmpi", "pals", "mpich", "environment", "slurm
 MPI_LAUNCHERS: tuple[Launcher, ...] = ("openmpi", "pals", "mpich")
 Field = Literal["rank", "world_size", "local_rank", "local_size"]
 Claims = dict[Field, dict[str, int]]
-"""The claimed values of each field, by source. A source is a variable, or another such as mpi4py."""
+"""The claimed values of each field, by variable or other source."""
 
 _FIELDS: tuple[Field, ...] = ("rank", "world_size", "local_rank", "local_size")
 _PARTS: tuple[tuple[Field, Field], ...] = (("rank", "world_size"), ("local_rank", "local_size"))
@@ -92,14 +92,13 @@ class Detected:
 
 
 def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
-    """Return the rank that variables describe, or rank 0 of 1 if no launcher set any. Get missing values from mpi4py.
+    """Return the rank that variables describe, or rank 0 of 1 if no launcher set any.
 
     Args:
         environ: the environment variables.
 
     Raises:
         RankError: a value is missing, not a count, or too large, or two variables disagree. The message names them.
-            Also if MPI numbers this process differently from the variables.
 
     Examples:
         >>> rank = fastload.distributed.detect_rank().rank
@@ -113,9 +112,6 @@ def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
     if values.get("world_size") == 1:  # Then the node is known, whatever was left out.
         _say(claims, "local_rank", "the size of 1", 0)
         _say(claims, "local_size", "the size of 1", 1)
-        values = _agreed(claims)
-    if len(values) < len(_FIELDS) and launcher in MPI_LAUNCHERS and (mpi := mpi4py()) is not None:
-        _ask(mpi, claims, environ)
         values = _agreed(claims)
     if missing := [field for field in _FIELDS if field not in values]:
         raise RankError(_incomplete(launcher, claims, missing))
@@ -133,19 +129,6 @@ def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
     rank = Rank(**{field: values[field] for field in _FIELDS}, launcher=launcher)
     origins = {f: tuple(f"{name}={value}" for name, value in claims[f].items()) for f in _FIELDS}
     return Detected(rank, origins)
-
-
-def _ask(mpi: Any, claims: Claims, environ: Mapping[str, str]) -> None:
-    """Add the claims of mpi4py. All ranks call this."""
-    check_world(mpi, environ)
-    world = mpi.COMM_WORLD
-    node = world.Split_type(mpi.COMM_TYPE_SHARED)
-    try:
-        values = (world.Get_rank(), world.Get_size(), node.Get_rank(), node.Get_size())
-    finally:
-        node.Free()
-    for field, value in zip(_FIELDS, values, strict=True):
-        _say(claims, field, "mpi4py", value)
 
 
 def mpi4py() -> Any | None:
@@ -325,14 +308,11 @@ def _first(claims: Claims, field: Field) -> str:
 
 
 def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str:
-    variables, asked = {
-        "torchrun": (_TORCH, ""),
-        "environment": (_TORCH, ""),
-        "slurm": (_SLURM, ""),
-    }.get(launcher, (dict(ChainMap(*_MPI.values())), "; mpi4py is missing too"))
+    of_launcher = {"torchrun": _TORCH, "environment": _TORCH, "slurm": _SLURM}
+    variables = of_launcher.get(launcher, dict(ChainMap(*_MPI.values())))
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (
-        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted} is set{asked}). Start all "
-        "ranks with one launcher, or set the variables"
+        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted} is set). Start all ranks "
+        "with one launcher, or set WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE on each"
     )

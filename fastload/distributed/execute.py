@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from itertools import takewhile
 
 from fastload._kit import guard
 from fastload.distributed.launch import Host, Job, Launcher, classify, command_line
@@ -27,7 +25,7 @@ def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
     """
     if ranks == 1 and are_here(hosts):
         return "none"
-    mpiexec = find_mpiexec()
+    mpiexec = shutil.which("mpiexec")
     if mpiexec is not None:
         return classify(_version_of(mpiexec), os.path.realpath(mpiexec))
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
@@ -40,34 +38,11 @@ def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
     )
 
 
-def find_mpiexec() -> str | None:
-    """Return the first `mpiexec` on PATH, or None. Skip OpenPBS's own with a note: it starts no ranks.
-
-    OpenPBS's looks for another one on the PATH of the submission, and fails if there is none.
-    """
-    every = [found for path in os.get_exec_path() if (found := shutil.which("mpiexec", path=path))]
-    skipped = list(takewhile(lambda one: _version_of(one).startswith("pbs_version"), every))
-    found = every[len(skipped)] if len(skipped) < len(every) else None
-    if skipped:
-        _note(f"{skipped[0]} is OpenPBS's own and is skipped; {found or 'no mpiexec'} is used")
-    return found
-
-
 def start_line(job: Job, launcher: Launcher) -> list[str]:
     """Return the argument list that starts the job's ranks from this process, see `launch.command_line`."""
-    line = command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
-    if line[0] == "mpiexec" and (found := find_mpiexec()) not in (None, shutil.which("mpiexec")):
-        line[0] = str(found)
-    return line
+    return command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
 
 
-@cache
-def _note(text: str) -> None:
-    """Print a note, once."""
-    print(f"fastload: {text}", file=sys.stderr, flush=True)
-
-
-@cache
 def _version_of(mpiexec: str) -> str:
     """Return what `mpiexec --version` prints, or "" if it hangs."""
     with suppress(subprocess.TimeoutExpired):

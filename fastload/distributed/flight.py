@@ -9,8 +9,6 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-import socket
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +21,6 @@ from pyarrow import flight
 from fastload.distributed.addresses import in_url
 from fastload.errors import FastloadError, UsageError
 
-MAX_CALLS = 1024
-_PROBE_S = 2.0
 _CALLS = "list_flights get_flight_info list_actions do_get do_put do_exchange do_action"
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client does not wait as long as one that failed
@@ -39,13 +35,12 @@ _log = logging.getLogger("fastload")
 
 
 class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
-    """A server that answers callers with the token, a number of them at a time, and tells them no tracebacks.
+    """A server that answers callers with the token, and tells them no tracebacks.
 
     Args:
         host, port: address to listen on. Port 0 is any free port.
         token: token that calls must send. "": none is needed.
         certificate: (chain, key) in PEM, for TLS.
-        max_calls: maximum number of open calls. Each holds a thread, which takes about 0.6 MiB.
     """
 
     def __init__(
@@ -55,13 +50,12 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
         *,
         token: str = "",
         certificate: tuple[bytes, bytes] | None = None,
-        max_calls: int = MAX_CALLS,
     ) -> None:
         self._scheme = "grpc+tls" if certificate else "grpc"
         super().__init__(
             f"{self._scheme}://{in_url(host)}:{port}",
             tls_certificates=[certificate] if certificate else None,
-            middleware={"door": _Door(token, max_calls)},
+            middleware={"door": _Door(token)},
         )
 
     def __init_subclass__(cls) -> None:
@@ -93,34 +87,18 @@ for _call in _CALLS.split():
 
 
 class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Rejects calls without the right token, and calls while too many are open."""
+    """Rejects calls without the right token."""
 
-    def __init__(self, token: str, most: int) -> None:
-        self._token, self._most = f"Bearer {token}".encode() if token else b"", most
-        self._open: set[_OpenCall] = set()
+    def __init__(self, token: str) -> None:
+        self._token = f"Bearer {token}".encode() if token else b""
 
-    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> _OpenCall:
-        """Check the header of a call, and count the call."""
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        """Check the header of a call."""
         found = [value.encode() for value in headers.get("authorization", [])]
         if self._token and not any(hmac.compare_digest(value, self._token) for value in found):
             raise flight.FlightUnauthenticatedError(
                 "the token is wrong for this server" if found else "this server needs a token"
             )
-        if len(self._open) >= self._most:
-            raise flight.FlightUnavailableError(
-                f"the server has {self._most} open calls, and takes no more. Start it with a larger --max-calls"
-            )
-        return _OpenCall(self._open)
-
-
-class _OpenCall(flight.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, calls: set[_OpenCall]) -> None:
-        self._calls = calls
-        calls.add(self)
-
-    def call_completed(self, exception: Any) -> None:
-        """Count the call no longer."""
-        self._calls.discard(self)
 
 
 @contextmanager
@@ -210,37 +188,11 @@ class FlightCaller(ABC):
                 refused = f"{said}. Set $FASTLOAD_TOKEN_FILE to the path of a file with the token"
             elif isinstance(error, flight.FlightServerError | MemoryError):
                 refused = said
-            elif isinstance(error, flight.FlightUnavailableError):
-                refused = tls_fault(self.where, self._authority)
             why = refused or said or "the connection was closed"
+            if not refused and self.where.startswith("grpc+tls"):
+                why += " ($FASTLOAD_TLS_CA names the certificate of the authority that signed the server's)"
             raise self.error(why, gone=not refused) from error
         except Exception as error:
             raise self.error(
                 f"the answer cannot be read: {without_path(error)}. {_SAME_VERSION}", gone=False
             ) from error
-
-
-def tls_fault(address: str, authority: bytes | None) -> str:
-    """Return why TLS keeps a client from a server that listens, or "" if that is not the reason. Connects once."""
-    scheme, _, place = address.partition("://")
-    host, _, port = place.rpartition(":")
-    host, has_tls = host.strip("[]"), scheme == "grpc+tls"
-    try:
-        context = ssl.create_default_context(cadata=authority.decode() if authority else None)
-        context.set_alpn_protocols(["h2"])
-        if not has_tls:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        with (
-            socket.create_connection((host, int(port)), _PROBE_S) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return "" if has_tls else f"the server uses TLS. Its address is grpc+tls://{place}"
-    except ssl.SSLCertVerificationError as error:
-        return (
-            f"the certificate of the server is not accepted: {error.verify_message}. Set $FASTLOAD_TLS_CA to the path "
-            "of the certificate of the authority that signed it"
-        )
-    except ssl.SSLError as error:
-        return f"there is no TLS with the server: {error.reason}" if has_tls else ""
-    except (OSError, ValueError):
-        return ""

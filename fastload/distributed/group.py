@@ -7,9 +7,7 @@ import gc
 import importlib
 import json
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.affinity import cores_of
@@ -48,9 +46,6 @@ class _Joined:
     """The sys.excepthook that `abort` replaced."""
     store: Store | None = None
 
-
-_ALL_END_S = 3.0
-"""Seconds within which all ranks report an error that they have in common, such as a missing file."""
 
 _joined: _Joined | None = None
 _groups_begun = 0
@@ -122,16 +117,15 @@ def shutdown() -> None:
 
 
 def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> None:
-    """End this rank after an uncaught error. One rank prints the error, and all end with `code`.
+    """End this rank after an uncaught error: print `line`, or the traceback without one, and exit with `code`.
 
-    The first rank that calls this prints `line`, or the traceback without one. The others print nothing. If some ranks
-    do not call it within 3 s, and MPI would wait for them at its end, the whole job is aborted. It returns if there is
-    only one process, or if `init()` did not make the process group.
+    If MPI is in use, which would wait for the others at its end, the whole job is aborted. It returns if there is only
+    one process, or if `init()` did not make the process group.
 
     Args:
         error: the uncaught error.
         line: text to print in place of the traceback.
-        code: exit code of all ranks.
+        code: exit code of this rank.
 
     Raises:
         SystemExit: with `code`, unless it returns.
@@ -145,81 +139,18 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     joined = _joined
     if joined is None or joined.store is None:
         return
-    if isinstance(error, KeyboardInterrupt):  # it may be a second one, so wait for nothing
-        if (mpi := _mpi_in_use()) is not None:
-            print(
-                f"fastload: {joined.rank} was interrupted and ends the job",
-                file=sys.stderr,
-                flush=True,
-            )
-            mpi.COMM_WORLD.Abort(code)
-        return
-
-    def tell(*, alone: bool = False) -> None:
-        said = line
-        if said is None and alone and isinstance(error, RuntimeError):  # a collective raised it
-            said = f"fastload: {joined.rank} ends, because rank 0 has ended"
-        if said is None:
-            joined.before(type(error), error, error.__traceback__)
-        else:
-            print(said, file=sys.stderr, flush=True)
-
-    together = False
-    if not _is_there(joined.store):
-        tell(alone=True)
+    mpi = _mpi_in_use()
+    if isinstance(error, KeyboardInterrupt):
+        if mpi is None:
+            return
+        line = f"fastload: {joined.rank} was interrupted and ends the job"
+    if line is None:
+        joined.before(type(error), error, error.__traceback__)
     else:
-        together = _all_end(joined.rank, joined.store, tell)
-    if not together and (mpi := _mpi_in_use()) is not None:
+        print(line, file=sys.stderr, flush=True)
+    if mpi is not None:
         mpi.COMM_WORLD.Abort(code)
     raise SystemExit(code)
-
-
-def _all_end(rank: Rank, store: Store, tell: Callable[..., None]) -> bool:
-    """Call `tell` on the first rank that gets here, while the others wait. Return True if all ranks get here soon."""
-    number = 0
-    try:
-        number = store.add("failed", 1)
-        if number == 1:
-            tell()
-            store.set("told", "")
-        _set_soon(store, "told")
-        if number == rank.world_size:
-            store.set("all failed", "")
-        return _set_soon(store, "all failed") and _leave(rank, store)
-    except RuntimeError:  # rank 0 has ended, and the store with it
-        if not number:
-            tell(alone=True)
-        return False
-
-
-def _is_there(store: Store) -> bool:
-    """Return True if the store can be reached. torch itself would print a C++ traceback if it cannot."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
-        return True
-    try:
-        with socket.create_connection((store.host, store.port), timeout=_ALL_END_S):
-            return True
-    except OSError:
-        return False
-
-
-def _leave(rank: Rank, store: Store) -> bool:
-    """Keep rank 0, which may hold the store, until the others have left. Return False if they do not leave in time."""
-    if rank.rank and store.add("left", 1) == rank.world_size - 1:
-        store.set("all left", "")
-    return bool(rank.rank) or _set_soon(store, "all left")
-
-
-def _set_soon(store: Store, key: str) -> bool:
-    """Return True if the key is set within `_ALL_END_S`. Poll it, because torch's own wait logs its time-out."""
-    deadline = time.monotonic() + _ALL_END_S
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def cores() -> int:
@@ -351,10 +282,7 @@ def _name_interface(rank: Rank, store: Store) -> None:
 
 def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[list[int]]:
     """Return the cores of all ranks on this machine. This is also a barrier: it waits for the last rank."""
-    try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        machine = os.uname().nodename
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     number = store.add(f"ranks of {machine}", 1)
     store.set(f"cores of {machine}/{number}", json.dumps(sorted(os.sched_getaffinity(0))))
     if store.add("here", 1) == rank.world_size:

@@ -115,7 +115,7 @@ def classify(version: str, path: str) -> Launcher:
     first = version.strip().partition("\n")[0]
     raise LaunchError(
         f"{path} is not Open MPI, Hydra (MPICH, Intel MPI) or PALS: its --version says {first!r}. "
-        f"Choose with --launcher: {', '.join(LAUNCHERS)}"
+        f"Put the mpiexec of your MPI first on PATH, or choose with --launcher: {', '.join(LAUNCHERS)}"
     )
 
 

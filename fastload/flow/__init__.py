@@ -5,10 +5,9 @@
 
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.runner import Outcome, run
-from fastload.flow.tasks import FunctionTask, MPITask, PythonTask, PytorchTask, Resources, Task
+from fastload.flow.tasks import MPITask, PythonTask, PytorchTask, Resources, Task
 
 __all__ = [
-    "FunctionTask",
     "MPITask",
     "Outcome",
     "PipelineGraph",

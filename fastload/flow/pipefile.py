@@ -22,19 +22,17 @@ from __future__ import annotations
 
 import inspect
 import os
-import pkgutil
 import re
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph
-from fastload.flow.tasks import FunctionTask, MPITask, PythonTask, PytorchTask, Resources, Task
+from fastload.flow.tasks import MPITask, PythonTask, PytorchTask, Resources, Task
 
 KINDS: dict[str, type[Task]] = {
-    kind.kind: kind for kind in (PythonTask, MPITask, PytorchTask, FunctionTask, Task)
+    kind.kind: kind for kind in (PythonTask, MPITask, PytorchTask, Task)
 }
 _RESOURCES = ("walltime", "ppn", "cores", "directives")
 
@@ -65,7 +63,7 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
             raise FlowError(f"{path}: a task must be a table. Begin each task with [[task]]")
         try:
             _add(graph, {"name": None, **table})
-        except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
+        except (TypeError, ValueError, FlowError) as error:
             about_it = str(error).removeprefix(f"task {table.get('name')}: ")
             raise FlowError(f"{path}: task {table.get('name', number)}: {about_it}") from error
     graph.order()
@@ -83,17 +81,4 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if unknown := table.keys() - known:
         raise FlowError(f"unknown key {min(unknown)!r}. The keys are {', '.join(sorted(known))}")
     resources = {name: table.pop(name) for name in _RESOURCES if name in table}
-    sys.path.insert(0, str(graph.folder))  # for the function, here and in its process
-    try:
-        if cls is FunctionTask:
-            table["function"] = _function(table.get("function"))
-        graph.add_task(cls(**table, resources=Resources(**resources)), after)
-    finally:
-        sys.path.remove(str(graph.folder))
-
-
-def _function(text: object) -> Any:
-    """Return the function "module:name", from an installed module or from one in the folder of the file."""
-    if not isinstance(text, str) or ":" not in text:
-        raise FlowError(f'a task of kind "function" needs function = "module:name", got {text!r}')
-    return pkgutil.resolve_name(text)
+    graph.add_task(cls(**table, resources=Resources(**resources)), after)

@@ -17,13 +17,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExec
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from tempfile import TemporaryFile
 from typing import Any
 
 from fastload._kit.disk import locked_path
 from fastload._kit.guard import PARENT_DIED, held, start_guarded
 from fastload.errors import FlowError
-from fastload.flow.check import check_commands
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.record import (
     UNREADABLE,
@@ -75,7 +73,6 @@ def run(
     only: Iterable[str] = (),
     executor: Executor | None = None,
     say: Callable[[str], object] | None = None,
-    check: bool = True,
 ) -> Outcome:
     """Run the tasks of a graph, each after the tasks that it waits for have succeeded.
 
@@ -89,7 +86,6 @@ def run(
         executor: any `concurrent.futures.Executor`, such as a ProcessPoolExecutor, or one of Dask, Parsl or mpi4py for
             other machines. Its workers need this fastload, and must see the same files. None: threads of this process.
         say: called with a line about each change of a task's state. None: print it on standard error.
-        check: first check that the tasks can be started, as far as that is known before any has run.
 
     If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
     tasks get SIGTERM, and are killed after 10 s. Those that an `executor` runs are not ended: the call waits for them.
@@ -101,7 +97,7 @@ def run(
 
     Raises:
         FlowError: a task failed (the message names its log), the graph has a cycle, or another process runs one of the
-            tasks. If a task cannot be started, nothing runs.
+            tasks.
 
     Examples:
         >>> graph = fastload.flow.PipelineGraph("greetings")
@@ -116,8 +112,8 @@ def run(
         raise FlowError(
             f"graph {graph.name} has no task {sorted(unknown)[0]!r}. The tasks are {', '.join(graph.tasks)}"
         )
-    if check:
-        check_commands(graph, chosen)
+    if not graph.base.is_dir():
+        raise FlowError(f"graph {graph.name}: the folder {graph.base} does not exist")
     outcome = Outcome({name: "waiting" for name in graph.tasks if name in chosen}, {}, {}, {})
     say = say or partial(print, file=sys.stderr, flush=True)
     _Run(graph, resume, dry_run, max_parallel or len(graph), executor, say, outcome).run()
@@ -149,17 +145,15 @@ def _failure(graph: PipelineGraph, outcome: Outcome) -> str:
 
 
 def _started(
-    argv: list[str], folder: str, env: dict[str, str], stdin: bytes, log: str
+    argv: list[str], folder: str, env: dict[str, str], log: str
 ) -> subprocess.Popen[bytes]:
     """Start the guarded process of a task. Raise OSError or ValueError if that fails."""
-    with open(log, "ab") as output, TemporaryFile() as file:
-        file.write(stdin)
-        file.seek(0)
+    with open(log, "ab") as output:
         return start_guarded(
             argv,
             cwd=folder,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
-            stdin=file,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -271,7 +265,7 @@ class _Run:
         try:
             open(log, "wb").close()
             argv, folder = task.argv(self.base), str(task.folder(self.base))
-            made = (argv, folder, task.env, task.stdin(), log)
+            made = (argv, folder, task.env, log)
             if self.executor is None:
                 with held():  # Ctrl-C waits until `stop` knows the process
                     self.processes.append(_started(*made))

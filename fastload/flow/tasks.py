@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastload._kit.fingerprint import fingerprint
 from fastload.distributed.execute import find_launcher, start_line
 from fastload.distributed.launch import LAUNCHERS, Host, Job, Launcher, parse_hosts, place
 from fastload.errors import FlowError
@@ -138,10 +136,6 @@ class Task:
         if not self.command and self.script is None:
             raise FlowError("it has no command. Set command= or script=")
         return [*self.command, *([] if self.script is None else [self.script]), *self.args]
-
-    def stdin(self) -> bytes:
-        """Return what the task reads from its standard input."""
-        return b""
 
     def identity(self) -> tuple[object, ...]:
         """Return the values, besides the content of files, whose change makes the task run again."""
@@ -284,76 +278,3 @@ class PytorchTask(MPITask):
 
     kind = "pytorch"
     _torchrun_will_do = True
-
-
-class FunctionTask(Task):
-    """A call of a Python function in a separate process. See `Task` for the other arguments.
-
-    Args:
-        function: function of a module or a script, or method of an object. Lambdas and inner functions do not work.
-        args, kwargs: its arguments. They are pickled, like the function.
-        name: see `Task`.
-
-    The process has the same `sys.path`. If the call needs the main script, the process first imports it as
-    `__mp_main__`, as multiprocessing does. So put the code that the script runs under `if __name__ == "__main__":`.
-    Only such processes can unpickle objects of the script's own classes. If you save pickled objects, define their
-    class in a module.
-
-    Examples:
-        >>> task = fastload.flow.FunctionTask("count", len, args=[[1, 2, 3]])
-    """
-
-    kind = "function"
-
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(name, **options)
-        call = (function, several(f"task {name}: args", args), dict(kwargs or {}))
-        self.function = getattr(function, "__qualname__", repr(function))
-        try:
-            pickled = pickle.dumps(call)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"task {name}: {self.function} cannot be called in another process: {error}. Give a function of a "
-                "module or a script, and arguments that can be pickled"
-            ) from error
-        main = _main_script() if b"__main__" in pickled else {}
-        if main is None:
-            raise ValueError(
-                f"task {name}: {self.function} or an argument is defined in no file, so another process cannot read "
-                "it. Put it into a module"
-            )
-        around = {"sys_path": list(sys.path), "sys_argv": list(sys.argv), **main}
-        self._stdin = pickle.dumps((around, pickled))
-        self._content = fingerprint(call)
-
-    def argv(self, base: Path) -> list[str]:
-        """Return the argument list of the process that calls the function."""
-        return [sys.executable, "-m", "fastload.flow.call"]
-
-    def stdin(self) -> bytes:
-        """Return the pickled call and its surroundings."""
-        return self._stdin
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the values whose change makes the task run again, with the code of the function."""
-        return (*super().identity(), self._content)
-
-    def __str__(self) -> str:
-        return f"Name: {self.name}, Function: {self.function}"
-
-
-def _main_script() -> dict[str, str] | None:
-    """Return what another process needs to find the main module, as multiprocessing has it, or None without a file."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return {"init_main_from_name": main.__spec__.name}
-    path = os.path.abspath(getattr(main, "__file__", None) or "")
-    return {"init_main_from_path": path} if os.path.isfile(path) else None

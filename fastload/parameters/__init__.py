@@ -6,8 +6,8 @@ client = PSClient(connect(None))                  # one server in this process, 
 client = PSClient(connect("file:///shared/run7")) # servers of `fastload parameters serve --store /shared/run7`
 
 A worker:
-    client.py       connect, PSClient: the calls           partition.py    which server has which parameter
-    servers.py      one client and all its servers         link.py         one server, over broken connections
+    client.py       connect, PSClient: the calls
+    servers.py      one client and all its servers         partition.py    which server has which parameter
     embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
 Between them:
     transport.py    stubs: how clients reach servers       flight.py       calls over Arrow Flight

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -75,11 +73,10 @@ class PSClient:
 
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
-        worker: a name for messages. Two clients with the same name are still two workers.
-        patience_s: seconds before a call raises, if a server does not answer.
+        patience_s: seconds to wait for servers that do not listen yet, and for progress of synchronous servers.
 
     Several threads may make calls. Pulls run in parallel, and pushes one after another. A call is sent to all servers
-    at once. It is repeated if a connection breaks. Even then, a push is applied only once.
+    at once. If a connection breaks, it raises: a push may have been applied, but only once.
 
     Every returned tensor belongs to the caller, is on the CPU, and begins at a multiple of 64 bytes.
 
@@ -94,17 +91,14 @@ class PSClient:
         >>> client.close()
     """
 
-    def __init__(
-        self, ps_stubs: Sequence[Stub], worker: str | None = None, *, patience_s: float = 60.0
-    ) -> None:
+    def __init__(self, ps_stubs: Sequence[Stub], *, patience_s: float = 60.0) -> None:
         if not ps_stubs:
             raise ValueError("ps_stubs is empty: a client needs one server or more")
         self.ps_stubs = list(ps_stubs)
         self.ps_num = len(self.ps_stubs)
         self.parameter_to_ps: dict[str, int] = {}
         self.ps_to_parameter: dict[int, list[str]] = {}
-        self._servers = Servers(self.ps_stubs, worker or "worker", patience_s=patience_s)
-        self._flushes: WeakSet[Any] = WeakSet()  # tables whose pushes run on threads of their own
+        self._servers = Servers(self.ps_stubs, patience_s=patience_s)
 
     @property
     def synchronous(self) -> bool:
@@ -216,8 +210,6 @@ class PSClient:
         compute and push again. Gradients of one id add up. This does not change its arguments, and the caller may
         change them after the call.
 
-        Then no server has changed anything.
-
         Args:
             grads: gradients of dense parameters. Parameters whose gradient is None are left out.
             edl_grads: gradients of rows, by table.
@@ -225,7 +217,7 @@ class PSClient:
             model_versions: for each server, the version with which the gradients were computed.
 
         Raises:
-            ParametersError: a gradient has NaN or infinite numbers.
+            ParametersError: a gradient has NaN or infinite numbers. Then no server has changed anything.
         """
         self._expect_one_for_each_server(model_versions)
         tables = {name: _summed(given) for name, given in edl_grads.items()}
@@ -295,13 +287,7 @@ class PSClient:
         Raises:
             ParametersError: the servers have no folder.
         """
-        for table in list(self._flushes):
-            table.flush()
         return self._servers.checkpoint()
-
-    def flush_before_checkpoint(self, table: Any) -> None:
-        """Let each `checkpoint` call the `flush()` of `table` first, as long as the table exists."""
-        self._flushes.add(table)
 
     def close(self) -> None:
         """Close the connections."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +24,6 @@ class Embedding(nn.Module):
         rows: upper limit of ids, which must be less than this. None: any int64. Servers keep a row from its first push
             on.
         initializer: how a new row is drawn, as in `TableInfo`.
-        staleness: 0: `push` returns after the servers have applied it. 1: `push` runs on a thread during the next step,
-            so a forward pass may lack the newest push, but no earlier one. The next forward pass, `push`, `flush` or
-            `close` raises its error.
         kept_batches: maximum number of batches whose rows are kept. Give more than the loader has in flight, which is
             `prefetch_batches` plus `num_workers`. Memory: the distinct rows of each kept batch, twice if all of them
             are pushed.
@@ -58,26 +54,19 @@ class Embedding(nn.Module):
         client: PSClient | None = None,
         rows: int | None = None,
         initializer: str = "uniform",
-        staleness: Literal[0, 1] = 0,
         kept_batches: int = 64,
     ) -> None:
         super().__init__()
-        if staleness not in (0, 1) or kept_batches < 1:
-            raise ValueError(
-                f"staleness must be 0 or 1 and kept_batches 1 or more, got staleness={staleness} and "
-                f"kept_batches={kept_batches}"
-            )
-        self.name, self.dim, self.rows, self.staleness = name, dim, rows, staleness
+        if kept_batches < 1:
+            raise ValueError(f"kept_batches must be 1 or more, got {kept_batches}")
+        self.name, self.dim, self.rows = name, dim, rows
         info = TableInfo(name, dim, initializer)
         self._owns_client = client is None
         self._client = PSClient(connect()) if client is None else client
         self._client.push_embedding_table_infos([info])
-        self._client.flush_before_checkpoint(self)
         self._pulls = Prefetched(self._pull, kept=kept_batches)
         self._prefetches = False
         self._gradients: list[tuple[Tensor, Tensor]] = []  # appended to by threads of autograd
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
 
     def prefetching(self, key: Any, collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
         """Return a `collate_fn` that also pulls the rows of a batch, on the loader's threads.
@@ -96,8 +85,6 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the row of each id, on the device of the ids."""
-        if self._running is not None and self._running.done():
-            self.flush()
         pull = self._pulls.take(ids)
         assert pull.rows is not None
         rows = pull.rows.to(ids.device)
@@ -114,16 +101,10 @@ class Embedding(nn.Module):
                 not scale it, because `push` does not know the version of the rows.
         """
         self._refuse_synchronous("push")
-        self.flush()
         ids, gradients = self._taken()
-        if not len(ids):
-            return
-        push = partial(self._client.push_rows, self.name, (ids, gradients), learning_rate)
-        if self.staleness == 0:
-            return self._pulls.push(push)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, f"fastload-push-{self.name}")
-        self._running = self._pool.submit(self._pulls.push, push)
+        if len(ids):
+            pushed = partial(self._client.push_rows, self.name, (ids, gradients), learning_rate)
+            self._pulls.push(pushed)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Remove and return what `push` would push: ids and their gradients, for `PSClient.push_gradients`.
@@ -143,29 +124,10 @@ class Embedding(nn.Module):
         self._gradients.clear()
         super().zero_grad(set_to_none)
 
-    def train(self, mode: bool = True) -> Self:
-        """Begin training or evaluation. Evaluation first waits for all pushes. Return the layer."""
-        if not mode:
-            self.flush()
-        return super().train(mode)
-
-    def flush(self) -> None:
-        """Wait for the push in progress, and raise its error."""
-        if (running := self._running) is not None:
-            wait([running])
-            self._running = None
-            running.result()
-
     def close(self) -> None:
-        """Flush, and end the thread. A client that the caller gave stays open."""
-        try:
-            self.flush()
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-                self._pool = None
-            if self._owns_client:
-                self._client.close()
+        """Close the connection to the servers, unless the caller gave the client."""
+        if self._owns_client:
+            self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +137,7 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what `repr` shows."""
-        return f"{self.name!r}, dim={self.dim}, rows={self.rows}, staleness={self.staleness}"
+        return f"{self.name!r}, dim={self.dim}, rows={self.rows}"
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of batches that were prefetched, batches that `forward` pulled, and replaced rows."""

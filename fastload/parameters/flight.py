@@ -1,19 +1,18 @@
 """A `Server` over Arrow Flight, and the stub that reaches it.
 
-A call is a message on a stream of DoExchange: record batches of one column of bytes, at most 64 MiB each. The first
-has metadata: the total number of bytes, in 8 bytes, then JSON. The answer has the same form. A stream stays open for
-further calls, which takes half the time of a new stream. A client has one stream for each call in progress.
+A call is a stream of DoExchange, with one message: record batches of one column of bytes, at most 64 MiB each. The
+first has metadata: the total number of bytes, in 8 bytes, then JSON. The answer has the same form.
 
 A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
@@ -23,10 +22,10 @@ from fastload.distributed.arrow_memory import SCHEMA
 from fastload.distributed.flight import FlightCaller, GuardedServer, without_path
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
-from fastload.parameters.transport import Answer, ServerGoneError
+from fastload.parameters.transport import RESUME, Answer, ServerGoneError
 from fastload.parameters.wire import Encoded, decode, gathered
 
-_CALL = flight.FlightDescriptor.for_command(b"fastload.parameters 1")  # the version of messages
+_CALL = flight.FlightDescriptor.for_command(b"fastload.parameters 2")  # the version of messages
 
 
 def _send(writer: Any, encoded: Encoded) -> None:
@@ -38,7 +37,7 @@ def _send(writer: Any, encoded: Encoded) -> None:
 
 
 def _receive(reader: Any) -> dict[str, Any]:
-    """Return a call or an answer. Raise StopIteration at the end of the stream, and others for a malformed message."""
+    """Return a call or an answer. Raise StopIteration for none, and other errors for a malformed one."""
     chunk = reader.read_chunk()
     head = chunk.app_metadata.to_pybytes() if chunk.app_metadata else b""
     (size,) = struct.unpack_from("<q", head)
@@ -55,8 +54,6 @@ class ParameterServer(GuardedServer):
     Args:
         host, port: address to listen on. Port 0 is any free port.
         guards: those of `GuardedServer`. Without a token, only this machine may call.
-
-    `shutdown()` waits for clients to close their streams.
     """
 
     def __init__(
@@ -71,42 +68,21 @@ class ParameterServer(GuardedServer):
         super().__init__(host, port, **guards)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answer the calls on a stream, until the client closes it."""
+        """Answer the call on a stream."""
         self.expect_version(descriptor.command, _CALL.command)
         writer.begin(SCHEMA)
-        while True:
-            try:
-                call = _receive(reader)
-            except StopIteration:
-                return
-            except Exception as error:  # where the next message begins is not known
-                said = {"error": f"a message cannot be read: {without_path(error)}"}
-                _send(writer, Encoded(said))
-                return
-            try:
-                answer = self._server.answer(call["method"], call["arguments"])
-            except ParametersError as error:
-                answer = {"error": str(error)}
-            except Exception as error:  # such as a malformed call: the client raises it
-                answer = {"error": without_path(error)}
-            _send(writer, Encoded(answer))
-
-
-class _Stream(NamedTuple):
-    """A connection with an open stream, for one call at a time."""
-
-    client: Any
-    writer: Any
-    reader: Any
-
-    def close(self) -> None:
-        with suppress(flight.FlightError, pa.ArrowException):
-            self.writer.close()
-        self.client.close()
+        try:
+            call = _receive(reader)
+            answer = self._server.answer(call["method"], call["arguments"])
+        except ParametersError as error:
+            answer = {"error": str(error)}
+        except Exception as error:  # such as a malformed call: the client raises it
+            answer = {"error": without_path(error)}
+        _send(writer, Encoded(answer))
 
 
 class FlightStub(FlightCaller):
-    """A stub for the server at an address, or at the one that a function returns for each new connection.
+    """A stub for the server at an address, or at the one that a function returns for the first call.
 
     Without a token or an authority, it uses those of the environment; see `connect`.
     """
@@ -121,7 +97,8 @@ class FlightStub(FlightCaller):
             )
         super().__init__("", token=token, authority=authority)
         self._place = place
-        self._idle: list[_Stream] = []
+        self._client: Any = None
+        self._pid = 0  # the process that has made the client
 
     @property
     def name(self) -> str:
@@ -129,49 +106,38 @@ class FlightStub(FlightCaller):
         return f"at {self.where}" if self.where else "that was not reached"
 
     def error(self, why: str, *, gone: bool) -> Exception:
-        """Return the error to raise for a call. If the server is gone, the call may be repeated."""
-        told = f"the server {self.name} cannot be called: {why}"
-        return ServerGoneError(why) if gone else ParametersError(told)
+        """Return the error to raise for a call."""
+        if gone:
+            self._client = None  # a restarted server may have another address
+            return ServerGoneError(f"the server {self.name} does not answer: {why}. {RESUME}")
+        return ParametersError(f"the server {self.name} cannot be called: {why}")
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call. Return a function that waits for the answer."""
         encoded = Encoded({"method": method, "arguments": arguments})
-        stream = self._stream()
-        with self._ending(stream):
-            _send(stream.writer, encoded)
-        return lambda: self._answer(stream)
+        with self.naming():
+            writer, reader = self._connected().do_exchange(_CALL, self.options())
+            writer.begin(SCHEMA)
+            _send(writer, encoded)
+            writer.done_writing()
+        return lambda: self._answer(writer, reader)
 
     def close(self) -> None:
-        """Close the connections that no call uses."""
-        while self._idle:
-            self._idle.pop().close()
+        """Close the connection."""
+        if self._client is not None and self._pid == os.getpid():
+            self._client.close()
+        self._client = None
 
-    def _stream(self) -> _Stream:
-        try:
-            return self._idle.pop()
-        except IndexError:
+    def _connected(self) -> Any:
+        if self._client is None or self._pid != os.getpid():
             self.where = self._place if isinstance(self._place, str) else self._place()
-        client = self.connect()
-        with self._ending(client):
-            writer, reader = client.do_exchange(_CALL, self.options())
-            writer.begin(SCHEMA)
-        return _Stream(client, writer, reader)
+            self._client, self._pid = self.connect(), os.getpid()
+        return self._client
 
-    def _answer(self, stream: _Stream) -> Answer:
-        with self._ending(stream):
-            answer: Answer = _receive(stream.reader)
-        self._idle.append(stream)
+    def _answer(self, writer: Any, reader: Any) -> Answer:
+        with self.naming():
+            answer: Answer = _receive(reader)
+            writer.close()
         if "error" in answer:
             raise ParametersError(f"the server {self.name}: {answer['error']}")
         return answer
-
-    @contextmanager
-    def _ending(self, used: Any) -> Iterator[None]:
-        """Close `used` and all idle streams if a call fails, because the server may be gone."""
-        try:
-            with self.naming():
-                yield
-        except (ParametersError, ServerGoneError):
-            used.close()
-            self.close()
-            raise

@@ -65,10 +65,7 @@ class Optimizer:
 
     def step(self, values: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
         """Apply a gradient to a dense parameter in place, or to rows: then all tensors have one row for each."""
-        if values.is_complex():
-            real = {k: torch.view_as_real(v) if v.is_complex() else v for k, v in state.items()}
-            self.step(torch.view_as_real(values), torch.view_as_real(gradient), real, lr)
-        elif self.name == "adagrad":
+        if self.name == "adagrad":
             total = state["sum"].addcmul_(gradient, gradient)
             values.addcdiv_(gradient, total.sqrt().add_(self._eps), value=-lr)
         elif self.name == "adam":

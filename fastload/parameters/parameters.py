@@ -15,10 +15,7 @@ from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.partition import owners, string_to_id
 from fastload.parameters.tables import Table, TableInfo
 
-_LEARNT = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex64, torch.complex128),
-}
+_LEARNT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """The dtypes of parameters that optimizers change."""
 
 
@@ -71,11 +68,10 @@ class Parameters:
                     f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, but the parameter has the shape "
                     f"{tuple(parameter.shape)}. Give all workers the same model"
                 )
-            same_kind = gradient.is_complex() == parameter.is_complex()
-            if not same_kind or not {gradient.dtype, parameter.dtype} <= _LEARNT:
+            if not {gradient.dtype, parameter.dtype} <= _LEARNT:
                 raise ParametersError(
                     f"the gradient of {name!r} is {gradient.dtype}, but the parameter is {parameter.dtype}. Both must "
-                    "be floating-point numbers, or both complex ones"
+                    "be floating-point numbers"
                 )
             expect_finite(name, gradient.to(parameter.dtype))
         for name, (ids, values) in gradients.rows.items():

@@ -10,8 +10,6 @@ Why no row is stale. Assume that push n of this table changed a row of a batch, 
 So a row includes every push that has returned, whatever the threads did meanwhile. A push that raised may or may not
 have been applied, so it drops all pulls. Changes by other workers are as old as the pull, or as the push that replaced
 the row.
-
-The thread that pushes or pulls ahead replaces rows, pull by pull. So `take` waits for the rows of one pull at most.
 """
 
 from __future__ import annotations
@@ -113,7 +111,6 @@ class Prefetched:
             for pull in self._pulls:
                 if pull.key == key and pull.rows is not None:
                     self._pulls.remove(pull)
-                    self.counts["patched"] += pull.patch()
                     self.counts["prefetched"] += 1
                     return pull
             self.counts["pulled"] += 1
@@ -132,11 +129,8 @@ class Prefetched:
                     self._pulls.clear()
                 raise
             with self._lock:
-                waiting = list(self._pulls)
-                for pull in waiting:
+                for pull in self._pulls:
                     pull.fresh.append(fresh)
-            for pull in waiting:
-                with self._lock:
                     self.counts["patched"] += pull.patch()
 
 

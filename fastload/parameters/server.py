@@ -92,8 +92,6 @@ class Server:
         # The runs of all servers, as the client has met them that made the first other call.
         self._runs: list[str] = []
         self._is_new = True
-        # The last push of each worker, and the answer to it.
-        self._last: dict[str, tuple[int, dict[str, Any]]] = {}
         # The number of synchronous steps, and the pushes of the next ones.
         self._steps = 0
         self._staged: dict[int, list[Gradients]] = {}
@@ -165,14 +163,9 @@ class Server:
         return {}
 
     def push(
-        self,
-        worker: str,
-        sequence: int,
-        gradients: Mapping[str, Any],
-        fresh: bool = False,
-        step: int = -1,
+        self, gradients: Mapping[str, Any], fresh: bool = False, step: int = -1
     ) -> dict[str, Any]:
-        """Take a push, once. A worker's pushes have ascending numbers.
+        """Take a push.
 
         An asynchronous server applies it. Server 0 of synchronous ones gives it a `step`, and the client tells the
         others. `fresh`: also return the new rows.
@@ -180,11 +173,8 @@ class Server:
         Returns:
             The answer to the client.
         """
-        last, answer = self._last.get(worker, (0, {}))
-        if sequence > last:
-            take = self._stage if self.grads_to_wait else self._apply
-            answer = take(gradients, step)
-            self._last[worker] = sequence, answer
+        take = self._stage if self.grads_to_wait else self._apply
+        answer = take(gradients, step)
         named = gradients["rows"].items() if fresh else ()
         rows = {name: self._own.table(name).rows(ids) for name, (ids, _) in named}
         return {**answer, "fresh": rows}

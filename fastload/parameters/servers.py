@@ -1,13 +1,13 @@
 """`Servers`: one client and all its servers: calls, pushes and checkpoints.
 
+No call is repeated: if it has no answer, it may have been made. So a push is applied once, or the client raises.
+
 A synchronous push takes two rounds, or one if there is one server. Server 0 rejects the push, or says which step it
 belongs to. Then the client sends the other servers their parts of it. So all servers take the same pushes into a step.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +15,7 @@ from typing import Any
 
 from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters.gradients import Gradients
-from fastload.parameters.link import RESUME, Link
-from fastload.parameters.transport import Answer, Stub
+from fastload.parameters.transport import RESUME, Answer, ServerGoneError, Stub
 
 _NAP_S = 0.05
 Call = tuple[int, str, Mapping[str, Any]]
@@ -26,15 +25,11 @@ Call = tuple[int, str, Mapping[str, Any]]
 class Servers:
     """All servers, as one client sees them. Several threads may make calls. Pushes are made one after another."""
 
-    def __init__(self, stubs: Sequence[Stub], worker: str, *, patience_s: float) -> None:
-        self._links = [Link(i, stub, patience_s=patience_s) for i, stub in enumerate(stubs)]
-        self._worker, self._patience_s = f"{worker}-{secrets.token_hex(6)}", patience_s
-        # Guards the attributes below. A push holds it until all servers have answered, so that each gets the pushes of
-        # this client in the order of their numbers.
-        self._lock = threading.RLock()
+    def __init__(self, stubs: Sequence[Stub], *, patience_s: float) -> None:
+        self._stubs, self._patience_s = list(stubs), patience_s
+        self._lock = threading.RLock()  # guards the attributes below
+        self._runs: list[str] = []  # of all servers, once this client has met them
         self._grads_to_wait: int | None = None
-        self._has_met = False
-        self._sequence = 0
         self._rejected = (-1, 0.0)  # the version of rejected pushes, and since when
 
     @property
@@ -50,60 +45,83 @@ class Servers:
 
     def ask_all(self, method: str, **arguments: Any) -> list[Answer]:
         """Make the same call on all servers."""
-        return self.ask((i, method, arguments) for i in range(len(self._links)))
+        return self.ask((i, method, arguments) for i in range(len(self._stubs)))
 
     def _ask(self, calls: Iterable[Call]) -> list[Answer]:
-        answers, errors = [], []
-        for wait in [self._links[i].start(method, arguments) for i, method, arguments in calls]:
+        waiting, answers, errors = [], [], []
+        for i, method, arguments in calls:
             try:
-                answers.append(wait())
+                sent = {**arguments, "run": self._runs[i] if self._runs else ""}
+                waiting.append((i, self._stubs[i].start(method, sent)))
+            except ParametersError as error:
+                errors.append(error)
+        for i, wait in waiting:
+            try:
+                answers.append(self._checked(i, wait()))
             except ParametersError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
         return answers
 
+    def _checked(self, number: int, answer: Answer) -> Answer:
+        if self._runs and answer["run"] != self._runs[number]:
+            raise ParametersLostError(
+                f"{self._name(number)} has restarted, and lacks the pushes since its checkpoint. {RESUME}"
+            )
+        if "refused" in answer:
+            raise ParametersError(f"{self._name(number)}: {answer['refused']}")
+        return answer
+
+    def _name(self, number: int) -> str:
+        return f"server {number} {self._stubs[number].name}"
+
     def _meet(self) -> None:
         """Learn what the servers are, before the first other call."""
-        if self._has_met:
+        if self._runs:
             return
         with self._lock:
-            hellos = self._ask((i, "hello", {}) for i in range(len(self._links)))
-            for number, (link, hello) in enumerate(zip(self._links, hellos, strict=True)):
-                if (hello["number"], hello["of"]) != (number, len(self._links)):
+            hellos = self._hellos()
+            for number, hello in enumerate(hellos):
+                if (hello["number"], hello["of"]) != (number, len(hellos)):
                     raise ParametersError(
-                        f"{link.name} says it is server {hello['number']} of {hello['of']}, but this client's list has "
-                        f"it as server {number} of {len(self._links)}. List all servers in the order of their numbers"
+                        f"{self._name(number)} says it is server {hello['number']} of {hello['of']}, but this client's "
+                        f"list has it as server {number} of {len(hellos)}. List all servers in the order of their "
+                        "numbers"
                     )
                 if hello["grads_to_wait"] != hellos[0]["grads_to_wait"]:
                     raise ParametersError(
-                        f"{link.name} has grads_to_wait={hello['grads_to_wait']}, but server 0 has grads_to_wait="
-                        f"{hellos[0]['grads_to_wait']}. Start all servers with the same options"
+                        f"{self._name(number)} has grads_to_wait={hello['grads_to_wait']}, but server 0 has "
+                        f"grads_to_wait={hellos[0]['grads_to_wait']}. Start all servers with the same options"
                     )
             runs = [hello["run"] for hello in hellos]
             for met in self._ask((i, "meet", {"runs": runs}) for i in range(len(runs))):
-                for link, before, now in zip(self._links, met["runs"], runs, strict=False):
-                    if before != now:
+                for number, before in enumerate(met["runs"]):
+                    if before != runs[number]:
                         raise ParametersLostError(
-                            f"{link.name} has restarted, and others have not: it lacks pushes that they have. {RESUME}"
+                            f"{self._name(number)} has restarted, and others have not: it lacks pushes that they have. "
+                            f"{RESUME}"
                         )
-            for link, run in zip(self._links, runs, strict=True):
-                link.run = run
             self._grads_to_wait = hellos[0]["grads_to_wait"]
-            self._has_met = True
+            self._runs = runs
+
+    def _hellos(self) -> list[Answer]:
+        """Return what the servers say they are. Wait for those that do not listen yet."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._ask((i, "hello", {}) for i in range(len(self._stubs)))
+            except ServerGoneError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_NAP_S)
 
     def push(self, gradients: Sequence[Gradients], *, fresh: bool) -> tuple[bool, list[Answer]]:
         """Push each server's gradients to it. Return whether it was accepted, and the answers."""
         with self._lock:
-            self._sequence += 1
-            # A process that was forked before the first call is another worker.
-            about = {
-                "worker": f"{self._worker}-{os.getpid()}",
-                "sequence": self._sequence,
-                "fresh": fresh,
-            }
             calls = [
-                (i, "push", {**about, "gradients": vars(own)}) for i, own in enumerate(gradients)
+                (i, "push", {"gradients": vars(own), "fresh": fresh})
+                for i, own in enumerate(gradients)
             ]
             if not self.grads_to_wait:
                 return True, self.ask(calls)
@@ -132,7 +150,7 @@ class Servers:
         while True:
             (first,) = self.ask([(0, "checkpoint", {"version": -1, "step": -1})])
             asked = {name: first[name] for name in ("version", "step")}
-            others = self.ask((i, "checkpoint", asked) for i in range(1, len(self._links)))
+            others = self.ask((i, "checkpoint", asked) for i in range(1, len(self._stubs)))
             if all(answer["saved"] for answer in others):
                 return int(first["version"])
             if time.monotonic() > deadline:

@@ -14,7 +14,6 @@ from torch import Tensor
 from fastload._kit.hashing import finalized, hash64, mix64s
 from fastload.errors import ParametersError
 from fastload.parameters.optimizer import Optimizer
-from fastload.parameters.row_index import RowIndex
 
 _DRAWN = 2**22  # numbers drawn at once: 100 MB
 _WIDEST = 2**20
@@ -104,24 +103,25 @@ class Table:
     """The rows of one table that a server has. Not thread-safe.
 
     Memory: up to twice the size of the rows, because the arrays double when they are full; three times while they grow.
+    And about 100 bytes for each id.
     """
 
     def __init__(self, info: TableInfo, optimizer: Optimizer, *, seed: int = 0) -> None:
         self.info = info
         self._optimizer = optimizer
         self._seed = seed
-        self._index = RowIndex()
+        self._places: dict[int, int] = {}  # the position of each row in the columns, by its id
         # The values of the rows, and the states of the optimizer.
         widths = {"value": info.dim, **optimizer.row_widths(info.dim)}
         self._columns = {name: torch.zeros(0, width) for name, width in widths.items()}
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._places)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return a copy of the rows of `ids`, in this order. Missing rows are drawn but not kept."""
         expect_ids(self.info.name, ids)
-        places = torch.from_numpy(self._index.find(ids.numpy()))
+        places = self._found(ids)
         absent = (places < 0).nonzero()[:, 0]
         if not len(absent):
             return self._columns["value"].index_select(0, places)
@@ -160,7 +160,7 @@ class Table:
     def columns(self) -> dict[str, Tensor]:
         """Return ids, values and optimizer state of all rows, as views that are valid until the next change."""
         rows = {name: kept[: len(self)] for name, kept in self._columns.items()}
-        return {"id": torch.from_numpy(self._index.ids), **rows}
+        return {"id": torch.tensor(list(self._places), dtype=torch.int64), **rows}
 
     def add(self, columns: dict[str, Tensor]) -> None:
         """Add rows from `columns()` of another table. Raise ValueError if they are of another optimizer."""
@@ -170,30 +170,32 @@ class Table:
                 f"{self._optimizer.name!r} has the columns {', '.join(sorted({'id', *self._columns}))}. Use "
                 "the optimizer that the checkpoint was made with"
             )
-        first = self._grow(columns["id"].numpy())
+        first = self._grow(columns["id"])
         for name, kept in self._columns.items():
             kept[first : len(self)] = columns[name]
 
     def places(self, ids: Tensor) -> Tensor:
         """Return the positions of the rows of `ids`. Missing rows are created."""
-        numbers = ids.numpy()
-        places = self._index.find(numbers)
-        new = np.unique(numbers[places < 0])
+        new = torch.unique(ids[self._found(ids) < 0])
         if len(new):
-            values = drawn(self.info, self._seed, new)
+            values = drawn(self.info, self._seed, new.numpy())
             first = self._grow(new)  # which may replace the arrays
             self._columns["value"][first : len(self)] = values
-            places = self._index.find(numbers)
-        return torch.from_numpy(places)
+        return self._found(ids)
 
-    def _grow(self, ids: NDArray[np.int64]) -> int:
+    def _found(self, ids: Tensor) -> Tensor:
+        """Return the positions of the rows of `ids`, or -1 for missing rows."""
+        find = self._places.get
+        return torch.tensor([find(i, -1) for i in ids.tolist()], dtype=torch.int64)
+
+    def _grow(self, ids: Tensor) -> int:
         """Add rows of zeros, and return the position of the first. If memory is missing, nothing changes."""
         first = len(self)
         count = first + len(ids)
         if count > (room := len(self._columns["value"])):
             room = max(count, 2 * room, 16)
             self._columns = {n: _grown(kept, first, room) for n, kept in self._columns.items()}
-        self._index.add(ids)
+        self._places.update(zip(ids.tolist(), range(first, count), strict=True))
         return first
 
 

@@ -15,7 +15,13 @@ Answer = dict[str, Any]
 _KEY, _COUNT = "fastload/parameters/{}", "fastload/parameters/servers"
 
 
-class ServerGoneError(ConnectionError):
+RESUME = (
+    "End all servers and workers, and start them again with the same --checkpoint: they resume from the newest "
+    "complete checkpoint"
+)
+
+
+class ServerGoneError(ParametersError):
     """A call has no answer, because the connection broke or could not be made. The server may have made the call."""
 
 
@@ -35,8 +41,7 @@ class Stub(Protocol):
         """Send a call; return a function that waits for the answer, and must be called.
 
         Raises:
-            ServerGoneError: the connection breaks. The returned function raises it, too.
-            ParametersError: the server refuses the call. The same.
+            ParametersError: the server refuses the call, or gives no answer. The returned function raises it, too.
         """
 
     def close(self) -> None:

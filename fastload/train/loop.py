@@ -49,7 +49,7 @@ def train(recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None) ->
             samples of this rank in the step, int64[B] on the device.
 
     Raise `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) if the recipe cannot be followed, and
-    any exception of reading a sample. With several ranks, one prints the error, and all raise SystemExit.
+    any exception of reading a sample. With several ranks, each prints its error, and raises SystemExit.
     """
     began = time.perf_counter()
     rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")

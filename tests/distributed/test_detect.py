@@ -11,24 +11,15 @@ The environments of torchrun, Open MPI, MPICH and Slurm are as seen under them (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from fastload.distributed import Launcher, Rank, detect, detect_rank
+from fastload.distributed import Launcher, Rank, detect_rank
 from fastload.distributed.detect import check_world
 from fastload.errors import RankError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_mpi() -> Iterator[None]:
-    """As if mpi4py were not installed. Its import would start MPI."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detect, "mpi4py", lambda: None)
-        yield
 
 
 def words(text: str) -> dict[str, str]:
@@ -184,30 +175,13 @@ def test_what_cannot_be_is_named(environ: dict[str, str], named: str) -> None:
     assert named in str(caught.value)
 
 
-def world(rank: int, size: int, local_rank: int = 0, local_size: int = 1) -> SimpleNamespace:
+def world(rank: int, size: int) -> SimpleNamespace:
     """Return a stand-in of `mpi4py.MPI`."""
-    node = {"Get_rank": lambda: local_rank, "Get_size": lambda: local_size, "Free": lambda: None}
-    of_all = {
-        "Get_rank": lambda: rank,
-        "Get_size": lambda: size,
-        "Split_type": lambda _: SimpleNamespace(**node),
-    }
+    of_all = {"Get_rank": lambda: rank, "Get_size": lambda: size}
+    version = "MPICH Version:      4.0.2\nx, y"
     return SimpleNamespace(
-        COMM_WORLD=SimpleNamespace(**of_all),
-        COMM_TYPE_SHARED=0,
-        Get_library_version=lambda: "MPICH Version:      4.0.2\nx, y",
+        COMM_WORLD=SimpleNamespace(**of_all), Get_library_version=lambda: version
     )
-
-
-def test_a_rank_without_a_size_asks_mpi_which_has_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = iter([world(5, 8, 1, 4)] * 2)
-    monkeypatch.setattr(detect, "mpi4py", lambda: next(asked))
-    detected = detect_rank(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"))
-    assert detected.rank == Rank(5, 8, 1, 4, "pals")
-    assert detected.origins["world_size"] == ("mpi4py=8",)
-    assert detect_rank(PALS).rank == detected.rank
-    with pytest.raises(RankError, match="PALS_RANKID=0, but mpi4py says rank 5 of 8"):
-        detect_rank(words("PALS_RANKID=0"))
 
 
 def test_in_a_step_of_slurm_the_variables_of_an_mpi_say_nothing() -> None:

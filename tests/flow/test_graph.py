@@ -193,8 +193,6 @@ def test_options_of_the_launcher(tmp_path: Path) -> None:
             "task a: unknown key 'retries'. The keys are after, args, command, cores, directives, env,",
         ),
         ("[[task]]\nname = 'a'\nscript = 'a.py'\nafter = ['b']", "waits for 'b'"),
-        ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nothing'", '"module:name"'),
-        ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nosuch:f'", "task a: No module"),
         ("[[task]]\nname = 'a b'\nscript = 'a.py'", "a task's name must have"),
         ("name = 3\n[[task]]\nname = 'a'\nscript = 'a.py'", "a graph's name must have"),
         ("task = ['a']", "a task must be a table. Begin each task with [[task]]"),
@@ -205,7 +203,6 @@ def test_options_of_the_launcher(tmp_path: Path) -> None:
             "[[task]]\nname = 'a'\nkind = 'mpi'\nscript = 'a.py'\nlauncher = 'pbs'",
             "launcher must be",
         ),
-        ("[[task]]\nname = 'a'\nkind = 'function'", 'function = "module:name", got None'),
     ],
 )
 def test_a_file_that_is_wrong_is_told_of_in_a_line(text: str, message: str, tmp_path: Path) -> None:

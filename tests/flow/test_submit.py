@@ -2,8 +2,6 @@
 - `fastload flow submit` makes a batch job of each task, with the scheduler's own dependencies and the task's
   resources. Stand-ins replace PBS and Slurm.
 - A refused job cancels the jobs before it.
-- `fastload flow status` asks the scheduler about all jobs, also without Slurm's accounting database. A job that the
-  scheduler has forgotten still has the record of its run.
 
 The schedulers are stand-ins, which behave as OpenPBS 23.06 and Slurm 22.05 were seen to. `tests/submit/test_slurm.py`
 runs a real Slurm.
@@ -27,7 +25,6 @@ import json, os, re, subprocess, sys
 from pathlib import Path
 name, args, jobs = Path(sys.argv[0]).name, sys.argv[1:], Path(os.environ["JOBS"])
 known = json.loads(jobs.read_text()) if jobs.exists() else {{}}
-forgotten = os.environ.get("FORGOTTEN", "").split()
 if name in ("qsub", "sbatch"):
     script = sys.stdin.read()
     if os.environ.get("REFUSED", "no such word") in script:
@@ -46,30 +43,6 @@ if name in ("qsub", "sbatch"):
     known[number] = {{"args": args, "script": script, "code": code, "state": state}}
     jobs.write_text(json.dumps(known))
     print(number if name == "qsub" else number + ";cluster")
-elif name == "qstat":
-    *options, how = args[: args.index("-F") + 2]
-    numbers, unknown = args[len(options) + 1 :], False
-    for n in numbers:
-        if n not in known or n in forgotten:
-            print(f"qstat: Unknown Job Id {{n}}", file=sys.stderr)
-            unknown = True
-        elif how == "dsv":
-            about = [f"Job Id: {{n}}", "Job_Name=a\\\\|job_state=Q", "resources_used.cput=00:00:01", "job_state=F"]
-            print("|".join([*about, f"Exit_status={{known[n]['code']}}"]))
-        elif n == numbers[0]:  # JSON has the first job only
-            print(json.dumps({{"Jobs": {{n: {{"job_state": "F", "Exit_status": known[n]["code"]}}}}}}))
-    sys.exit(153 if unknown else 0)
-elif name in ("sacct", "scontrol"):
-    if name == "sacct" and "NO_DATABASE" in os.environ:
-        sys.exit("Slurm accounting storage is disabled")
-    for number in args[-1].split(","):
-        if number in forgotten:
-            sys.exit("slurm_load_jobs error: Invalid job id specified")
-        state, code = "COMPLETED" if known[number]["code"] == 0 else "FAILED", known[number]["code"]
-        if name == "sacct":
-            print(f"{{number}}|{{state}}|{{code}}:0")
-        else:
-            print(f"JobId={{number}} JobName=a job UserId=me(1) JobState={{state}} Reason=None ExitCode={{code}}:0")
 else:
     jobs.write_text(json.dumps({{**known, "cancelled": args}}))
 """
@@ -97,7 +70,7 @@ ppn = 4
 launcher = "none"
 after = ["left", "right"]
 """
-COMMANDS = ("qsub", "qstat", "qdel", "sbatch", "sacct", "scontrol", "scancel")
+COMMANDS = ("qsub", "qdel", "sbatch", "scancel")
 
 
 @pytest.fixture
@@ -127,10 +100,7 @@ def jobs(file: Path) -> dict[str, dict[str, object]]:
     return found
 
 
-def test_jobs_follow_one_another_and_the_scheduler_is_asked(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Slurm without a database forgets a job after minutes. Then the record of its run is there."""
+def test_jobs_follow_one_another(file: Path) -> None:
     result = flow("submit", file, "--slurm")
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
@@ -143,18 +113,6 @@ def test_jobs_follow_one_another_and_the_scheduler_is_asked(
     assert "--dependency=afterok:2:3" in depends["4"]
     assert all("--kill-on-invalid-dep=yes" in text for text in depends.values())
     assert sorted((file.parent / "notes").read_text().split()) == ["get", "join", "left", "right"]
-    assert flow("status", file).output.splitlines() == [
-        f"{name}: job {number} completed, exit code 0:0; last run: done"
-        for number, name in enumerate(("get", "left", "right", "join"), start=1)
-    ]
-    monkeypatch.setenv("NO_DATABASE", "")
-    monkeypatch.setenv("FORGOTTEN", "1 3")
-    assert flow("status", file).output.splitlines() == [
-        "get: job 1 forgotten by the batch system; last run: done",
-        "left: job 2 completed, exit code 0:0; last run: done",
-        "right: job 3 forgotten by the batch system; last run: done",
-        "join: job 4 completed, exit code 0:0; last run: done",
-    ]
     again = flow("submit", file, "--slurm", "--resume")
     assert again.output.splitlines() == [
         f"{name}: fresh" for name in ("get", "left", "right", "join")
@@ -162,9 +120,7 @@ def test_jobs_follow_one_another_and_the_scheduler_is_asked(
 
 
 @pytest.mark.slow
-def test_a_job_that_failed_keeps_those_after_it_from_running(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None:
     (file.parent / "wrong").touch()
     result = flow("submit", file, "--pbs")
     assert result.exit_code == 0, result.output
@@ -177,17 +133,6 @@ def test_a_job_that_failed_keeps_those_after_it_from_running(
     assert jobs(file)["1.server"]["args"] == []
     assert jobs(file)["4.server"]["args"] == ["-W", "depend=afterok:2.server:3.server"]
     assert sorted((file.parent / "notes").read_text().split()) == ["get", "left", "right"]
-    lines = flow("status", file).output.splitlines()
-    assert lines[:3] == [
-        "get: job 1.server ended, exit code 0; last run: done",
-        "left: job 2.server ended, exit code 1; last run: failed",
-        "right: job 3.server ended, exit code 0; last run: done",
-    ]
-    assert lines[3].endswith("last run: waiting")
-    monkeypatch.setenv("FORGOTTEN", "1.server")
-    lines = flow("status", file).output.splitlines()
-    assert lines[0] == "get: job 1.server forgotten by the batch system; last run: done"
-    assert lines[1] == "left: job 2.server ended, exit code 1; last run: failed"
     (file.parent / "wrong").unlink()
     result = flow("submit", file, "--pbs", "--resume")
     assert [line.split(":")[0] for line in result.output.splitlines() if "fresh" in line] == [
@@ -221,7 +166,6 @@ def test_a_task_may_have_any_name(file: Path) -> None:
     file.write_text('[[task]]\nname = "jobs"\ncommand = "true"\n')
     assert flow("submit", file, "--pbs").exit_code == 0
     assert flow("run", file).exit_code == 0
-    assert flow("status", file).output == "jobs: job 1.server ended, exit code 0; last run: done\n"
     assert flow("submit", file, "--pbs", "--resume").output == "jobs: fresh\n"
 
 
@@ -231,10 +175,6 @@ def test_a_launcher_may_be_on_compute_nodes_alone(
     file.write_text(FILE.replace('launcher = "none"', "").replace('"pytorch"', '"mpi"'))
     monkeypatch.setenv("PATH", str(file.parent.parent / "bin"))
     assert flow("submit", file, "--pbs", "--dry-run").exit_code == 0
-    assert (
-        "task join cannot run: mpiexec, which starts the 8 ranks, is not on PATH"
-        in flow("run", file, "--dry-run").output
-    )
 
 
 def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +186,6 @@ def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.M
 
 
 def test_what_cannot_be_asked_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no jobs were submitted" in flow("status", file).output
     assert "no batch system is given" in flow("submit", file).output
     monkeypatch.setenv("PATH", "/nowhere")
     assert "qsub is not on PATH" in flow("submit", file, "--pbs").output

@@ -3,17 +3,13 @@
   Adagrad and Adam with 4. The quick tests have SGD with 4 workers, and 50 batches of Adam with one.
 - An `Embedding` has the gradients of torch's. Several forward passes add up, one without a push keeps nothing, and
   evaluation only pulls.
-- With `staleness=1` a forward pass lacks at most the newest push, and evaluation and checkpoints lack none. An error
-  of a push is raised once.
 """
 
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, default_collate
 
 import fastload
-from fastload.errors import ParametersError
-from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
-from fastload.parameters.transport import Answer
+from fastload.parameters import Embedding, Optimizer, PSClient, connect
 from tests.parameters.running import OPTIMIZERS, servers
 
 ROWS = 2_000
@@ -154,7 +148,7 @@ def test_a_forward_pass_without_a_push_keeps_nothing() -> None:
     assert not table._gradients
     assert not table._pulls._pulls
     table.push(1.0)
-    assert table._client._servers._sequence == 0, "there was nothing to push"
+    assert table._client._servers._stubs[0]._server.version == 0, "there was nothing to push"
 
 
 def test_evaluation_only_pulls() -> None:
@@ -182,94 +176,3 @@ def test_an_id_outside_the_table_is_an_error_in_its_place() -> None:
         pytest.raises(IndexError, match="ids from 0 to"),
     ):
         list(loader)
-
-
-# ---- staleness 1 ----
-
-
-class Held(InProcess):
-    """Answers one push for each permit. Records the calls."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server)
-        self.permits = threading.Semaphore(0)
-        self.calls: list[str] = []
-        self.error: ParametersError | None = None
-
-    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        if method == "push":
-            assert self.permits.acquire(timeout=30)
-            if self.error is not None:
-                raise self.error
-        self.calls.append(method)
-        return super().start(method, arguments)
-
-
-def held(tmp_path: Path | None = None) -> tuple[Held, Embedding]:
-    stub = Held(Server(optimizer=Optimizer(lr=1.0), folder=tmp_path or ""))
-    return stub, Embedding("t", 1, client=PSClient([stub]), initializer="zeros", staleness=1)
-
-
-def step(table: Embedding) -> float:
-    """Make a step; return the row that the forward pass had."""
-    row = table(torch.tensor([1]))
-    row.sum().backward()
-    table.push()
-    return float(row.detach())
-
-
-def test_a_forward_pass_may_lack_the_newest_push_and_no_other() -> None:
-    stub, table = held()
-    collate = table.prefetching(0, default_collate)
-    for _ in range(4):
-        collate([(1,)])
-    found: list[float] = []
-    with table:
-        found.append(step(table))
-        assert "push" not in stub.calls, "a step does not wait for its push"
-        thread = threading.Thread(target=lambda: found.append(step(table)))
-        thread.start()  # it does not wait for push 1 before its forward pass, but before push 2
-        stub.permits.release()
-        thread.join()
-        with torch.no_grad():
-            found.append(float(table(torch.tensor([1]))))  # push 2 is under way
-            stub.permits.release()
-            table.flush()
-            found.append(float(table(torch.tensor([1]))))
-    assert found[0] == 0
-    assert found[1] in (0, -1)
-    assert found[2:] == [-1, -2]
-    assert table.counts()["prefetched"] == 4
-
-
-def test_evaluation_and_checkpoints_have_all_pushes(tmp_path: Path) -> None:
-    stub, table = held(tmp_path)
-    with table:
-        for wait in (table.eval, table._client.checkpoint, table.flush):
-            table.train()
-            step(table)
-            stub.calls.clear()
-            thread = threading.Thread(target=wait)
-            thread.start()
-            stub.permits.release()
-            thread.join()
-            assert stub.calls[0] == "push", "all else comes after it"
-            assert stub.calls.count("checkpoint") == (wait == table._client.checkpoint)
-
-
-def test_an_error_of_a_push_is_raised_once_by_the_next_call() -> None:
-    calls: list[Callable[[Embedding], object]] = [
-        lambda table: table.push(), Embedding.flush, Embedding.eval, Embedding.close,
-        lambda table: table(torch.tensor([2])),
-    ]  # fmt: skip
-    for call in calls:
-        stub, table = held()
-        stub.error = ParametersError("refused")
-        for _ in range(2):
-            stub.permits.release()
-        step(table)
-        assert table._running is not None
-        table._running.exception(30)
-        with pytest.raises(ParametersError, match="refused"):
-            call(table)
-        table.close()

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fastload.errors import ParametersError
-from fastload.parameters import InProcess, Optimizer, PSClient, Server, TableInfo, connect
-from fastload.parameters.transport import Answer, ServerGoneError
+from fastload.parameters import Optimizer, PSClient, TableInfo, connect
 from tests.parameters.running import OPTIMIZERS, of_torch, servers
 
 
@@ -164,35 +163,6 @@ def in_threads(calls: list[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(len(calls)) as pool:
         for future in [pool.submit(call) for call in calls]:
             future.result()
-
-
-class Flaky(InProcess):
-    """A stub that breaks after some calls were made, and before others: by turns."""
-
-    def __init__(self, server: Server, every: int) -> None:
-        super().__init__(server)
-        self._every, self._calls = every, 0
-
-    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        self._calls += 1
-        if self._calls % self._every:
-            return super().start(method, arguments)
-        if self._calls // self._every % 2:
-            super().start(method, arguments)
-        raise ServerGoneError("the connection broke")
-
-
-@pytest.mark.parametrize(("grads_to_wait", "every"), [(None, 2), (1, 3), (None, 5)])
-def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, every: int) -> None:
-    made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
-    client = PSClient([Flaky(made[0], every), Flaky(made[1], every + 1)])
-    client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
-    for number in range(20):
-        gradients = torch.full((2, 1), -1.0)
-        assert client.push_gradients(
-            {}, {"t": (torch.tensor([0, 1]), gradients)}, None, [number] * 2
-        ) == (True, number + 1)
-    assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[20.0], [20.0]]
 
 
 def test_gradients_that_are_too_old_are_rejected_by_all_servers() -> None:

@@ -44,7 +44,7 @@ def state(of: Server) -> Any:
             return {name: plain(each) for name, each in value.items()}
         return [plain(each) for each in value] if isinstance(value, list) else value
 
-    return copy.deepcopy((plain(of._own.contents()), of.version, of._last, of._staged))
+    return copy.deepcopy((plain(of._own.contents()), of.version, of._staged))
 
 
 def push(**changes: Any) -> dict[str, Any]:
@@ -55,8 +55,7 @@ def push(**changes: Any) -> dict[str, Any]:
         "dense": {"w": torch.ones(3), "v": torch.ones(3)},
         "rows": {"t": (IDS, ROWS)},
     }
-    outer = {name: changes.pop(name) for name in ("worker", "sequence") if name in changes}
-    return {"worker": "one", "sequence": 1, "gradients": {**gradients, **changes}, **outer}
+    return {"gradients": {**gradients, **changes}}
 
 
 def dense(gradient: Any) -> dict[str, Any]:
@@ -78,7 +77,7 @@ WRONG: list[dict[str, Any]] = [
     *(rows(IDS, each) for each in (ROWS * NAN, ROWS.long(), ROWS.to(torch.complex64), torch.ones(2, 3), torch.ones(2))),
     push(rows={"t": (IDS, ROWS), "u": (IDS, ROWS)}), push(rows={"t": IDS[:1]}),
     *(push(lr=rate) for rate in (NAN, -1.0, "1", 10**400)),
-    *(push(version=version) for version in ("0", 2**63, 0.5)), push(worker=["one"]),
+    *(push(version=version) for version in ("0", 2**63, 0.5)),
 ]  # fmt: skip
 
 
@@ -217,7 +216,7 @@ def test_a_step_that_server_0_did_not_choose_is_refused(step: Any) -> None:
         client.push_dense_parameters({name: torch.zeros(2) for name in "wv"}, i, 0)
     pushes(client)
     before = state(made[1])
-    ghost = {**push(dense={}, rows={}), "worker": "ghost", "step": step}
+    ghost = {**push(dense={}, rows={}), "step": step}
     assert forge(made[1], "push", **ghost) == {}
     assert state(made[1]) == before
     assert [pushes(client) for _ in range(2)] == [(True, 2), (True, 3)]

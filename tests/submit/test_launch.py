@@ -150,7 +150,9 @@ def test_one_rank_needs_no_launcher() -> None:
 )
 def test_an_mpiexec_is_recognised(version: str, path: str, launcher: Launcher) -> None:
     assert classify(version, path) == launcher
-    with pytest.raises(LaunchError, match="'Mine 1'. Choose with --launcher: openmpi, hydra"):
+    with pytest.raises(
+        LaunchError, match="'Mine 1'. Put .* choose with --launcher: openmpi, hydra"
+    ):
         classify("\nMine 1\nmore", "/usr/bin/mpiexec")
 
 

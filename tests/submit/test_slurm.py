@@ -3,7 +3,6 @@
   and the closing lines.
 - Under its srun without a PMI, ranks train together, and what uses MPI raises with the remedy. Ranks also meet under
   `--mpi=cray_shasta` and `--mpi=pmi2`, beside an mpi4py of another MPI.
-- `fastload flow status` knows the jobs of a Slurm without an accounting database.
 
 A controller, one node and munge run as children of the test, from a folder of its own. They need root and the packages
 slurm-wlm and munge of Debian or Ubuntu. Each has a guard (`fastload._kit.guard`), which kills all that it has
@@ -262,21 +261,3 @@ def test_ranks_meet_whatever_srun_sets_for_an_mpi(
     for rank in range(2):
         assert f"rank {rank} of 2: local rank {rank} of 2 on " in said
     assert said.count("launcher slurm\n") == said.count("the ranks add up to 1\n") == 2, said
-
-
-def test_flow_status_knows_jobs_without_a_database(slurm: Slurm, tmp_path: Path) -> None:
-    (tmp_path / "pipe.toml").write_text(
-        '[[task]]\nname = "one"\ncommand = "true"\n[[task]]\nname = "two"\ncommand = "false"\n'
-    )
-    flow = (sys.executable, "-m", "fastload", "flow")
-    status, said = slurm.run(*flow, "submit", "pipe.toml", "--slurm", cwd=tmp_path)
-    assert status == 0, said
-    first, second = re.findall(r"job (\d+)", said)[:2]
-    # Returns after the second job has ended.
-    assert slurm.run("srun", f"--dependency=afterany:{second}", "true")[0] == 0
-    assert slurm.run("sacct")[0] != 0, "this Slurm has no database"
-    status, said = slurm.run(*flow, "status", "pipe.toml", cwd=tmp_path)
-    assert said.splitlines() == [
-        f"one: job {first} completed, exit code 0:0; last run: done",
-        f"two: job {second} failed, exit code 1:0; last run: failed",
-    ], said

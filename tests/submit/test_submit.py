@@ -1,7 +1,6 @@
 """Promises:
 - `fastload submit` runs what `--dry-run` shows, under both MPIs too.
 - Signals reach the whole process group, and the exit code is the job's.
-- The mpiexec of OpenPBS, first on PATH, is skipped with a note.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastload.cli import main
-from fastload.distributed.execute import execute, find_launcher, signal_options
+from fastload.distributed.execute import execute, signal_options
 from fastload.errors import LaunchError
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -81,30 +80,6 @@ def test_what_is_run_is_what_a_dry_run_shows(
     assert submit(*arguments, "--", "x").exit_code == 0
     assert pals.read_text() == shown.replace("'", "")
     assert capfd.readouterr().out.splitlines() == [f"{rank} 4 ['x']" for rank in range(4)]
-
-
-@pytest.mark.parametrize("launcher", ["auto", "pals"])
-def test_the_mpiexec_of_openpbs_is_skipped_with_a_note(
-    launcher: str, script: Path, pals: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    """It starts no ranks: it looks for another mpiexec on the PATH of the submission."""
-    openpbs = script.parent / "mpiexec"
-    openpbs.write_text(
-        '#!/bin/sh\nif [ "$1" = --version ]; then echo pbs_version = 23.06.06; exit 0; fi\n'
-        "echo 'mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH' >&2\nexit 1\n"
-    )
-    openpbs.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
-    asked = ["--script", script, "--parallelism", "2", "--launcher", launcher]
-    shown = submit(*asked, "--dry-run")
-    assert shown.stdout == f"{STAND_INS}/mpiexec -n 2 --cpu-bind none {sys.executable} '{script}'\n"
-    note = f"fastload: {openpbs} is OpenPBS's own and is skipped; {STAND_INS}/mpiexec is used\n"
-    assert shown.stderr == note
-    assert submit(*asked).exit_code == 0
-    assert pals.read_text().startswith("mpiexec -n 2 ")
-    monkeypatch.setenv("PATH", str(script.parent))
-    assert find_launcher(2, ()) == "torchrun"
-    assert "is skipped; no mpiexec is used" in capfd.readouterr().err
 
 
 def test_auto_needs_no_launcher_for_one_rank_and_torchrun_where_there_is_no_mpiexec(

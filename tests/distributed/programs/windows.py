@@ -18,13 +18,13 @@ rank, size = comm.Get_rank(), comm.Get_size()
 
 
 def columns(first: int, rows: int) -> dict[str, Any]:
-    """Rows that say which they are, in each column; of several dtypes, one of which NumPy does not have."""
+    """Rows that say which they are, in each column; of several dtypes."""
     number = torch.arange(first, first + rows)
     return {
         "odd": number % 2 == 1,  # so that what follows lies at odd addresses
         "number": number.numpy(),
         "image": (number[:, None, None] + torch.arange(12).reshape(3, 4)) % 251,
-        "half": (number[:, None] * torch.ones(5)).bfloat16(),
+        "half": (number[:, None] * torch.ones(5)).half(),
         "empty": torch.zeros(rows, 0),
     }
 
@@ -88,7 +88,12 @@ def read(counts: list[int]) -> None:
 
 def refuse() -> None:
     """All ranks raise if one has other columns, or none."""
-    for odd in ({"number": torch.arange(3.0)}, {}, {"a": torch.arange(3), "b": torch.arange(4)}):
+    for odd in (
+        {"number": torch.arange(3.0)},
+        {},
+        {"a": torch.arange(3), "b": torch.arange(4)},
+        {"number": torch.arange(3).bfloat16()},
+    ):
         try:
             WindowDataset(odd if rank == 1 else {"number": torch.arange(3)}, comm)
         except ValueError as error:
