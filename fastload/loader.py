@@ -66,8 +66,8 @@ class DataLoader(TorchDataLoader[T]):
             exception)` on a thread of the loop's process and returns a sample, or `fastload.SKIP`.
         max_errors: the most samples that `on_error` may skip or replace in one epoch. None: any number.
         copy_dataset: what each thread copies at `iter()`. "state": what the dataset, transforms, `collate_fn` and
-            `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers, read-only
-            memory, tables. True: data is copied too. False: nothing is, as in processes of one worker.
+            `worker_init_fn` hold and your code can change. Data is shared: large arrays and containers,
+            tables. False: nothing is copied, as in processes of one worker.
         random_modules: the modules whose global random functions draw from the sample's own stream, without workers
             only with a seed. `("python", "numpy")`, one of the two, or `()`. None: $FASTLOAD_RANDOM_MODULES, or both.
         prefetch_batches: the most batches in flight.

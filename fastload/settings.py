@@ -122,9 +122,10 @@ class Settings:
             raise ValueError(
                 "retries is for map-style datasets: an iterable dataset cannot be asked for the same sample again"
             )
-        if self.copy_dataset not in ("state", True, False):
+        if self.copy_dataset not in ("state", False):
             raise ValueError(
-                f'copy_dataset must be "state", True or False, got {self.copy_dataset!r}'
+                f'copy_dataset must be "state" or False, got {self.copy_dataset!r}. If samples change data, '
+                'pass worker_method="process"'
             )
         chosen_modules(self.random_modules)  # raises if they are not valid
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
@@ -155,7 +156,6 @@ class Settings:
         given = {
             "on_error": self.on_error != "raise",
             "max_errors": self.max_errors is not None,
-            "copy_dataset": self.copy_dataset is True,
             "random_modules": self.random_modules,
             "prefetch_batches": self.prefetch_batches is not None,
             "prefetch_bytes": self.prefetch_bytes is not None,

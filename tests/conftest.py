@@ -162,7 +162,7 @@ def _defaults_of_tests() -> Iterator[None]:
         if (
             name and options.get("worker_method") != "torch"
         ):  # which refuses all but its own default
-            options.setdefault("copy_dataset", {"False": False, "True": True}[name])
+            options.setdefault("copy_dataset", {"False": False}[name])
         init(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:

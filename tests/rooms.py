@@ -36,9 +36,9 @@ PLUG_INS = {
     "integrations": "errors _kit random settings order loader",
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
-    "sequences": "errors _kit order rows (datasets store)",
+    "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
-    "stream": "errors _kit telemetry random safety reading engine",
+    "stream": "errors _kit random safety reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }
 

@@ -10,8 +10,6 @@ import importlib
 import json
 import math
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +21,8 @@ from benchmarks import _data
 from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, row, table
-from benchmarks._run import Case, execute, load
+from benchmarks._run import Case, load
 from fastload.bench.figures import BenchError
-from fastload.measure import fresh
 from tests.children import run_python, warm_runs
 
 pytestmark = pytest.mark.slow
@@ -139,33 +136,6 @@ def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.M
     assert "engine: broken: ended with 1" in result.stderr
     assert "ValueError: num_workers option should be non-negative" in result.stderr
     assert "1 runs failed" in result.stderr
-
-
-def test_a_case_that_hangs_is_ended() -> None:
-    slow = {"work": "", "kind": "thread", "workers": 1, "length": 1 << 20}
-    began = time.monotonic()
-    outcome = execute("latency", Case("slow", slow, limit_s=0.1))
-    assert (outcome.failed, outcome.error) == (
-        True,
-        "the run did not end within 0.1 s, and was killed",
-    )
-    assert time.monotonic() - began < 30
-
-
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_ends_the_runner_ends_the_case(
-    signum: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    children = []
-
-    def signalled(started: list[subprocess.Popen[bytes]], *_: object) -> None:
-        children.extend(started)
-        signal.raise_signal(signum)
-
-    monkeypatch.setattr(fresh, "_watch", signalled)
-    result = click.testing.CliRunner().invoke(main, ["latency", "--smoke"])
-    assert result.exit_code == status
-    assert [child.returncode for child in children] == [-signal.SIGKILL]
 
 
 def test_a_set_that_lacks_images_or_has_others_is_no_figure(

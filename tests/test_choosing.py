@@ -168,11 +168,19 @@ def test_a_red_run_names_its_tests_in_the_last_twenty_lines(
     assert "... and 5 more, above" in last
 
 
-def test_a_run_without_a_test_is_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("", "no test passed"), ("import os; os.kill(os.getpid(), 9)", "pytest ended with -9")],
+)
+def test_a_run_without_a_test_and_one_that_is_killed_are_no_success(
+    source: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert suite_over("", tmp_path, monkeypatch).report(0.0, []) == 1
-    assert "no test passed" in capsys.readouterr().out
+    assert suite_over(source, tmp_path, monkeypatch).report(0.0, []) == 1
+    assert said in capsys.readouterr().out
 
 
 def test_a_command_that_prints_nothing_passes() -> None:
@@ -180,11 +188,3 @@ def test_a_command_that_prints_nothing_passes() -> None:
     suite.run(_suite.Step("a command", (), command=["true"]))
     assert suite.failed == []
     assert suite.lines == ["     0 s  a command: "]
-
-
-def test_a_process_of_tests_that_is_killed_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    killed = "import os; os.kill(os.getpid(), 9)"
-    assert suite_over(killed, tmp_path, monkeypatch).report(0.0, []) == 1
-    assert "a step: pytest ended with -9" in capsys.readouterr().out

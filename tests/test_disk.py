@@ -149,19 +149,6 @@ def test_a_file_that_was_deleted_while_it_was_waited_for_is_not_the_lock(tmp_pat
             lock(another, wait=False)
 
 
-def test_a_function_is_called_before_the_wait_and_only_then(tmp_path: Path) -> None:
-    calls: list[str] = []
-    with open(tmp_path / "a", "ab") as mine, open(tmp_path / "a", "ab") as theirs:
-        lock(theirs)
-
-        def give_way() -> None:
-            calls.append("waits")
-            fcntl.flock(theirs, fcntl.LOCK_UN)
-
-        with locked(mine, wait=give_way), locked(mine, wait=give_way):
-            assert calls == ["waits"]
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
 def test_without_locks_the_block_runs_if_the_lock_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -200,9 +200,3 @@ def test_another_module_in_our_place_is_named(tmp_path: Path) -> None:
         assert error.startswith("the package `fastload` in"), error
         assert str(tmp_path) in error
         assert "pip uninstall fastload torch-fastload" in error
-
-
-@pytest.mark.parametrize("name", ["store", "image", "datasets.packed"])
-def test_completion_offers_the_public_names_of_a_lazy_package(name: str) -> None:
-    child = f"import fastload.{name} as module; assert set(module.__all__) <= set(dir(module))"
-    subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=True)

@@ -6,34 +6,28 @@ few images; one that is not installed is skipped here, and is a row that says so
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import click.testing
 import pytest
 import torch
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from benchmarks import __main__ as command
 from benchmarks import peers
 from benchmarks._judge import Pass, check, run_pass
-from benchmarks._measure import NotMeasuredError, open_readers
-from benchmarks._report import Figures, row
-from benchmarks._run import Case, Outcome, execute
+from benchmarks._measure import open_readers
+from benchmarks._report import Figures
+from benchmarks._run import Case, execute
 from benchmarks.peers import CONTENDERS, FFCV, FUSED, JPEG, Contender
-from benchmarks.recipes import files, packed, tree
+from benchmarks.recipes import files, tree
 from fastload.bench.figures import BenchError
 
 # torchvision 0.29 says with each image that TorchCodec will take the place of its decoder.
@@ -201,16 +195,6 @@ def test_crops_that_are_never_flipped_and_a_pass_without_batches_are_no_figure(
         run_pass([])
 
 
-def test_a_packing_that_fails_leaves_nothing_behind(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sorted(images.parent.iterdir())
-    monkeypatch.setattr(sys, "executable", "false")
-    with pytest.raises(subprocess.CalledProcessError):
-        packed("ffcv", "none", images)
-    assert sorted(images.parent.iterdir()) == before
-
-
 def results(rates: dict[str, float]) -> dict[str, list[Figures | None]]:
     """Equal figures for all cases, but for the rates given."""
     return {
@@ -249,33 +233,3 @@ def test_our_rates_are_held_against_the_best_peer_that_is_installed(
     fused = [r for r in peers.rows(results(rates)) if r.name == FUSED.title and r.aim is not None]
     found = [(r.reference, r.ratio.median, r.met) for r in fused if r.ratio is not None]
     assert found == [("torch's best", 1500 / 1300, False)]
-
-
-def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ffcv_is_there", lambda: False)
-    with pytest.raises(NotMeasuredError, match="ffcv is not installed"):
-        peers.measure(**smoke_case(FFCV["raw"]).options)
-
-
-def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = []
-    fused = smoke_case(FUSED)
-    made = results({})[fused.name]
-    monkeypatch.setattr(peers, "PACKAGES", ("pillow", "simplejpeg"))  # one is here, one perhaps not
-    monkeypatch.setattr(peers, "prepare", lambda *, smoke: order.append(f"prepare {smoke}"))
-    monkeypatch.setattr(peers, "cases", lambda *, smoke: [fused])
-    monkeypatch.setattr(
-        command, "execute", lambda name, case: order.append(case.name) or Outcome(made[0])
-    )
-    monkeypatch.setattr(peers, "rows", lambda found: [row(found, fused.name, "rate", unit="img/s")])
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-    out = tmp_path / "peers.json"
-    done = click.testing.CliRunner().invoke(command.main, ["peers", "--smoke", "--json", str(out)])
-    assert done.exit_code == 0, done.output
-    assert order == ["prepare True", fused.name]
-    versions = json.loads(out.read_text())["benchmarks"]["peers"]["versions"]
-    assert versions.keys() == set(peers.PACKAGES)
-    assert versions["pillow"] == version("pillow")
-    assert f"peers: pillow {version('pillow')}, " in done.output

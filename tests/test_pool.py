@@ -80,17 +80,6 @@ def test_a_bounded_number_of_bytes_is_begun_and_not_taken() -> None:
         assert begun(results, 600) == 29, "as many as `ahead` says, after a while"
 
 
-def test_a_result_larger_than_the_bound_leaves_one_for_each_thread() -> None:
-    together = threading.Barrier(3)
-
-    def compute(_: int) -> bytes:
-        together.wait(30)
-        return bytes(100)
-
-    with in_order(compute, range(9), 3, ahead=30, nbytes=len, max_bytes=1) as results:
-        assert len(list(results)) == 9
-
-
 @pytest.mark.parametrize("threads", [0, 2])
 def test_an_error_comes_in_its_place(threads: int) -> None:
     def items() -> Iterator[int]:

@@ -7,7 +7,6 @@ taken there, in the same thread.
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 import threading
 import warnings
@@ -23,8 +22,7 @@ from fastload._kit import torch_private
 from fastload.engine.iterator import LoaderIterator
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
-from fastload.random import python_random, streams, torch_random
-from fastload.reading.rows import Gatherer
+from fastload.random import streams, torch_random
 from tests.fakes import Numbers
 
 JOIN_S = 30.0
@@ -57,43 +55,6 @@ def started(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-# ---- counters ----
-
-
-class Interrupted(Gatherer):
-    """Another thread gathers between this one's look at the count and its next step."""
-
-    other: Callable[[], None] | None = None
-    left = 1
-
-    @property
-    def _on_one_core(self) -> int:
-        seen, other, self.other = self.left, self.other, None
-        if other is not None:
-            other()
-        return seen
-
-    @_on_one_core.setter
-    def _on_one_core(self, value: int) -> None:
-        self.left = value
-
-
-def test_two_threads_that_gather_at_once_do_not_pass_the_end_of_the_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Below 0, all further calls would use one core."""
-    monkeypatch.setattr("fastload.reading.rows._LATE_S", 60)
-    gatherer = Interrupted()
-    rows, out = torch.arange(4).numpy(), torch.empty(4)
-
-    def gather() -> None:
-        gatherer.gather(torch.arange(4.0), rows, out)
-
-    gatherer.other = gather
-    gather()
-    assert gatherer.left == 0
 
 
 # ---- what is exchanged once ----
@@ -145,24 +106,6 @@ def test_a_second_thread_waits_until_torchs_seeding_functions_are_exchanged(
     torch_random.install(streams._seeded)
     threads[0].join(JOIN_S)
     assert torch.equal(torch.default_generator.get_state(), before)
-
-
-def test_a_name_is_found_although_another_thread_called_the_function_meanwhile() -> None:
-    """That call holds a reference, as code does that stored the function where the routing cannot replace it."""
-    module: Any = sys.modules[__name__]
-    called = random.random
-    python_random.install()  # searches, and counts this reference
-    python_random.remove()
-    del called
-    python_random.install()
-    python_random.remove()
-    module.of_random = random.random  # no module is new
-    python_random.install()
-    try:
-        assert module.of_random is random.random
-    finally:
-        python_random.remove()
-        del module.of_random
 
 
 # ---- threads that share an iterator ----
@@ -245,6 +188,3 @@ def test_a_state_beside_one_that_is_loaded_is_the_one_before_or_after(line: int)
         # The next epoch begins, and resumes.
         found = at_line(code, line, lambda: iter(loader), loader.state_dict)
         assert found in (None, one)
-
-
-# ---- containers that others change ----

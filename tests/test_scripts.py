@@ -123,14 +123,6 @@ def test_a_script_can_be_started(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS[:3], SCRIPTS[4], SCRIPTS[6]], ids=lambda p: p.name)
-def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
-    status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
-    assert status == 0
-    assert f"  scripts/{script.name} " in output
-    assert asked == []
-
-
 @pytest.mark.parametrize("mode", ["", "--fast", "--changed", "--ci", "--all"])
 def test_test_installs_and_hands_over_to_the_suite(checkout: Checkout, mode: str) -> None:
     status, output, asked = checkout.run("scripts/test", *mode.split())

@@ -62,16 +62,6 @@ def test_handlers_are_those_that_torch_would_call() -> None:
         del torch_collate.default_collate_fn_map[Mine]
 
 
-def test_pinning_reaches_into_containers() -> None:
-    class Pinned:
-        def pin_memory(self) -> str:
-            return "pinned"
-
-    pinned = torch_private.pin({"a": [Pinned(), "text"], "b": (1, Pinned())})
-    assert pinned["a"] == ["pinned", "text"]
-    assert list(pinned["b"]) == [1, "pinned"]  # a list with torch 2.8, a tuple later
-
-
 def test_the_profiler_s_flag_is_seen_in_all_threads() -> None:
     # The reason why it is asked, and not torch's functions, which know of their own thread.
     assert not torch_private.profiler_is_on()

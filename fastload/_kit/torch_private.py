@@ -172,18 +172,20 @@ def make_worker_info(
     seed: int,
     dataset: Any,
     method: str = "thread",
-    rng: Any = None,
 ) -> WorkerInfo:
-    """Return a WorkerInfo, with `worker_method` and `rng` if torch has them (>= 2.13)."""
+    """Return a WorkerInfo, with `worker_method` if torch has it (>= 2.13).
+
+    `rng` stays None, also in threads: torch's own functions draw the sample's numbers there.
+    """
     fields: dict[str, Any] = {
         "id": worker_id,
         "num_workers": num_workers,
         "seed": seed,
         "dataset": dataset,
     }
-    new = {"worker_method": method, "rng": rng}
-    known = vars(WorkerInfo).get("__dataclass_fields__", {})
-    return WorkerInfo(**fields, **{name: new[name] for name in new if name in known})
+    if "worker_method" in vars(WorkerInfo).get("__dataclass_fields__", {}):
+        fields["worker_method"] = method
+    return WorkerInfo(**fields)
 
 
 numpy_seed: Callable[[int, int], list[int]] = torch_worker._generate_state

@@ -80,8 +80,7 @@ def sharing_note(shared: str | None, exc: BaseException) -> str:
     clause = shared or "its message mentions threads"
     return (
         f"this error may come from sharing objects between threads: {clause}. If num_workers=0 does not raise it, "
-        "sharing is the cause. Then copy_dataset=True copies more for each worker, and `fastload check` shows what "
-        "is shared"
+        'sharing is the cause: pass worker_method="process". `fastload check` shows what is shared'
     )
 
 

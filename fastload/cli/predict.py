@@ -59,13 +59,13 @@ class ForStream:
     """Options without a dataset."""
 
     source: Annotated[str, Option("--source SOURCE")] = "-"
-    """Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or
-    kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install '.[stream]' in the clone of fastload."""
+    """Source of the messages: - (standard input), a file of JSON lines, or a folder to watch. A folder needs
+    pip install '.[stream]' in the clone of fastload."""
     sink: Annotated[str, Option("--sink SINK")] = "-"
-    """Destination of the answers: - (standard output), a file (.jsonl), a folder, or kafka://SERVERS/TOPIC."""
+    """Destination of the answers: - (standard output), a file (.jsonl), or a folder."""
     decode: Annotated[str | None, Option("--decode MODULE:NAME")] = None
-    """Function that turns a message into a sample. The function gets the JSON value of a line, the path of a file, or
-    the bytes from Kafka. [default: JSON; numbers and lists of numbers become float32 tensors]"""
+    """Function that turns a message into a sample. The function gets the JSON value of a line, or the path of a
+    file. [default: JSON; numbers and lists of numbers become float32 tensors]"""
     key: str | None = None
     """Name of the member in each JSON object that is the key of its answer. [default: line 1, line 2 ...]"""
     failed: File | None = None
@@ -92,8 +92,8 @@ def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStrea
     Without DATASET, the command reads messages from the source, --source, and writes an answer for each to the
     destination, --sink. By default, these are standard input and standard output. After Ctrl-C or SIGTERM, the command
     reads no more, answers the messages that it has read, and ends with exit code 0. Ctrl-C more than 2 s later ends the
-    process at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on
-    standard error counts the answered and the failed messages. It also has the time, and the time without messages.
+    process at once. Unanswered messages of a folder are read again at the next start. The last line on standard
+    error counts the answered and the failed messages. It also has the time, and the time without messages.
 
     \b
     Examples:
@@ -102,7 +102,6 @@ def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStrea
         fastload predict my_project:load_model < questions.jsonl > answers.jsonl
         fastload predict my_project:load_model --source inbox --decode my_project:read_image --sink answers \\
             --failed failed.jsonl
-        fastload predict my_project:load_model --source 'kafka://host:9092/in?group=g' --sink kafka://host:9092/out
 
     \b
     Then, in Python:
@@ -237,8 +236,7 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
     model, device = _model(what.model), choose_device(on.device, detect_rank().rank)
     decode = found_at(of.decode) if of.decode else stream.json_to_tensors
     with ExitStack() as stack:
-        source = _opened(stream.open_source, of.source, key=of.key)
-        reading = stack.enter_context(closing(source))
+        reading = stack.enter_context(closing(_opened(stream.open_source, of.source, key=of.key)))
         writing = stack.enter_context(closing(_opened(stream.open_sink, of.sink)))
         aside = stack.enter_context(closing(stream.SideList(of.failed))) if of.failed else None
         answers = stack.enter_context(
@@ -259,9 +257,10 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
             ):
                 answers.write_to(writing)
         finally:
+            failed = f"{answers.failed:,} failed, " if answers.failed else ""
             click.echo(
-                f"messages: {answers.answered:,} answered, {answers.failed:,} failed, "
-                f"{time.perf_counter() - began:.1f} s, no messages for {answers.idle_s:.1f} s",
+                f"messages: {answers.answered:,} answered, {failed}{time.perf_counter() - began:.1f} s, "
+                f"no messages for {answers.idle_s:.1f} s",
                 err=True,
             )
 

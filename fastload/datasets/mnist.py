@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from typing import Any, ClassVar
 from urllib.error import URLError
@@ -15,7 +13,6 @@ from urllib.error import URLError
 import torch
 from torch.utils.data import Dataset
 
-from fastload._kit.disk import lock
 from fastload._kit.integers import as_indices
 from fastload.datasets.idx import read_idx
 from fastload.errors import IdxError, NoDatasetError
@@ -25,7 +22,6 @@ from fastload.rows import Run
 MARKER = "SYNTHETIC.txt"
 """The name of a file that marks a synthetic set."""
 
-_DOWNLOAD = ".download-"
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -34,7 +30,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
 
     An image is a PIL image of mode "L", 28 x 28, and a label an int, 0 to 9. All images are in memory, 47 MB for
     training. The files are MNIST's four, or the two of the split, in `root/MNIST/raw` (torchvision's place) or in
-    `root` itself, each gzipped (`.gz`) or not.
+    `root` itself. Unpack those that end in `.gz`.
 
     `fastload mnist --synthetic ROOT` writes a set in these files for a machine without a network. It is not MNIST:
     `synthetic` is True, and `repr()` says so.
@@ -44,8 +40,8 @@ class MNIST(Dataset[tuple[Any, Any]]):
         train: True for train-*, False for t10k-*.
         transform, target_transform: called with the image and with the label. Transforms run on the loader's threads.
         download: True to download MNIST into `root/MNIST/raw` if the split is missing. torchvision, which must be
-            installed, downloads it from its mirrors and checks it. Of several processes at once, one downloads and the
-            others wait. If the folder holds a synthetic set, this downloads nothing and warns.
+            installed, downloads it from its mirrors and checks it. If the folder holds a synthetic set, this downloads
+            nothing and warns. Of several ranks, let one do it first.
         tensors: True for images as tensors, uint8[1, 28, 28] from 0 to 255, without Pillow. Without
             transforms, the loader then copies whole batches out of `data`, with no call for each sample (docs/rows.md).
             Scale on the device: `images.to(device).float().div_(255)`. A `transform` gets the tensor.
@@ -88,7 +84,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
         self.transform, self.target_transform = transform, target_transform
         found = _find(self.root, train)
         if found is None and download:
-            _download(self.root, train)
+            _download(self.root)
             found = _find(self.root, train)
         if found is None:
             raise NoDatasetError(_missing(self.root, train))
@@ -177,39 +173,25 @@ def split_files(train: bool) -> tuple[str, str]:
     return f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
 
 
-@contextmanager
-def hold(folder: str | os.PathLike[str]) -> Iterator[bool]:
-    """Let no other process write to a folder in the block. Yield False on a file system without locks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield lock(descriptor, needed=False)
-    finally:
-        os.close(descriptor)  # this also frees the lock
-
-
 def _find(root: str, train: bool) -> tuple[str, str] | None:
     """Return the paths of a split's images and labels, or None if no folder has both."""
     for folder in (raw_folder(root), root):
         paths = [os.path.join(folder, name) for name in split_files(train)]
-        there = [next(filter(os.path.isfile, (path, f"{path}.gz")), None) for path in paths]
-        if there[0] and there[1]:
-            return there[0], there[1]
+        if all(map(os.path.isfile, paths)):
+            return paths[0], paths[1]
     return None
 
 
 def _missing(root: str, train: bool) -> str:
     images, labels = split_files(train)
     return (
-        f"{root}: MNIST was not found. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
+        f"{root}: MNIST was not found. Expected {images} and {labels}, unpacked, in {raw_folder(root)} or in "
         f"{root}. Give download=True, or write a synthetic set: fastload mnist --synthetic {root}"
     )
 
 
-def _download(root: str, train: bool) -> None:
-    """Let torchvision download MNIST, in one process at a time.
-
-    It downloads into a folder of its own, because torchvision accepts a truncated file as complete.
-    """
+def _download(root: str) -> None:
+    """Let torchvision download MNIST into a folder of its own, because it accepts a truncated file as complete."""
     try:
         from torchvision.datasets import MNIST as TorchvisionMNIST
     except ImportError as error:
@@ -219,29 +201,18 @@ def _download(root: str, train: bool) -> None:
         ) from error
     folder = raw_folder(root)
     os.makedirs(folder, exist_ok=True)
-    with hold(folder) as alone:
-        if _find(root, train) is not None:  # another process was faster
-            return
-        if os.path.exists(os.path.join(folder, MARKER)):
-            raise NoDatasetError(
-                f"{folder} holds a part of a synthetic set, which must not be mixed with MNIST. Delete that folder, or "
-                f"complete the set: run `fastload mnist --synthetic {root}` again"
-            )
-        if alone:  # delete what killed processes have left
-            for name in os.listdir(folder):
-                if name.startswith(_DOWNLOAD):
-                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_DOWNLOAD, dir=folder) as temporary:
-            _download_to(temporary, TorchvisionMNIST, root)
-            for name in (*split_files(True), *split_files(False)):
-                os.replace(os.path.join(raw_folder(temporary), name), os.path.join(folder, name))
-
-
-def _download_to(folder: str, downloader: Any, root: str) -> None:
-    try:
-        downloader(folder, download=True)
-    except (RuntimeError, URLError, HTTPException, ConnectionError, TimeoutError) as error:
+    if os.path.exists(os.path.join(folder, MARKER)):
         raise NoDatasetError(
-            f"{root}: MNIST could not be downloaded: {' '.join(str(error).split())}. Copy the files of MNIST to "
-            f"{raw_folder(root)}, or write a synthetic set: fastload mnist --synthetic {root}"
-        ) from error
+            f"{folder} holds a part of a synthetic set, which must not be mixed with MNIST. Delete that folder, or "
+            f"complete the set: run `fastload mnist --synthetic {root}` again"
+        )
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
+        try:
+            TorchvisionMNIST(temporary, download=True)
+        except (RuntimeError, URLError, HTTPException, ConnectionError, TimeoutError) as error:
+            raise NoDatasetError(
+                f"{root}: MNIST could not be downloaded: {' '.join(str(error).split())}. Copy the files of MNIST to "
+                f"{folder}, or write a synthetic set: fastload mnist --synthetic {root}"
+            ) from error
+        for name in (*split_files(True), *split_files(False)):
+            os.replace(os.path.join(raw_folder(temporary), name), os.path.join(folder, name))

@@ -104,7 +104,7 @@ def generate_digits(
     It writes four IDX files, as MNIST has them, and SYNTHETIC.txt, which says that they are not MNIST. Labels are drawn
     evenly from 0 to 9. Image k is a function of (seed, split, k) and the version of NumPy: a larger set begins with the
     images of a smaller one. Each file exists completely or not at all. After a killed run, the same call writes the
-    missing files. If two runs start at once, the second waits for the first.
+    missing files.
 
     Args:
         root: the folder to pass to `fastload.datasets.MNIST`.
@@ -115,18 +115,18 @@ def generate_digits(
     Raises ValueError for arguments out of range, and FileExistsError if the folder has a set that fastload did not
     write, or wrote with other arguments. Nothing is overwritten.
     """
-    from fastload.datasets.mnist import MARKER, hold, raw_folder, split_files
+    from fastload.datasets.mnist import MARKER, raw_folder, split_files
 
     _check(train=(train, 1, 10_000_000), test=(test, 1, 10_000_000), seed=(seed, 0, 2**31 - 1))
     folder = Path(raw_folder(root))
     splits = {True: train, False: test}
-    names = [name + end for split in splits for name in split_files(split) for end in ("", ".gz")]
+    names = [name for split in splits for name in split_files(split)]
     others = [place / name for place in (folder, Path(root).expanduser()) for name in names]
     said = "SYNTHETIC: these images are not MNIST. `fastload mnist --synthetic` drew them, with\n"
     made = {"format": _FORMAT, "seed": seed, "train": train, "test": test}
     bar = tqdm(total=train + test, unit="image", disable=None if progress else True)
     folder.mkdir(parents=True, exist_ok=True)
-    with bar, hold(folder):
+    with bar:
         _claim(folder / MARKER, made, others, said)
         for split, count in splits.items():
             paths = [folder / name for name in split_files(split)]

@@ -23,7 +23,6 @@ from fastload.memory.batch import Batch
 from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
 from fastload.random.streams import entered
-from fastload.random.worker_rng import WorkerRng
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.reading.worker_context import WorkerContext, finish, read_run
@@ -104,7 +103,7 @@ class Loop(Readers):
             own = self._survey.own() if self._alone else self._survey.originals()
         if n:
             show_worker_info_in_threads()
-            info = make_worker_info(0, n, seed, own.dataset, rng=WorkerRng())
+            info = make_worker_info(0, n, seed, own.dataset)
         modes = modes_of_thread()
         if settings.persistent_workers:
             modes = modes.shared()
@@ -133,21 +132,22 @@ class Threads(Readers):
         """
         survey, n, window = self._survey, self.who.number, self.window
         assert survey is not None
+        initialises = self.what.settings.worker_init_fn is not None
         show_worker_info_in_threads()
         device, modes = current_device(), modes_of_thread().shared()
         team = Team(window)
         try:
-            with torch_threads_kept() as torch_threads, random_states_kept(survey.initialises):
+            with torch_threads_kept() as torch_threads, random_states_kept(initialises):
                 for i in range(n):
                     with Modes().entered():  # inference mode would make inference tensors of copies
                         own = survey.own()
                     if i == 0:
                         survey.warn_of_shared(stacklevel=6)
                         self.what.notices.shared = survey.shared_state() if n > 1 else ""
-                    info = make_worker_info(i, n, seed + i, own.dataset, rng=WorkerRng())
+                    info = make_worker_info(i, n, seed + i, own.dataset)
                     given = window, self.what, own, info, modes
                     team.launch(f"fastload-worker-{i}", work, *given, device, torch_threads)
-                    if survey.initialises:
+                    if initialises:
                         team.wait_until_set_up()
                 if window.collected:
                     team.launch("fastload-collector", collect, window, device, torch_threads)

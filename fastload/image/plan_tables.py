@@ -6,10 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from fastload.image.drawing import base_and_span, fused, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.normalize import factor_and_shift
 from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
@@ -23,11 +20,10 @@ class _PlanTable:
         self._table = table = np.zeros((), tables.PLAN)
         self.address = table.ctypes.data
         table["colour_step"], table["row_step"], table["pixel_step"] = strides
-        table["scaled"], table["upright"] = bool(plan.scaled_decode), bool(plan.upright)
-        table["most_pixels"] = most_pixels
+        table["scaled"], table["most_pixels"] = bool(plan.scaled_decode), most_pixels
         if plan.mean is not None:
-            self._levels = _levels(plan)
-            table["levels"] = self._levels.ctypes.data
+            factor, shift = factor_and_shift(plan.mean, plan.std)
+            table["floats"], table["factors"], table["shifts"] = 1, factor.view(3), shift.view(3)
         table["height"], table["width"] = result_size(plan)
         table["kind"] = _KINDS[type(plan)]
         if isinstance(plan, RandomResizedCrop):
@@ -43,7 +39,6 @@ class _PlanTable:
         table["log_ratio_base"], table["log_ratio_span"] = base_and_span(*bounds)
         table["ratio_low"], table["ratio_high"] = plan.ratio
         table["flip"] = np.float32(plan.flip)
-        table["fused"] = uniform_of_word() is fused
 
 
 plan_table = lru_cache(maxsize=64)(_PlanTable)
@@ -59,9 +54,7 @@ def result_size(plan: Any) -> Any:
     return plan.crop if type(plan) is ResizeCenterCrop else plan.size
 
 
-def _levels(plan: Plan) -> NDArray[np.float32]:
-    """Return the normalised value, as torch computes it, of each value of a pixel: float32[3, 256]."""
-    factor, shift = factor_and_shift(plan.mean, plan.std)
-    values = torch.arange(256, dtype=torch.float32, device="cpu").repeat(3, 1).view(3, 1, 256)
-    levels: NDArray[np.float32] = values.mul_(factor).sub_(shift).view(3, 256).numpy()
-    return levels
+def base_and_span(low: float, high: float) -> tuple[float, float]:
+    """Return the float32 values from which torch draws: `low + unit * (high - low)`."""
+    base = np.float32(low)
+    return float(base), float(np.float32(high) - base)

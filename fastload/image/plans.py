@@ -34,7 +34,7 @@ from fastload.image.decode import (
     rgb_pixels,
     upright,
 )
-from fastload.image.drawing import Draws, GeneratorDraws, sample_draws
+from fastload.image.drawing import below, uniform
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, boxed, scaled, windowed
 from fastload.image.sizes import Size, check_share, log_ratio, pair, resized, set_size, sides
@@ -84,10 +84,6 @@ class Plan(ABC):
     def _sample_region(self, height: int, width: int) -> Region:
         """Return `region`, drawn from the stream of the sample that this thread reads."""
         return self.region(height, width, sample_generator())
-
-    def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
-        """Return `region`, drawn from `draws`. Call it only for the plans of this module, see `is_known_plan`."""
-        return self.region(height, width)
 
     def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
         """Return an image from its bytes: uint8 of shape (3, H, W), or float32. Draw from `sample_generator()`.
@@ -262,33 +258,24 @@ class RandomResizedCrop(Plan):
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
-        return self.drawn_region(height, width, GeneratorDraws(generator))
-
-    def _sample_region(self, height: int, width: int) -> Region:
-        if type(self).region is not RandomResizedCrop.region:
-            return super()._sample_region(height, width)  # a subclass chooses the region itself
-        return self.drawn_region(height, width, sample_draws())
-
-    def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
-        """See `Plan`."""
-        box = self._box(height, width, draws)
+        box = self._box(height, width, generator)
         # As torch compares `rand(1) < flip`: with flip as a float32.
-        flip = self.flip > 0 and draws.uniform(0.0, 1.0) < np.float32(self.flip)
+        flip = self.flip > 0 and uniform(0.0, 1.0, generator) < np.float32(self.flip)
         return Region(box, pair(self.size), None, bool(flip))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """See `Plan`."""
         return pair(self.size)
 
-    def _box(self, height: int, width: int, draws: Draws) -> Box:
+    def _box(self, height: int, width: int, generator: torch.Generator | None) -> Box:
         area = height * width
         bounds = log_ratio(self.ratio)
         for _ in range(10):
-            target = area * draws.uniform(*self.scale)
-            w, h = sides(target, draws.uniform(*bounds))
+            target = area * uniform(*self.scale, generator)
+            w, h = sides(target, uniform(*bounds, generator))
             if 0 < w <= width and 0 < h <= height:
-                top = draws.below(height - h + 1)
-                return Box(top, draws.below(width - w + 1), h, w)
+                top = below(height - h + 1, generator)
+                return Box(top, below(width - w + 1, generator), h, w)
         low, high = self.ratio
         h, w = height, width
         if width / height < low:

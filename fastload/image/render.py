@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from PIL import Image
 from fastload._kit.torch_private import no_torch_function
 from fastload.image import kernels
 from fastload.image.decode import Encoded, Pixels
-from fastload.image.drawing import KeyDraws, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.kernels_check import agrees_with_torch
 from fastload.image.plan_tables import plan_table, result_size
@@ -43,7 +42,7 @@ def empty_result(transform: Any) -> torch.Tensor | None:
 @lru_cache(maxsize=64)
 def _form(plan: Plan) -> tuple[tuple[int, ...], torch.dtype] | None:
     size = result_size(plan)
-    if uniform_of_word() is None or not isinstance(size, tuple):
+    if not isinstance(size, tuple):
         return None
     return (3, *size), torch.uint8 if plan.mean is None else torch.float32
 
@@ -103,7 +102,8 @@ class Render:
             read: returns rows `first` to `stop` of image k, checked, as uint8[stop - first, width, 3].
         """
         if self._kernels is None:
-            return self._by_torch(lambda k, choose: self._raw_region(k, sides, choose, read))
+            every = range(len(self._keys))
+            return self._by_torch(every, lambda k, choose: self._raw_region(k, sides, choose, read))
         images = self._images()
         images["file"], images["source"] = files, begins
         images["height"], images["width"] = sides.T
@@ -137,55 +137,20 @@ class Render:
     def _encoded(
         self, entry: str, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None]
     ) -> list[int]:
-        if self._kernels is None:
-            return self._by_torch(
-                lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
-            )
-        images = self._images()
-        rest = np.arange(len(images))
-        if self._kernels.libjpeg and self._plan.region_decode:
+        plan = self._plan
+        missing: list[int] = []
+        rest: Sequence[int] = range(len(self._keys))
+        if self._kernels and self._kernels.libjpeg and plan.region_decode and not plan.upright:
+            images = self._images()
             place(images)
             self._call(getattr(self._kernels, entry), images.ctypes.data, len(images))
-            # Other formats, unusual JPEGs and damage are left to Python.
-            rest = np.flatnonzero(images["state"] == tables.DAMAGED)
-            images["state"][rest] = tables.DONE
-        table = images.view(np.int64).reshape(len(images), -1)
-        for k in rest.tolist():
-            try:
-                self._decode(k, table, read)
-            except Exception:
-                # Whatever the error is, reading this image alone raises it again.
-                images[k]["state"] = tables.DAMAGED
-        return self._missing(images)
-
-    def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
-        """Decode as much of image k as its box needs, and render its row by the kernel."""
-        assert self._kernels is not None
-        entries = self._kernels
-        row, address = table[k], table.ctypes.data + k * tables.IMAGE.itemsize
-
-        def choose(height: int, width: int) -> Region:
-            row[_SIDES] = height, width
-            if not entries.draw_run(address, 1, self._table.address):
-                raise ValueError("the kernel leaves the box to Python")
-            return Region(Box(*row[_BOX].tolist()), (0, 0))
-
-        began = perf_counter_ns()
-        encoded = read(k)
-        was_read = perf_counter_ns()
-        pixels, region = self._plan.decoded(encoded, choose, name="")
-        if pixels.strides[1:] != (3, 1):
-            pixels = np.ascontiguousarray(pixels)
-        box, stride = region.box, pixels.strides[0]
-        if box.top + box.height > pixels.shape[0] or box.left + box.width > pixels.shape[1]:
-            raise ValueError("fewer pixels were decoded than the header says")
-        row[_BOX] = box
-        row[_AT["source"]] = pixels.ctypes.data + box.top * stride + 3 * box.left
-        row[_AT["stride"]] = stride
-        # To the time that the kernel took until it gave up: its read is the one that waits for the disk.
-        row[_AT["read_ns"]] += was_read - began
-        row[_AT["decode_ns"]] += perf_counter_ns() - was_read
-        self._call(entries.resample_run, address, 1)
+            left = self._missing(images)
+            # Other formats, unusual JPEGs and damage.
+            rest = [k for k in left if images["state"][k] == tables.DAMAGED]
+            missing = [k for k in left if k not in rest]
+        return missing + self._by_torch(
+            rest, lambda k, choose: plan.decoded(self._timed(read, k), choose, name="")
+        )
 
     # ---- tables ----
 
@@ -218,15 +183,18 @@ class Render:
     # ---- by torch ----
 
     def _by_torch(
-        self, decoded: Callable[[int, Callable[[int, int], Region]], tuple[Pixels, Region]]
+        self,
+        images: Sequence[int],
+        decoded: Callable[[int, Callable[[int, int], Region]], tuple[Pixels, Region]],
     ) -> list[int]:
-        """Render the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
+        """Render some images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
         missing = []
-        plan, out, draws = self._plan, self._rows.numpy(), KeyDraws()
+        plan, out, generator = self._plan, self._rows.numpy(), torch.Generator()
         decode_s = transform_s = 0.0
         with no_torch_function():
-            for k, key in enumerate(self._keys.tolist()):
-                choose = partial(plan.drawn_region, draws=draws.of(key))
+            for k in images:
+                key = int(self._keys[k])
+                choose = partial(plan.region, generator=generator.manual_seed(key))
                 began = perf_counter()
                 try:
                     pixels, region = decoded(k, choose)
@@ -237,7 +205,7 @@ class Render:
                     continue
                 decode_s += was_decoded - began
                 transform_s += perf_counter() - was_decoded
-        count = len(out) - len(missing)
+        count = len(images) - len(missing)
         stages = {"read": self._read_s, "decode": decode_s - self._read_s, "transform": transform_s}
         for stage, seconds in stages.items() if count else ():
             add_to_stage(stage, seconds, count, computed=stage != "read")
@@ -262,12 +230,6 @@ class Render:
         region = choose(height, width)
         top, left, h, w = region.box
         return self._timed(read, k, top, top + h), region._replace(box=Box(0, left, h, w))
-
-
-_AT = {name: place for place, name in enumerate(tables.IMAGE.names or ())}
-_SIDES = slice(_AT["height"], _AT["width"] + 1)
-_BOX = slice(_AT["top"], _AT["box_width"] + 1)
-"""Positions of fields in a row of the table, as int64. Setting fields by name takes ten times as long."""
 
 
 class _Scratch(threading.local):

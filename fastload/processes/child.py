@@ -168,7 +168,7 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReade
         roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
         return ProcessReader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
     survey = sealed.survey or settings.survey
-    states = global_states() if survey.initialises else None
+    states = global_states() if settings.worker_init_fn is not None else None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
     threading.stack_size(max(limit, 8 << 20))  # as the main thread has
     try:

@@ -20,7 +20,6 @@ from fastload.processes.packing import unpack
 from fastload.processes.pausing import busy
 from fastload.processes.work import Work
 from fastload.random.streams import entered
-from fastload.random.worker_rng import WorkerRng
 from fastload.reading.worker_context import WorkerContext, finish, read_run
 from fastload.safety import WorkerCopies
 from fastload.safety.modules import generators_of_modules
@@ -54,10 +53,8 @@ class ProcessReader:
         torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
         torch.set_num_threads(1)
         alone = len(job.workers) == 1
-        method, rng = ("multiprocessing", None) if alone else ("thread", WorkerRng())
-        info = make_worker_info(
-            worker, job.num_workers, job.seed + worker, own.dataset, method, rng
-        )
+        method = "multiprocessing" if alone else "thread"
+        info = make_worker_info(worker, job.num_workers, job.seed + worker, own.dataset, method)
         others = generators_of_modules if alone else tuple  # several readers would share these
         try:
             self._context = WorkerContext(

@@ -32,8 +32,7 @@ from fastload.processes.preload import ORIGINAL
 from fastload.processes.reader import ask
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
-from fastload.random import torch_random
-from fastload.random.streams import MODULES
+from fastload.random import python_random, torch_random
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.safety.graph import kind_of
@@ -79,9 +78,7 @@ def start_children(
     # Search and register before the fork. Workers then share the tables of torch's operators (16 MiB), and do not touch
     # the memory of every module, which would copy it. Draws in this process stay as they are.
     torch_random.install()
-    for name in settings.modules():
-        MODULES[name].install(searching := object())
-        MODULES[name].remove(searching)
+    python_random.search()
     children: list[Child] = []
     try:
         with _context_of(settings) as (context, reason):

@@ -2,5 +2,5 @@
 
 - `streams` gives each sample and each batch a stream, and `keys` computes the streams' keys.
 - `python_random`, `numpy_random` (with `numpy_memory`) and `torch_random` route the global random functions by thread.
-- `held` keys the generators that a dataset holds. `global_draws` notices draws that cannot be routed.
+- `held` keys the generators that a dataset holds. `global_draws` saves and restores the global states.
 """

@@ -143,20 +143,10 @@ class NewGenerators:
     ) -> None:
         self._known = {id(x) for _, x in known}
         self._search, self._noticed = search, noticed
-        self._runs = 0
         self._new: dict[int, tuple[str, Any]] = {}  # they stay alive, so that their ids stay valid
 
-    def begin(self) -> None:
-        """Begin a run of user code."""
-
-    def end(self) -> None:
-        """Search after the fourth and the fifth run. A new generator that is found twice was stored.
-
-        Do not search after the first run: a walk over the graph would hold up the workers that are just starting.
-        """
-        self._runs += 1
-        if self._runs not in (4, 5):
-            return
+    def look(self) -> None:
+        """Search. A new generator that is found by two searches was stored."""
         try:
             found = self._search()
         except Exception:  # from a user's class: the search must not cost a batch

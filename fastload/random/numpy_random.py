@@ -37,8 +37,6 @@ _RandomState: Any = np.random.RandomState
 _rand: Any = np.random.mtrand._rand
 _original: Any = _random.get_bit_generator()
 
-_installed: list[Any] = []  # those that route; the lock of `_original` owns it
-
 
 class State:
     """The state of one thread: that of MT19937, and the cached normal. It is random until it is seeded."""
@@ -67,29 +65,16 @@ def unusable() -> str | None:
     return "np.random.set_bit_generator has replaced the global bit generator"
 
 
-def install(owner: Any = None) -> None:
-    """Route the global functions by thread, until `remove` has been called as often. An owner counts once."""
-    _route.holding(_install, owner)
+def install() -> None:
+    """Route the global functions by thread. It lasts as long as the process, unless other code sets a bit generator."""
+    _route.holding(_install)
 
 
-def _install(owner: Any) -> None:
-    if owner is None or owner not in _installed:
-        _installed.append(owner)
-    if _random.get_bit_generator() is _original:  # even after a call that Ctrl-C ended
-        _put(_route.bit_generator)
-
-
-def remove(owner: Any = None) -> None:
-    """Undo one `install`, unless it is undone. The last one puts the original bit generator back, with its state."""
-    _route.holding(_remove, owner)
-
-
-def _remove(owner: Any) -> None:
-    if owner in _installed:
-        # A bit generator that the user has set meanwhile stays.
-        if len(_installed) == 1 and _random.get_bit_generator() is _route.bit_generator:
-            _put(_original)
-        _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
+def _install() -> None:
+    if _random.get_bit_generator() is _original:
+        gauss = _route.gauss.raw  # which setting a bit generator loses
+        _random.set_bit_generator(_route.bit_generator)
+        _route.gauss.raw = gauss
 
 
 def enter(own: Callable[[], State] | None) -> None:
@@ -287,13 +272,6 @@ class _Routed(_MT19937):  # type: ignore[misc]
 _Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._rand)` names it
 
 
-def _put(bit_generator: Any) -> None:
-    """Give the global functions a bit generator, without losing the cached normal."""
-    gauss = _route.gauss.raw
-    _random.set_bit_generator(bit_generator)
-    _route.gauss.raw = gauss
-
-
 def _probe() -> str | None:
     """Return a clause that says how NumPy or Python differs from what this module expects, or None."""
     if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
@@ -334,7 +312,7 @@ def _works() -> bool:
 
 
 GLOBAL = [_original]
-"""The bit generators of NumPy's global functions: the original, and the one that stands for it while installed."""
+"""The bit generators of NumPy's global functions: the original, and the one that stands for it once installed."""
 
 _failure = _probe()
 if _failure is None:

@@ -1,6 +1,6 @@
 """Python's `random` functions, routed to a generator of the calling thread, as in a worker process.
 
-While installed, a thread that has entered draws from its own generator, whatever name it uses for a function. All other
+Once installed, a thread that has entered draws from its own generator, whatever name it uses for a function. All other
 threads draw from the global generator, and get the same numbers as without routing.
 
 The functions of `random` are methods of one instance, `random._inst`. `install` gives it another class, in which the
@@ -94,7 +94,7 @@ class _Routed(_random.Random):
 
 
 class _ThreadRandom(Random, _Routed):
-    """The class of `random._inst` while installed."""
+    """The class of `random._inst` once installed."""
 
     @property
     def gauss_next(self) -> Any:
@@ -122,44 +122,58 @@ class _ThreadRandom(Random, _Routed):
         return Random, (), self.getstate()  # it can be loaded without fastload
 
 
-# Lists of one function, which hold this module's only reference to it: `_replace` counts references.
-_STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
-    name: ([getattr(random, name)], [MethodType(getattr(_Routed, name), GLOBAL)])
+_STAND_INS: dict[str, tuple[Any, Any]] = {
+    name: (getattr(random, name), MethodType(getattr(_Routed, name), GLOBAL))
     for name in ("random", "getrandbits")
 }
+"""The functions in C, and what replaces them."""
 
-# Owns `_installed`, `_holders` and `_left`, and is held while the class of `GLOBAL` and the names in modules change. It
-# is reentrant because garbage collection, which can come at any time, may close a loader.
+# Owns `_places` and what follows, and is held while the class of `GLOBAL` and the names in modules change. It is
+# reentrant because garbage collection, which can come at any time, may run a loader.
 _lock = threading.RLock()
-_installed: list[Any] = []  # the owners of `install` that have not called `remove`
-_holders: list[tuple[dict[str, Any], str]] = [(vars(random), name) for name in _STAND_INS]
-# By the id of the list: the number of references outside of modules, and the number of modules.
-_left: dict[int, tuple[int, int]] = {}
+_places: list[tuple[dict[str, Any], str, str]] = []  # dict of a module, name there, function in C
+_modules = 0  # how many there were when they were searched
+_installed = False  # whether no module holds a function in C any more
 
 
-def install(owner: Any = None) -> None:
+def install() -> None:
     """Let the functions of `random` act on the generator of the calling thread, in threads that have entered.
 
-    An owner counts once.
+    It lasts as long as the process. Every call looks again: Ctrl-C may have ended the one before, and other code may
+    have put back a function.
     """
+    global _installed
     with _lock:
-        if owner is None or owner not in _installed:
-            _installed.append(owner)
-        # Every time, not only the first: Ctrl-C may have ended the call before.
         GLOBAL.__class__ = _ThreadRandom
-        for real, stand_in in _STAND_INS.values():
-            _replace(real, stand_in)
+        for name, (real, stand_in) in _STAND_INS.items():
+            if vars(random).get(name) is real:  # first: what is imported meanwhile has the stand-in
+                _installed = False
+                setattr(random, name, stand_in)
+        if not _installed:
+            search()
+            for held, key, name in _places:
+                real, stand_in = _STAND_INS[name]
+                if held.get(key) is real:
+                    held[key] = stand_in
+            _installed = True
 
 
-def remove(owner: Any = None) -> None:
-    """Undo one `install`, if that is not undone. The last call restores everything."""
+def search() -> None:
+    """Find the names in all modules that hold a function in C, whatever they are. A fork of this process knows them.
+
+    This takes tens of milliseconds in a large program, and touches all modules.
+    """
+    global _modules
+    names = {id(real): name for name, (real, _) in _STAND_INS.items()}
     with _lock:
-        if owner in _installed:
-            if len(_installed) == 1:
-                for real, stand_in in _STAND_INS.values():
-                    _replace(stand_in, real)
-                GLOBAL.__class__ = Random
-            _installed.remove(owner)  # last: after a Ctrl-C, the owner calls again
+        modules = list(sys.modules.values())
+        for module in modules if len(modules) != _modules else ():
+            # Not `isinstance`: cffi's libraries claim to be modules, but have no `__dict__`.
+            if issubclass(type(module), ModuleType):
+                held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
+                found = [(key, id(value)) for key, value in list(held.items())]
+                _places.extend((held, key, names[i]) for key, i in found if i in names)
+        _modules = len(modules)
 
 
 def enter(own: Callable[[], Random] | None) -> None:
@@ -184,7 +198,7 @@ def unusable() -> str | None:
     The first call tests the routing on private generators, in 1 ms.
     """
     for name, (real, _) in _STAND_INS.items():
-        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not GLOBAL:
+        if not isinstance(real, BuiltinMethodType) or real.__self__ is not GLOBAL:
             return f"other code had replaced `random.{name}`"
     methods = {k for k, v in vars(_random.Random).items() if type(v) is MethodDescriptorType}
     functions = {k for k, v in vars(random).items() if isinstance(v, BuiltinMethodType)}
@@ -195,41 +209,6 @@ def unusable() -> str | None:
         return None if _works() else "a test at the start drew other numbers than Python's `random`"
     except Exception as error:
         return f"a test at the start failed ({error!r})"
-
-
-def _references(holder: list[Any]) -> int:
-    return sys.getrefcount(holder[0])
-
-
-_ALONE = _references([object()])
-
-
-def _replace(old: list[Any], new: list[Any]) -> None:
-    """Replace `old[0]` by `new[0]` in every module, whatever its name is there.
-
-    First replace it under the known names. Searching all modules takes tens of milliseconds in a large program. That is
-    needed only if more references are left than after the last search, or if there are more modules.
-    """
-    for held, name in _holders:
-        if held.get(name) is old[0]:
-            held[name] = new[0]
-    references = _references(old)
-    left, modules = _left.get(id(old), (_ALONE, len(sys.modules)))
-    if references == _ALONE or (references <= left and len(sys.modules) == modules):
-        # The fewest: a thread that calls the function meanwhile holds a reference too.
-        _left[id(old)] = references, len(sys.modules)
-        return
-    function, stand_in = old[0], new[0]
-    for module in list(sys.modules.values()):
-        # Not `isinstance`: cffi's libraries claim to be modules, but have no `__dict__`.
-        if issubclass(type(module), ModuleType):
-            held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
-            for name, value in list(held.items()):
-                if value is function:
-                    held[name] = stand_in
-                    _holders.append((held, name))
-    del function
-    _left[id(old)] = _references(old), len(sys.modules)
 
 
 def _works() -> bool:

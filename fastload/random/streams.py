@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 from fastload._kit.integers import integer
-from fastload._kit.torch_private import no_torch_function
 from fastload.random import numpy_random, passes, python_random, torch_random
 from fastload.random.global_draws import shared_draws
 from fastload.random.held import Keyed
@@ -37,6 +36,9 @@ _local = threading.local()
 
 MODULES: dict[str, Any] = {"python": python_random, "numpy": numpy_random}
 """The modules with global random functions that can be routed."""
+
+OWNERS = {"python": "Python's", "numpy": "NumPy's", "torch": "torch's"}
+"""What a message calls the owner of a global random state."""
 
 ENVIRONMENT = "FASTLOAD_RANDOM_MODULES"
 """The environment variable with the modules to route if a loader has no `random_modules`."""
@@ -104,10 +106,6 @@ class Stream:
         self._rng: np.random.Generator | None = None
         self._python, self._python_fresh = random.Random(0), False
         self._numpy, self._numpy_fresh = numpy_random.State(), False
-        # The twin of torch's generator: the same algorithm with the same seed, without torch.
-        self._twin: np.random.MT19937 | None = None  # created at the first use: that takes 200 us
-        self._twin_fresh = False
-        self._words = 0  # drawn from the twin, which torch's generator must skip
 
     def move(self, source: StreamSource | None, at: int | None) -> None:
         """Move to a position, and begin its stream."""
@@ -162,47 +160,15 @@ class Stream:
             # Torch uses only the low 32 bits of a seed. `initial_seed()` has 63, as in a worker process.
             self._torch.manual_seed(self._key & (1 << 63) - 1)
             self._torch_fresh = True
-            if self._words:
-                with no_torch_function():
-                    passed = torch.empty(self._words, dtype=torch.float32, device="cpu")
-                    passed.uniform_(generator=self._torch)
         return self._torch
 
     def of_sample(self) -> torch.Generator | None:
         """Return `generator()`, or None between two samples: torch then draws from its global generator."""
         return None if self.source is None else self.generator()
 
-    def words(self) -> Callable[[], int] | None:
-        """Return a function that draws the next 32 bits of torch's generator for this position, without torch.
-
-        Return None if torch's generator itself is already in use at this position.
-        """
-        self._refresh()
-        if self._torch_fresh:
-            return None
-        if not self._twin_fresh:
-            assert self._key is not None
-            if self._twin is None:
-                self._twin = np.random.MT19937()
-                self._seed_twin = np.random.RandomState(self._twin).seed
-            self._seed_twin(self._key & 0xFFFF_FFFF)  # torch uses no more bits
-            self._twin_fresh = True
-        return self._word
-
-    def _word(self) -> int:
-        if self._torch_fresh:
-            raise RuntimeError(
-                "the stream's generator is in use: only torch may draw its words now"
-            )
-        assert self._twin is not None
-        self._words += 1
-        return int(self._twin.random_raw())
-
     def drawn(self) -> dict[str, Any]:
         """Return what was drawn at this position. With it, a stream of another process draws what comes next here."""
         self._refresh()
-        if self._words:
-            self.generator()
         names = ("_key", "_pass_key", "_python_fresh", "_numpy", "_numpy_fresh", "_torch_fresh")
         return {
             **{name: getattr(self, name) for name in (*names, "_rng")},
@@ -233,7 +199,7 @@ class Stream:
         if self.stale:
             assert self.source is not None
             self._key = self.source.stream_key(self.at)
-            self._torch_fresh, self._twin_fresh, self._words, self._rng = False, False, 0, None
+            self._torch_fresh, self._rng = False, None
             if self._pass_key is None:
                 self._python_fresh = self._numpy_fresh = False
             self.stale = False
@@ -284,13 +250,14 @@ def _seeded() -> torch.Generator | None:
 def entered(stream: Stream) -> Iterator[None]:
     """Let this thread draw from `stream` in the block. Then restore the previous stream and the held generators."""
     torch_random.install(_seeded)
-    if reason := torch_random.unusable():
-        stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
+    for name, module in {**MODULES, "torch": torch_random}.items():
+        if reason := module.unusable():
+            stream.noticed.add(shared_draws(f"{OWNERS[name]} global random state ({reason})"))
     before = current_stream()
     try:
         try:
             for name in stream.modules:
-                MODULES[name].install(stream)
+                MODULES[name].install()
             _enter(stream, stream.modules)
             yield
         finally:
@@ -310,15 +277,13 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
 
 
 def leave(stream: Stream, outer: Stream | None) -> None:
-    """Undo what `entered` did: return this thread to the stream `outer`, and restore modules and held generators.
+    """Undo what `entered` did: return this thread to the stream `outer`, and restore the held generators.
 
     Call it again after `entered`: Ctrl-C may have struck while that entered or left. The second call does the rest.
     """
     stream.move(None, None)  # so that it keeps no batch
     if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
-    for name in stream.modules:
-        MODULES[name].remove(stream)
     if stream.held is not None:
         stream.held.restore()
 
@@ -371,15 +336,6 @@ def sample_generator() -> torch.Generator:
         >>> noise = torch.rand(3, generator=fastload.sample_generator())
     """
     return _seeded() or torch.default_generator
-
-
-def sample_words() -> Callable[[], int] | None:
-    """Return a function that draws the next 32 bits of `sample_generator()`, in 0.3 us and without torch.
-
-    Return None if torch's generator is already in use for this sample, or outside of a loader.
-    """
-    stream = current_stream()
-    return None if stream is None or not stream.source else stream.words()
 
 
 def sample_rng() -> np.random.Generator:

@@ -64,8 +64,6 @@ random.to rrelu_with_noise_functional uniform
 """)
 """Operators that create a tensor from another by one of the above, and those that replace them in a traced graph."""
 
-_CPU = torch.device("cpu")
-
 Own = Callable[[], torch.Generator | None]
 
 
@@ -122,18 +120,11 @@ def kernels() -> dict[str, Callable[..., Any]]:
     """Return a kernel for each of the operators above that this version of torch has, by name."""
     draws = {}
     for name in (*IN_PLACE, *OTHERS, *FACTORIES, *COMPOSED):
-        operator = overload(name)
-        base = name.partition(".")[0]
-        if operator is None:
-            continue
-        if name in IN_PLACE:
-            draws[name] = _in_place(getattr(torch.Tensor, base))  # in half the operator's own time
-        elif name in FACTORIES:
-            draws[name] = _factory(getattr(torch, base))
-        elif takes_generator(operator):
-            draws[name] = _other(operator)
-        elif overload(f"{base}.generator") is not None:  # in older versions `rand_like` has none
-            draws[name] = _other(getattr(torch, base))
+        operator, base = overload(name), name.partition(".")[0]
+        if operator is not None and takes_generator(operator):
+            draws[name] = _drawn(operator)
+        elif operator is not None and overload(f"{base}.generator") is not None:
+            draws[name] = _drawn(getattr(torch, base))  # which takes one, unlike this overload
     draws["native_dropout"] = _dropout(overload("native_dropout"))
     return {name: _kernel(draw) for name, draw in draws.items()}
 
@@ -155,16 +146,7 @@ def _kernel(draw: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _in_place(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> Any:
-        if tensor.is_cpu:
-            generator = _chosen(generator)
-        return operator(tensor, *args, generator=generator)
-
-    return draw
-
-
-def _other(operator: Callable[..., Any]) -> Callable[..., Any]:
+def _drawn(operator: Callable[..., Any]) -> Callable[..., Any]:
     def draw(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         if type(args[-1]) is torch.Generator:  # some operators take it by position
             *args, generator = args  # type: ignore[assignment]
@@ -172,34 +154,6 @@ def _other(operator: Callable[..., Any]) -> Callable[..., Any]:
             generator = _chosen(generator)
         if generator is not None:  # this operator may be missing on other devices
             kwargs["generator"] = generator
-        return operator(*args, **kwargs)
-
-    return draw
-
-
-def _factory(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a faster `_other`, for an operator without tensor arguments. It takes half the time."""
-
-    def draw(
-        *args: Any,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-        generator: torch.Generator | None = None,
-        out: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if out is not None:
-            kwargs["out"] = out
-            if out.is_cpu:
-                generator = _chosen(generator)
-        elif device is None or device == _CPU:
-            generator = _chosen(generator)
-        else:
-            kwargs["device"] = device
-        if generator is not None:
-            kwargs["generator"] = generator
-        if pin_memory:
-            kwargs["pin_memory"] = True
         return operator(*args, **kwargs)
 
     return draw

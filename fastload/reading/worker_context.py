@@ -10,9 +10,7 @@ from typing import Any
 from fastload._kit.torch_private import current_worker_info, set_worker_info
 from fastload._kit.user_errors import file_of
 from fastload.memory.batch import Batch
-from fastload.random.global_draws import GlobalDraws
 from fastload.random.held import NewGenerators
-from fastload.random.streams import MODULES
 from fastload.reading.failures import Wait
 from fastload.reading.fetch import Fetcher
 from fastload.reading.modes import Modes
@@ -68,39 +66,34 @@ class WorkerContext:
         self.modes = modes
         self.fetcher = fetcher
         self.filler = fetcher.source.filler_of(own.dataset)
-        self._looks: dict[str, list[GlobalDraws | NewGenerators]] = {}
+        self._new: dict[str, NewGenerators] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if self.worker == 0 and fetcher.keyed:  # a look costs some 100 us, so one looks for all
+        if (
+            self.worker == 0 and fetcher.keyed and stream.keyed
+        ):  # a search is slow: one for all workers
             for stage in ("sample", "collate") if fetcher.collates else ("sample",):
-                shared = MODULES.keys() - stream.modules
-                self._looks[stage] = [GlobalDraws(stream.noticed, module) for module in shared]
-                if stream.keyed:
-                    self._looks[stage].append(
-                        NewGenerators(found or (), own.current_generators, stream.noticed)
-                    )
+                self._new[stage] = NewGenerators(
+                    found or (), own.current_generators, stream.noticed
+                )
 
     def looking(self, stage: str) -> AbstractContextManager[None]:
-        """Return the span of a stage, in which this notices whatever makes samples depend on other threads.
+        """Return the span of a stage. After its fourth and its eighth block, look for generators that user code stored.
 
-        Look in the first four blocks of a stage, and then in each whose number is a power of two.
+        Not after the first: a walk over the dataset would hold up the workers that are just starting.
         """
-        if stage not in self._looks:
+        if stage not in self._new:
             return span(stage)
-        self._blocks[stage] = number = self._blocks[stage] + 1
-        due = number <= 4 or not number & (number - 1)
-        return _looking(stage, self._looks[stage]) if due else span(stage)
+        self._blocks[stage] += 1
+        return _looking(stage, self._new[stage]) if self._blocks[stage] in (4, 8) else span(stage)
 
 
 @contextmanager
-def _looking(stage: str, looks: list[GlobalDraws | NewGenerators]) -> Iterator[None]:
-    try:  # Ctrl-C may strike while they begin
+def _looking(stage: str, new: NewGenerators) -> Iterator[None]:
+    try:
         with span(stage):
-            for look in looks:
-                look.begin()
             yield
     finally:
-        for look in looks:
-            look.end()
+        new.look()
 
 
 def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from fastload.errors import DatasetCopyError
 from fastload.safety.graph import Graph
 from fastload.safety.kinds import ATOM
 from fastload.safety.memory import copy_block
@@ -14,18 +13,13 @@ from fastload.safety.memory import copy_block
 def make_copies(graph: Graph) -> tuple[list[Any], list[tuple[str, Any]]]:
     """Return one worker's own roots, and its generators.
 
-    An object that cannot be copied after all is shared from then on, and is added to `uncopyable`.
+    An object that cannot be copied after all is shared from then on, and is added to `uncopyable`. A circle of very
+    many objects raises RecursionError: raise `sys.setrecursionlimit()`.
     """
     copier = _Copier(graph)
-    try:
-        # What was found last first: then calls are as deep as a circle is long, not as objects are nested.
-        for node in reversed(graph.nodes.values()):
-            copier.copy(node.x)
-    except RecursionError as error:
-        raise DatasetCopyError(
-            "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
-            "pass copy_dataset=False if threads may share it."
-        ) from error
+    # What was found last first: then calls are as deep as a circle is long, not as objects are nested.
+    for node in reversed(graph.nodes.values()):
+        copier.copy(node.x)
     return [copier.copy(root) for root in graph.roots.values()], graph.generators(copier.memo)
 
 
@@ -61,5 +55,5 @@ class _Copier:
         block = self._graph.blocks.get(id(x))
         if block is None:  # it has no bytes, or more than bytes
             return copy.deepcopy(x, self.memo)
-        self.memo.update(copy_block(block, self._graph.weights))
+        self.memo.update(copy_block(block))
         return self.memo[id(x)]

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import sys
 import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import torch
-
 from fastload.safety import kinds, memory, objects
-from fastload.safety.files import CannotReopen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +41,12 @@ class Graph:
     Args:
         roots: the objects at which the graph begins, by name. They are copied as one graph: if two of them hold the
             same object, their copies hold the same copy.
-        copy_data: copy data too, whatever its size.
 
     It reads the objects once, in the caller's thread: nothing may change them meanwhile.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, copy_data: bool = False) -> None:
+    def __init__(self, roots: Mapping[str, Any]) -> None:
         self.roots = roots
-        self._copy_data = copy_data
         self.kinds = Kinds()
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
         # By id. They keep the objects alive, so that the ids stay valid.
@@ -86,16 +79,6 @@ class Graph:
             below = [(y, id(x), way) for way, y in parts if type(y) not in objects.LEAVES]
             stack.extend(reversed(below))  # if two attributes hold it, the first names it
 
-    @cached_property
-    def weights(self) -> set[int]:
-        """The ids of parameters whose memory workers share: those of models, unless an optimizer may write to them."""
-        found = [node.x for node in self.nodes.values()]
-        if self._copy_data or any(issubclass(type(x), torch.optim.Optimizer) for x in found):
-            return set()
-        models = [objects.own_dict(x) for x in found if issubclass(type(x), torch.nn.Module)]
-        found = [p for own in models for p in own.get("_parameters", {}).values()]
-        return {id(p) for p in found} & self.nodes.keys()
-
     def keep_lists(self) -> None:
         """Let workers share copies of long lists as they are now. So the loop can shuffle its own in place."""
         shared = [self.nodes[i].x for i in self.shared if type(self.nodes[i].x) is list]
@@ -109,11 +92,8 @@ class Graph:
             return kind.shared
         if isinstance(kind, kinds.Generator) and objects.is_global_generator(x):
             return "global functions draw from it"
-        streams = sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
-        if isinstance(kind, kinds.File) and x in streams:
-            return "a standard stream"
         if isinstance(kind, kinds.Memory):
-            why = memory.why_apart(x, copy_data=self._copy_data)
+            why = memory.why_apart(x)
             if why is None:
                 self._memory.append(x)
             return why
@@ -127,33 +107,31 @@ class Graph:
 
     def _is_data(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether the elements of a container are data: there is much below it, and it is no code."""
-        size = kind.size(x) if isinstance(kind, kinds.Container) and not self._copy_data else 0
+        size = kind.size(x) if isinstance(kind, kinds.Container) else 0
         if size < objects.FEW or objects.holds_code(x):
             return False
         return size > objects.ELEMENTS or self._is_heavy(x, kind)
 
     def _is_heavy(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether much is below a container. An element that is no array adds an eighth at most."""
-        count = nbytes = 0
-        seen, most, largest = {id(x)}, objects.BELOW // 8, objects.BELOW_BYTES // 8
+        nbytes, seen, most = 0, {id(x)}, objects.BELOW_BYTES // 8
         for _, part in kind.parts(x):
-            todo, more, size = [part], 0, 0
-            while todo and more < most and size < largest:
+            todo, size = [part], 0
+            while todo and size < most:
                 y = todo.pop()
                 of = self.kinds[type(y)]
                 if of is kinds.ATOM or id(y) in seen or type(y) in objects.LEAVES:
                     continue
                 seen.add(id(y))
-                more += 1
+                size += objects.OBJECT_BYTES
                 if isinstance(of, kinds.Memory):
                     size += memory.nbytes_of(y)
                 elif isinstance(of, kinds.Container):
                     size += 8 * of.size(y)
-                if of.shared is None and not isinstance(of, kinds.InC):
-                    todo += (p for _, p in itertools.islice(of.parts(y), most))
-            count += more
-            nbytes += size if more == 1 else min(size, largest)  # one object: an array
-            if count > objects.BELOW or nbytes > objects.BELOW_BYTES:
+                if of.shared is None:
+                    todo += (p for _, p in itertools.islice(of.parts(y), objects.ELEMENTS))
+            nbytes += size if isinstance(self.kinds[type(part)], kinds.Memory) else min(size, most)
+            if nbytes > objects.BELOW_BYTES:
                 return True
         return False
 
@@ -163,7 +141,7 @@ class Graph:
         """Decide for each piece of memory whether workers share it."""
         maps = memory.shared_maps() if self._memory else []  # it takes 1 ms
         for block in memory.blocks_of(self._memory):
-            why = block.why_shared(maps, copy_data=self._copy_data)
+            why = block.why_shared(maps)
             if why is None:
                 block.members = [member for member in block.members if memory.is_view(member)]
                 self.blocks.update((id(member), block) for member in block.members)
@@ -198,7 +176,7 @@ class Graph:
 
     def share(self, x: Any, error: Exception) -> None:
         """Share an object that cannot be copied, and note why."""
-        why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, kinds.NoCopy) else f"{type(error).__name__}: {error}"
         self.uncopyable.insert(0, Named(self.path(x), x, why))  # copies begin with the last
         self.shared[id(x)] = why
 
@@ -221,7 +199,9 @@ def kind_of(cls: type) -> kinds.Kind:
         return kinds.ATOM
     if objects.is_one_of(cls, objects.REFUSED):
         return kinds.Refused()
-    if issubclass(cls, memory.MEMORY):  # multiprocessing makes some of these classes
+    if issubclass(cls, objects.UNCOPIED):  # multiprocessing makes some of these classes
+        return kinds.Uncopied()
+    if issubclass(cls, memory.MEMORY):
         return kinds.Memory()
     if (why := objects.shared_class(cls)) is not None:
         return kinds.Kind(why)
@@ -230,8 +210,10 @@ def kind_of(cls: type) -> kinds.Kind:
     in_memory = issubclass(cls, io.BytesIO | io.StringIO)
     if issubclass(cls, io.IOBase | tarfile.TarFile) and not in_memory:
         return kinds.File()
+    if objects.has_finalizer(cls):
+        return kinds.Finalized(cls)
     base = objects.solid_base(cls)
     if base in objects.BASES:
         return kinds.Container(cls, base)
     in_c = objects.is_one_of(cls, objects.REDUCED) or not objects.is_plain(cls)
-    return kinds.InC(cls) if in_c else kinds.Instance(cls)
+    return kinds.InC() if in_c else kinds.Instance(cls)

@@ -6,9 +6,8 @@ Instances of Python classes are copied without running their code, as a fork wou
 
 from __future__ import annotations
 
-import copy
-import copyreg
 import functools
+import io
 import itertools
 import random
 import sys
@@ -21,14 +20,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastload.safety.files import reopened
-from fastload.safety.finalizers import silence
-from fastload.safety.modules import is_importable
+from fastload.safety.modules import is_importable, is_users_module
 from fastload.safety.objects import (
     GENERATORS,
     LEAVES,
+    REDUCED,
     attributes,
     filled,
+    is_one_of,
+    is_open,
     own_dict,
     slots_of,
 )
@@ -47,7 +47,7 @@ class Copier(Protocol):
         """Return the worker's own `x`, which is `x` itself if that is shared."""
 
     def memory(self, x: Any) -> Any:
-        """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
+        """Return `x` over the worker's copy of its memory. If it has none, return what its own protocol copies."""
 
 
 class Kind:
@@ -63,6 +63,10 @@ class Kind:
     def copy(self, x: Any, copier: Copier) -> Any:
         """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
+
+
+class NoCopy(Exception):
+    """An object has no copy. The message is the reason, as one clause."""
 
 
 ATOM = Kind()
@@ -111,7 +115,6 @@ class Instance(Kind):
         """Give `y` copies of the attributes of `x`, and return it."""
         copier.memo[id(x)] = y
         if self.any:
-            silence(y)
             before, own = own_dict(x), own_dict(y)
             own.update({**before, **self._of_class, **before})  # `__hash__` may need plain values
             for name, value in [*own.items()]:
@@ -122,6 +125,14 @@ class Instance(Kind):
 
     def _is_own(self, name: str) -> bool:
         return self._names is None or name in self._names
+
+
+class Finalized(Instance):
+    """An instance with a finalizer, which its copies would run, too."""
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        raise NoCopy("a copy would run its `__del__`, too")
 
 
 class Container(Instance):
@@ -217,8 +228,6 @@ class Function(Kind):
         y.__defaults__ = x.__defaults__ and tuple(map(copier.copy, x.__defaults__))
         own = x.__kwdefaults__
         y.__kwdefaults__ = own and {name: copier.copy(value) for name, value in own.items()}
-        for name in ("__qualname__", "__module__", "__doc__"):
-            setattr(y, name, getattr(x, name))
         vars(y).update((name, copier.copy(value)) for name, value in vars(x).items())
         return y
 
@@ -240,7 +249,7 @@ class Cell(Kind):
 
 
 class Bound(Kind):
-    """A bound method, a `functools.partial`, or a function under `functools.lru_cache`."""
+    """A bound method or a `functools.partial`."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -249,18 +258,14 @@ class Bound(Kind):
             yield from ((f".args[{k}]", a) for k, a in enumerate(x.args))
             yield from ((f".keywords[{k!r}]", a) for k, a in x.keywords.items())
             yield from ((f".{name}", value) for name, value in vars(x).items())
-        elif type(x) is CACHED:
-            yield ".__wrapped__", x.__wrapped__
         elif not isinstance(x.__self__, types.ModuleType | type | None):
             yield ".__self__", x.__self__
             if type(x) is types.MethodType:
                 yield ".__func__", x.__func__
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. Each worker begins with an empty cache: cached values may be state."""
+        """See `Kind`."""
         own = copier.copy
-        if type(x) is CACHED:
-            return functools.lru_cache(**x.cache_parameters())(own(x.__wrapped__))
         if all(own(part) is part for _, part in self.parts(x)):
             return x
         if type(x) is types.MethodType:
@@ -273,12 +278,11 @@ class Bound(Kind):
         return getattr(own(x.__self__), x.__name__)  # in C: `generator.uniform`, `list.append`
 
 
-CACHED = type(functools.lru_cache(print))
 METHODS = types.MethodType, types.BuiltinMethodType, types.MethodWrapperType
 EXACT: dict[type, Kind] = {
     types.FunctionType: Function(),
     types.CellType: Cell(),
-    **dict.fromkeys((*METHODS, functools.partial, CACHED), Bound()),
+    **dict.fromkeys((*METHODS, functools.partial), Bound()),
 }
 
 
@@ -301,7 +305,7 @@ class Generator(Instance):
         if base is torch.Generator:
             return base(x.device).set_state(x.get_state())
         if base is np.random.BitGenerator:
-            return copy.deepcopy(x, copier.memo)
+            return copier.memory(x)
         y = base.__new__(self._cls)
         if base is random.Random:
             base.setstate(y, base.getstate(x))
@@ -312,8 +316,29 @@ class Generator(Instance):
         return self._filled(y, x, copier)
 
 
-class Memory(Kind):
-    """An array, a tensor or a buffer."""
+class InC(Kind):
+    """An instance with data in C, which its own protocol copies."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        cls = type(x)
+        users = is_users_module(cls.__module__) and not is_one_of(cls, REDUCED)
+        if users or cls is types.SimpleNamespace:  # a library may copy less than its attributes
+            yield from ((f".{name}", value) for name, value in attributes(x, slots_of(cls)))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        if hasattr(type(x), "__next__") and not issubclass(type(x), io.IOBase):
+            raise NoCopy("an iterator has one position")
+        for _, part in self.parts(x):
+            mine = copier.memo.setdefault(id(part), copier.copy(part))
+            if type(part) is types.FunctionType and mine is not part:  # it would be shared
+                raise NoCopy("it holds a function that has state")
+        return copier.memory(x)
+
+
+class Memory(InC):
+    """An array or a tensor."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -321,73 +346,20 @@ class Memory(Kind):
         if type(x) is np.ndarray and x.dtype == object:
             yield from ((f"[{k}]", value) for k, value in enumerate(x.flat))
 
-    def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`."""
-        if type(x) is np.ndarray and x.dtype == object:
-            y = copier.memo[id(x)] = np.empty_like(x)
-            for index in np.ndindex(x.shape):
-                y[index] = copier.copy(x[index])
-            return y
-        for _, part in self.parts(x):
-            copier.copy(part)
-        return copier.memory(x)
-
 
 class File(Kind):
-    """An open file or tar archive."""
+    """A file or tar archive. While one worker seeks in it, another reads."""
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
-        return reopened(x)
+        if is_open(x):
+            raise NoCopy("an open file has one position")
+        return x
 
 
-class InC(Kind):
-    """An instance with data in C, which its own protocol copies. `__reduce_ex__` is asked once for all workers."""
-
-    def __init__(self, cls: type) -> None:
-        super().__init__()
-        self._deep = hasattr(cls, "__deepcopy__")
-        self._reduced: dict[int, Any] = {}  # by the ids of objects, which the graph keeps alive
-
-    def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`."""
-        if self._deep:
-            return
-        cls: Any = type(x)  # a weak proxy would answer for what it refers to
-        reduce: Any = copyreg.dispatch_table.get(cls)
-        try:
-            reduced = reduce(x) if reduce else cls.__reduce_ex__(x, 4)
-            if isinstance(reduced, tuple):
-                make, args, state, items, pairs = (*reduced, None, None, None)[:5]
-                reduced = make, args, state, [*(items or ())], [*(pairs or ())]
-            yield from _parts_of(reduced)
-        except Exception as error:
-            reduced = error.with_traceback(None)  # its frames would keep the epoch that begins
-        self._reduced[id(x)] = reduced
+class Uncopied(Kind):
+    """An object that `copy.deepcopy` would share in silence, or take out of memory that it shares."""
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. From Python 3.14 on, `copy.deepcopy` takes no copy of a function from its memo."""
-        if self._deep:
-            return copy.deepcopy(x, copier.memo)
-        reduced = self._reduced[id(x)]
-        if isinstance(reduced, Exception):
-            raise reduced
-        if isinstance(reduced, str):
-            return x
-        new, (make, args, state, items, pairs) = copier.copy, reduced
-        of = {k: new(v) for k, v in state.items()} if type(state) is dict else new(state)
-        pairs = [(new(k), new(v)) for k, v in pairs]
-        again = make, tuple(map(new, args)), of, [*map(new, items)], pairs
-        y = copy.copy(types.SimpleNamespace(__reduce_ex__=lambda _: again))
-        silence(y)
-        return y
-
-
-def _parts_of(reduced: Any) -> Iterator[Part]:
-    """Yield the parts of what `__reduce_ex__` returned."""
-    if isinstance(reduced, tuple):
-        _, args, state, items, pairs = reduced
-        named = state if type(state) is dict else {}
-        held = [*args, *items, *itertools.chain(*pairs), None if named else state]
-        yield from (("", part) for part in held)
-        yield from ((f".{name}", value) for name, value in named.items())
+        """See `Kind`."""
+        raise NoCopy("workers cannot have their own")

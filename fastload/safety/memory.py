@@ -1,4 +1,4 @@
-"""Arrays, tensors and buffers, sorted by their memory: views of the same memory stay views of the same copy.
+"""Arrays and tensors, sorted by their memory: views of the same memory stay views of the same copy.
 
 Memory that worker processes would share, the workers share too: a file that is mapped, `SharedMemory`, an `mp.Array`.
 No array or tensor says what it lies in, but the system knows.
@@ -6,12 +6,10 @@ No array or tensor says what it lies in, but the system knows.
 
 from __future__ import annotations
 
-import array
 import bisect
 import ctypes
 import re
-from collections.abc import Container, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -23,18 +21,12 @@ import torch
 from fastload._kit.torch_private import no_torch_function
 from fastload.safety.objects import ELEMENTS, MEMORY_BYTES, own_dict
 
-Buffer = bytearray | array.array  # type: ignore[type-arg]
-CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
-MEMORY = (np.ndarray, torch.Tensor, torch.UntypedStorage, bytearray, array.array, *CTYPES)
+MEMORY = (np.ndarray, torch.Tensor)
 """The classes of memory. A subclass of the user's may copy itself."""
 
 
-Maps = list[tuple[int, int]]
-"""The first address of each piece of memory, and the first after it, in order."""
-
-
-def shared_maps() -> Maps:
-    """Return the memory that a forked process would write to, too."""
+def shared_maps() -> list[tuple[int, int]]:
+    """Return the memory that a forked process would write to, too: where each piece begins and ends, in order."""
     found = _SHARED.findall(Path("/proc/self/maps").read_bytes())
     return [(int(start, 16), int(stop, 16)) for start, stop in found]
 
@@ -52,12 +44,10 @@ class Block:
     stop: int
     members: list[Any] = field(default_factory=list)
 
-    def why_shared(self, maps: Maps, *, copy_data: bool) -> str | None:
+    def why_shared(self, maps: list[tuple[int, int]]) -> str | None:
         """Return why the memory is shared, or None if each worker gets its own."""
-        if self.stop - self.start > MEMORY_BYTES and not copy_data:
+        if self.stop - self.start > MEMORY_BYTES:
             return "data"
-        if not copy_data and not any(map(_is_writable, self.members)):
-            return "read-only"
         # CUDA's pinned memory is mapped as shared, and no other process can use it.
         k = bisect.bisect(maps, self.start, key=itemgetter(0))
         if k and self.start < maps[k - 1][1] and not any(map(_is_pinned, self.members)):
@@ -65,28 +55,22 @@ class Block:
         return None
 
 
-def why_apart(x: Any, *, copy_data: bool) -> str | None:
+def why_apart(x: Any) -> str | None:
     """Return why `x` is shared, whatever else lies in its memory. Return None if its block decides."""
     if isinstance(x, np.ndarray):
         x = np.asarray(x)  # no code of a subclass runs
-        few = not x.dtype.hasobject or x.size <= ELEMENTS or copy_data
+        few = not x.dtype.hasobject or x.size <= ELEMENTS
         return None if few else f"{x.size:,} elements"
     with no_torch_function():
-        if isinstance(x, torch.Tensor | torch.UntypedStorage) and x.device.type != "cpu":
+        if isinstance(x, torch.Tensor) and x.device.type != "cpu":
             return f"in the memory of {x.device}"
-        if isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()):
-            return "a view that is computed when it is read"
-    start, stop = extent(x)
-    scattered = start == stop and nbytes_of(x) > MEMORY_BYTES
-    return "data" if scattered and not copy_data else None
+    return None
 
 
 def is_view(x: Any) -> bool:
     """Return whether `x` is a view of memory and nothing else. If it is not, it is copied by its own protocol."""
-    if isinstance(x, CTYPES):
-        return _is_view_of_ctypes(x)
     if not isinstance(x, torch.Tensor):
-        return type(x) in MEMORY
+        return type(x) is np.ndarray
     return (
         type(x) in (torch.Tensor, torch.nn.Parameter)
         and x.layout is torch.strided
@@ -96,26 +80,16 @@ def is_view(x: Any) -> bool:
     )
 
 
-def _is_view_of_ctypes(x: Any) -> bool:
-    with suppress(ValueError):  # it contains pointers
-        return not own_dict(x) and bool(x.__reduce__())
-    return False
-
-
 def extent(x: Any) -> tuple[int, int]:
     """Return the start and stop address of the bytes that `x` is a view of: equal if they are not in one piece."""
-    if isinstance(x, torch.Tensor | torch.UntypedStorage):
+    if isinstance(x, torch.Tensor):
         try:
             with no_torch_function():
-                storage = _storage(x)
+                storage = x.untyped_storage()
                 start = storage.data_ptr()
         except RuntimeError:  # a sparse one, or one that consists of others
             return 0, 0
         return start, start + storage.nbytes() if start else 0
-    if isinstance(x, CTYPES):
-        return ctypes.addressof(x), ctypes.addressof(x) + ctypes.sizeof(x)
-    if isinstance(x, Buffer):
-        x = np.frombuffer(x, np.uint8)
     root = _root(x)
     base: Any = root.base
     if isinstance(base, torch.Tensor):
@@ -127,22 +101,14 @@ def extent(x: Any) -> tuple[int, int]:
 
 
 def nbytes_of(x: Any) -> int:
-    """Return the bytes of an array, tensor or buffer. For a tensor that is not in one piece, this is an estimate."""
+    """Return the bytes of an array or tensor: 0 of a sparse tensor, whose parts have no names."""
     if isinstance(x, np.ndarray):
         return int(x.nbytes)
-    if not isinstance(x, torch.Tensor):
-        return x.nbytes() if isinstance(x, torch.UntypedStorage) else memoryview(x).nbytes
     start, stop = extent(x)
-    with no_torch_function():
-        if start != stop:
+    if start != stop:
+        with no_torch_function():
             return min(int(x.nbytes), stop - start)
-        if x.layout in _SPARSE:
-            values: Any = x._values() if x.is_sparse else x.values()
-            return int(values.nbytes + 8 * x._nnz())
     return sum(nbytes_of(part) for part in own_dict(x).values() if isinstance(part, torch.Tensor))
-
-
-_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
 def blocks_of(members: Iterable[Any]) -> list[Block]:
@@ -160,49 +126,28 @@ def blocks_of(members: Iterable[Any]) -> list[Block]:
     return blocks
 
 
-def copy_block(block: Block, weights: Container[int]) -> dict[int, Any]:
-    """Copy the memory once. Return the members as views of the copy, by the id of the original.
-
-    The parameters with the ids `weights` get their own `grad` over the same memory.
-    """
-    if all(id(member) in weights for member in block.members):
-        return {id(member): _over(_storage(member), member) for member in block.members}
+def copy_block(block: Block) -> dict[int, Any]:
+    """Copy the memory once. Return the members as views of the copy, by the id of the original."""
     first = block.members[0]
-    if len(block.members) == 1 and isinstance(first, torch.Tensor | torch.UntypedStorage):
-        return {id(first): _over(_storage(first).clone(), first)}
-    owner = next((m for m in block.members if isinstance(m, Buffer)), None)
-    own = bytearray(block.stop - block.start) if owner is None else owner[:]
-    memory = np.frombuffer(own, np.uint8)
+    if len(block.members) == 1 and isinstance(first, torch.Tensor):
+        return {id(first): _over(first.untyped_storage().clone(), first)}  # type: ignore[no-untyped-call]
+    memory = np.empty(block.stop - block.start, np.uint8)
     ctypes.memmove(memory.ctypes.data, block.start, memory.nbytes)
     copies: dict[int, Any] = {}
     for member in block.members:
         start, stop = (address - block.start for address in extent(member))
-        if isinstance(member, Buffer):
-            copies[id(member)] = own
-        elif isinstance(member, np.ndarray):
-            copies[id(member)] = _array(member, memory, member.ctypes.data - block.start)
-        elif isinstance(member, CTYPES):
-            copies[id(member)] = type(member).from_buffer(own, start)
+        if isinstance(member, np.ndarray):
+            place = memory.data, member.ctypes.data - block.start, member.strides
+            view = copies[id(member)] = np.ndarray(member.shape, member.dtype, *place)
+            view.flags.writeable = member.flags.writeable
         else:
             storage = torch.from_numpy(memory[start:stop]).untyped_storage()
             copies[id(member)] = _over(storage, member)
     return copies
 
 
-def _storage(x: Any) -> Any:
-    return x.untyped_storage() if isinstance(x, torch.Tensor) else x
-
-
-def _array(x: np.ndarray, memory: np.ndarray, offset: int) -> np.ndarray:
-    copy: np.ndarray = np.ndarray(x.shape, x.dtype, memory.data, offset, x.strides)
-    copy.flags.writeable = x.flags.writeable
-    return copy
-
-
 def _over(storage: Any, x: Any) -> Any:
-    """Return a tensor as `x` over another storage, or that storage if `x` is one."""
-    if isinstance(x, torch.UntypedStorage):
-        return storage
+    """Return a tensor as `x` over another storage."""
     empty: Any = torch.empty(0, dtype=x.dtype, device="cpu")
     copy: torch.Tensor = empty.set_(storage, x.storage_offset(), x.size(), x.stride())
     if type(x) is torch.nn.Parameter:
@@ -220,7 +165,3 @@ def _root(x: np.ndarray) -> np.ndarray:
 def _is_pinned(x: Any) -> bool:
     x = _root(x).base if isinstance(x, np.ndarray) else x
     return isinstance(x, torch.Tensor) and x.is_pinned()
-
-
-def _is_writable(x: Any) -> bool:
-    return not isinstance(x, np.ndarray) or x.flags.writeable

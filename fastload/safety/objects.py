@@ -2,15 +2,16 @@
 
 The rule: every object that code can change is copied for each worker. Data is shared:
 
-- arrays, tensors and buffers of more than 16 MiB, read-only ones, those in memory that processes share, and tables;
+- arrays and tensors of more than 16 MiB, those in memory that processes share, and tables;
 - containers with more than 1,000 elements;
-- containers with 16 elements or more, and with more than 2,000 objects or 4 MiB below them.
+- containers with 16 elements or more, and with more than 4 MiB below them. Each object counts as 2 KiB.
 
 A container that holds datasets, transforms, functions or generators is never data.
 """
 
 from __future__ import annotations
 
+import array
 import ctypes
 import enum
 import io
@@ -19,10 +20,11 @@ import random
 import re
 import tomllib
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
@@ -43,8 +45,8 @@ ELEMENTS = 1_000
 FEW = 16
 """A container with fewer elements is not data, whatever is below it: a pair of 3 MiB buffers is not."""
 
-BELOW, BELOW_BYTES = 2_000, 4 * 2**20
-"""A container is data if more objects, or more bytes of arrays and containers, are below it."""
+BELOW_BYTES, OBJECT_BYTES = 4 * 2**20, 2 * 2**10
+"""A container is data if more is below it. Each object counts, beside the bytes of an array or container."""
 
 PER_WORKER = "fastload_per_worker"
 """The class attribute that makes a class thread-safe: names of the attributes of which each worker gets its own copy.
@@ -67,6 +69,13 @@ GENERATORS = (
     *(random.Random, torch.Generator),
 )
 
+UNCOPIED: Any = (
+    *(bytearray, array.array, memoryview),
+    *(ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union, torch.UntypedStorage),
+    *(weakref.ref, *weakref.ProxyTypes, partial, type(lru_cache(print))),
+)
+"""Classes whose instances `copy.deepcopy` shares in silence, or takes out of memory that others share."""
+
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 _NAMES = {table: frozenset(entry["names"].split()) for table, entry in _TABLE.items()}
@@ -85,8 +94,6 @@ def shared_class(kind: type) -> str | None:
     for module in (name.partition(".")[0] for name in found):
         if module in _NAMES["modules"]:
             return f"an object of {module}"
-    if "fastload.engine.iterator.LoaderIterator" in found:
-        return "a loop over a loader"
     positioned = hasattr(kind, "__next__") or is_one_of(kind, _NAMES["positioned"])
     return "data" if is_one_of(kind, _NAMES["shared"]) and not positioned else None
 
@@ -124,8 +131,14 @@ def is_global_generator(x: Any) -> bool:
     return any(x is each for each in (python_random.GLOBAL, torch.default_generator, *numpys_own))
 
 
-HEAP, IMMUTABLE = 1 << 9, 1 << 8
-"""Bits of `type.__flags__`. HEAP: a class statement, or similar C code, made the class. IMMUTABLE: it cannot change."""
+HEAP = 1 << 9
+"""A bit of `type.__flags__`: a class statement, or similar C code, made the class."""
+
+
+def has_finalizer(kind: type) -> bool:
+    """Return whether a class has a `__del__` in Python. That of some classes does no harm to what a copy shares."""
+    found = (k for k in kind.__mro__ if type(vars(k).get("__del__")) is FunctionType)
+    return any(names(k)[0] not in _NAMES["harmless"] for k in found)
 
 
 def is_in_c(kind: type) -> bool:

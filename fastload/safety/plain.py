@@ -5,8 +5,7 @@ A function is plainly safe if it
 - loads, indexes, calls, computes and returns, and stores to local names only;
 - changes an object in no way, but for one that it made itself by a literal or a listed constructor;
 - names, outside of itself, only modules, functions, classes and constants;
-- calls functions of the list, methods of the list, and functions that are plainly safe themselves;
-- calls `open` only in `with open(...)`.
+- calls functions of the list, methods of the list, and functions that are plainly safe themselves.
 
 It has no `global`, `del`, `match`, `yield`, `:=`, `import`, lambda, function or class inside, `is` but for
 constants, `**` in calls.
@@ -174,7 +173,9 @@ class Reading:
                 self._refuse("assigns to more than local names")
         elif isinstance(node, _AS_THEIR_PARTS):
             if isinstance(node, ast.Compare):
-                self._compare(node)
+                for op, each in zip(node.ops, node.comparators, strict=True):
+                    if isinstance(op, ast.Is | ast.IsNot) and not isinstance(each, ast.Constant):
+                        self._refuse("asks by `is` whether two objects are one")
             self._parts(node)
         elif isinstance(node, ast.stmt | ast.expr):
             self._refuse(f"uses `{type(node).__name__.lower()}`, which is not read")
@@ -189,16 +190,6 @@ class Reading:
         self._scopes.append(names)
         self._parts(node)
         self._scopes.pop()
-
-    def _compare(self, node: ast.Compare) -> None:
-        for op, each in zip(node.ops, node.comparators, strict=True):
-            if isinstance(op, ast.Is | ast.IsNot) and not isinstance(each, ast.Constant):
-                self._refuse("asks by `is` whether two objects are one")
-            if isinstance(op, ast.In | ast.NotIn) and self._is_first(node.left):
-                self._refuse("looks up its own instance")
-
-    def _is_first(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Name) and node.id == self._first
 
     # ---- names ----
 
@@ -250,8 +241,6 @@ class Reading:
         ):
             self._use(path)
             self._of_numpy(named(self._function, path), node)
-            if named(self._function, path) is open:
-                self._refuse("opens a file without `with`")
         else:
             self._refuse("calls an object that is not named")
         self._line = line
@@ -261,7 +250,7 @@ class Reading:
         if isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") == "super":
             if receiver.args or name != self._function.__name__:
                 self._refuse("calls another method by `super`")
-            self.names.add(f"super.{name}")
+            self.names.add(name)
             return
         path = self._path(func, called=True)
         above = None if path is None else named(self._function, path[:-1])
@@ -341,8 +330,6 @@ def _bindings(tree: ast.FunctionDef, function: FunctionType) -> dict[str, list[A
         node = todo.pop()
         if isinstance(node, ast.Assign):
             values.update((id(target), node.value) for target in node.targets)
-        elif isinstance(node, ast.AnnAssign):
-            values[id(node.target)] = node.value
         elif isinstance(node, ast.AugAssign):
             values[id(node.target)] = ...  # it binds what it changes, or something new
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -350,8 +337,6 @@ def _bindings(tree: ast.FunctionDef, function: FunctionType) -> dict[str, list[A
             bound += () if value is ... else (value,)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.setdefault(node.name, []).append(None)
-        elif isinstance(node, ast.alias):  # of an import, which is refused
-            found.setdefault(node.asname or node.name.partition(".")[0], []).append(None)
         if not isinstance(node, _COMPREHENSIONS):
             todo += ast.iter_child_nodes(node)
     return found

@@ -19,15 +19,15 @@ from fastload._kit.torch_private import has_function_modes, is_shared
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.random import torch_random
-from fastload.random.streams import MODULES, chosen_modules
+from fastload.random.streams import MODULES, OWNERS, chosen_modules
 from fastload.safety.copies import make_copies
 from fastload.safety.graph import Graph, Named
 from fastload.safety.memory import IN_SHARED_MEMORY
-from fastload.safety.objects import own_dict
+from fastload.safety.objects import UNCOPIED, own_dict
 from fastload.safety.plain import Finding
 from fastload.safety.walk import Walk
 
-CopyDataset = Literal["state"] | bool
+CopyDataset = Literal["state", False]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Survey:
 
     Args:
         dataset, collate_fn, worker_init_fn: the loader's. They are copied as one graph.
-        copy_dataset: "state", True to copy data too, or False to share everything.
+        copy_dataset: "state", or False to share everything.
     """
 
     def __init__(
@@ -82,14 +82,17 @@ class Survey:
     ) -> None:
         self._originals = WorkerCopies(dataset, collate_fn, worker_init_fn)
         self._copy_dataset = copy_dataset
-        names = "dataset", "collate_fn", "worker_init_fn"
-        self.roots = dict(zip(names, (dataset, collate_fn, worker_init_fn), strict=True))
+        self.roots = {
+            "dataset": dataset,
+            "collate_fn": collate_fn,
+            "worker_init_fn": worker_init_fn,
+        }
         """What the user gave, by the names of the arguments."""
 
     @cached_property
     def graph(self) -> Graph:
         """The objects that the loader's hold, and which of them threads share."""
-        return Graph(self.roots, copy_data=self._copy_dataset is True)
+        return Graph(self.roots)
 
     # ---- whether the code is thread-safe ----
 
@@ -102,9 +105,10 @@ class Survey:
             random_modules: the loader's: whose global functions draw from the sample's stream.
             whole: whether to go on after the first finding.
         """
-        found = [*_not_routed(random_modules), *_of_arguments(**self.roots)]
+        chosen = chosen_modules(random_modules)
+        found = [*_not_routed(chosen), *_of_arguments(**self.roots)]
         try:
-            walk = Walk(self.roots, found, whole=whole)
+            walk = Walk(self.roots, found, whole=whole, routed=chosen == MODULES.keys())
         except Exception as error:  # of the user's `__getattribute__` or `__class__`
             return CodeSafety((*found, Finding(f"it cannot be read: {shown(error)}")))
         return CodeSafety(tuple(dict.fromkeys(walk.findings)), walk.cuda)
@@ -133,15 +137,10 @@ class Survey:
         (dataset, collate_fn, init_fn), generators = make_copies(self.graph)
         return WorkerCopies(dataset, collate_fn, init_fn, generators)
 
-    @property
-    def initialises(self) -> bool:
-        """Whether workers begin with a `worker_init_fn`."""
-        return self._originals.init_fn is not None
-
     def hears_messages(self) -> bool:
         """Return whether code outside of the workers can tell samples something while workers own their copies.
 
-        The dataset then holds a shared tensor, an object of multiprocessing, or one with `set_epoch()`.
+        The dataset then holds a shared tensor, an object of multiprocessing, one without a copy, or `set_epoch()`.
         """
         if self._copy_dataset is False or IN_SHARED_MEMORY in self.graph.shared.values():
             return True
@@ -183,6 +182,7 @@ def _brings_messages(x: Any) -> bool:
         return (
             (isinstance(x, torch.Tensor) and is_shared(x))
             or hasattr(kind, "set_epoch")
+            or issubclass(kind, UNCOPIED)
             or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
         )
     except Exception:  # a sparse tensor has no storage, and a metaclass may raise
@@ -216,12 +216,10 @@ def _of_arguments(dataset: Any, collate_fn: Any, worker_init_fn: Any) -> Iterato
         )
 
 
-def _not_routed(random_modules: Collection[str] | None) -> Iterator[Finding]:
+def _not_routed(chosen: Collection[str]) -> Iterator[Finding]:
     """Yield the global generators that threads would share here, for their draws cannot be told apart."""
     torch_random.install()
-    modules = {name: MODULES[name] for name in sorted(chosen_modules(random_modules))}
-    for name, module in {**modules, "torch": torch_random}.items():
-        if why := module.unusable():
-            owner = {"python": "Python's", "numpy": "NumPy's", "torch": "torch's"}[name]
-            what = f"threads would share {owner} global random generator, which this installation"
+    for name, module in {**MODULES, "torch": torch_random}.items():
+        if name in (*chosen, "torch") and (why := module.unusable()):
+            what = f"threads would share {OWNERS[name]} global random generator, which this installation"
             yield Finding(f"{what} cannot patch per thread: {why}", shared=True)

@@ -54,12 +54,15 @@ class Walk:
         roots: the dataset and functions, by name.
         found: the findings so far.
         whole: go on after the first finding, up to the limits.
+        routed: whether threads have global generators of their own, for all of Python's and NumPy's functions.
     """
 
-    def __init__(self, roots: dict[str, Any], found: list[Finding], *, whole: bool) -> None:
+    def __init__(
+        self, roots: dict[str, Any], found: list[Finding], *, whole: bool, routed: bool
+    ) -> None:
         self.findings = found
         self.cuda = False
-        self._whole = whole
+        self._whole, self._routed = whole, routed
         self._code = 0
         # They stay alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Any] = {}
@@ -117,8 +120,8 @@ class Walk:
             self._todo += [(part, path, held) for part in (x.func, *x.args, *x.keywords.values())]
         elif kind is types.BuiltinFunctionType and _is_global(x.__self__):
             self._past_routing(path)
-        elif issubclass(kind, type):
-            self._made(x, path)
+        elif issubclass(kind, type) and is_allowed(x.__module__, x):
+            return
         elif issubclass(kind, objects.GENERATORS):
             self._generator(x, path, held)
         elif kind in _CONTAINERS:
@@ -159,7 +162,7 @@ class Walk:
 
     def _generator(self, x: Any, path: str, held: bool) -> None:
         if objects.is_global_generator(x):
-            if type(x) is np.random.Generator:  # the others are routed
+            if type(x) is np.random.Generator or not self._routed:
                 self._past_routing(path)
         elif held:
             what = f"`{path}` is a random generator that all threads would share"
@@ -190,18 +193,10 @@ class Walk:
         kind = type(x)
         self._held(x, path, held)
         self._instances.setdefault(kind, []).append(x)
-        self._class(
-            kind,
-            f"{kind.__module__}.{kind.__qualname__}",
-        )
+        self._class(kind, f"{kind.__module__}.{kind.__qualname__}")
         self._todo += [(part, way, held) for way, part in _attributes(x, path)]
 
     # ---- classes ----
-
-    def _made(self, cls: type, path: str) -> None:
-        users = is_users_module(cls.__module__)
-        if not is_allowed(cls.__module__, cls) and (users or not is_safe_function(cls)):
-            self._find(f"samples use the class `{path}`, which is not on the list")
 
     def _class(self, cls: type, path: str) -> None:
         """Look at a class of the user's, whose instances samples use."""
@@ -213,16 +208,12 @@ class Walk:
         if type(cls) not in _METACLASSES or not known or is_in_c(cls):
             self._find(f"the class `{path}` has a base or metaclass that is not on the list")
         called = {name for k in theirs for name in vars(k)}
-        nearer: set[str] = set()
         for owner in (k for k in cls.__mro__ if k not in theirs):
             for name, member in list(vars(owner).items()):
-                way = f"super.{name}" if name in nearer else name
-                self._member(owner, way, member, called=name in called)
-            nearer |= vars(owner).keys()
+                self._member(owner, name, member, called=name in called)
 
-    def _member(self, cls: type, way: str, member: Any, *, called: bool) -> None:
-        """Look at an attribute of a class, by its name, or as "super.NAME" if a nearer class overrides it."""
-        name = way.removeprefix("super.")
+    def _member(self, cls: type, name: str, member: Any, *, called: bool) -> None:
+        """Look at an attribute of a class, also if a nearer class overrides it: that may call it by `super`."""
         special = name.startswith("__") and name.endswith("__")
         path = f"{cls.__module__}.{cls.__qualname__}.{name}"
         if name in ("__getattribute__", "__del__", "__new__", "__getattr__"):
@@ -237,10 +228,10 @@ class Walk:
                 return  # of `dataclasses`
             first = None if type(member) is staticmethod else "self"
             found = of, cls, first, of.__qualname__, True
-            if way in self._names or (way == name and (special or called)):
+            if name in self._names or special or called:
                 self._function(*found)
             else:
-                self._methods.setdefault(way, []).append(found)
+                self._methods.setdefault(name, []).append(found)
         elif not special and not name.startswith("_abc_"):
             self._todo.append((member, path, True))
 
@@ -286,11 +277,11 @@ class Walk:
         name = ".".join(path[1:k])
         if value is MISSING:
             self._find(f"{where} names `{name}`, which is not known before it runs")
-        elif above is random or above is np.random:
-            if not is_safe_function(value):  # by the name of the module: these are routed
+        elif above is random or above is np.random:  # by the name of the module: these are routed
+            if path[k - 1] not in LISTS["functions"][above.__name__].split():
                 self._find(f"{where} uses `{name}`, which is not on the list")
-        elif type(value) is types.BuiltinFunctionType and _is_global(value.__self__):
-            self._past_routing(f"{where}: `{name}`")
+            elif not self._routed:
+                self._past_routing(f"{where}: `{name}`")
         elif type(value) is ModuleType:
             self._find(f"{where} passes on the module `{name}`")
         elif not is_numpys(value) or not is_safe_function(value):

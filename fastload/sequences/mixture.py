@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import reprlib
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from fastload.order.sampler import RankSampler, permuted
 from fastload.order.state import read_fields
 from fastload.sequences.lengths import samples_in
 from fastload.sequences.mixture_state import MixtureState, check_state
-from fastload.sequences.shares import Point, Schedule, Shares, Weights, WeightSchedule
+from fastload.sequences.shares import Point, Schedule, Shares, WeightSchedule
 from fastload.sequences.windows import check_rows
 
 # Added to the seed: keys of three purposes.
@@ -36,19 +35,17 @@ _CHUNK, _CHUNK_OF_SOURCE = 8192, 512
 class Mixture(RankSampler):
     """A sampler that mixes datasets by weight.
 
-    Use it with its `dataset`, which holds the sources one after another. Each source has its own epochs, each in a new
-    order. No sample of a source comes twice before all of it came once, over the whole training. The global batches are
-    the same for any number of ranks and workers.
+    Use it with its `dataset`, which holds the sources one after another. Each global batch has its share of each
+    source, rounded up in some batches and down in others, so that the shares are exact in the long run. Each source has
+    its own epochs, each in a new order. No sample of a source comes twice before all of it came once, over the whole
+    training. The global batches are the same for any number of ranks and workers.
 
     Args:
         sources: datasets by name, or their lengths.
-        weights: numbers by name, 0 or more; their sum may be any. Or a schedule: pairs `(step, weights)`, or a dict of
-            them, in the order of their global steps, the first for step 0. Or a function of the global step that
-            returns weights. It must return the same on all ranks and in every run. Global steps are counted from 0,
-            over all epochs.
+        weights: numbers by name, 0 or more; their sum may be any. Or a schedule: a dict of weights by global step, in
+            ascending order, the first for step 0. Or a function of the global step that returns weights. It must return
+            the same on all ranks and in every run. Global steps are counted from 0, over all epochs.
         seed: selects the orders. The same on all ranks.
-        by: "quota" gives each global batch its share of each source, rounded up in some batches and down in others, so
-            that the shares are exact in the long run. "draw" draws the source of each sample by weight.
         on_exhausted: what happens after a source has given all its samples in an epoch of the mixture. "repeat": it
             continues with its next epoch, and the mixture's epoch has `epoch_samples`. "stop": the epoch ends with that
             global batch. "drop": it gives no more, and the epoch ends with the last source, or at a step at which none
@@ -62,8 +59,8 @@ class Mixture(RankSampler):
 
     A state of the loader holds what each source has given. It can be loaded with another number of ranks at the same
     global batch, with other weights, and with sources added or removed. Sources that stay continue, and new ones begin.
-    The weights of this mixture hold from the first step that is read after it, unless the state has changes by
-    `set_weights`. If sources differ, these are dropped. Steps before a loaded state cannot be read again.
+    The weights of this mixture hold from the first step that is read after it. So weights change in a run if its state
+    is loaded with another mixture. Steps before a loaded state cannot be read again.
 
     Cost: about 0.6 us a sample. Any thread may call its methods while a loader uses it.
 
@@ -85,7 +82,6 @@ class Mixture(RankSampler):
         *,
         weights: Schedule,
         seed: int = 0,
-        by: Literal["quota", "draw"] = "quota",
         on_exhausted: Literal["repeat", "stop", "drop"] = "repeat",
         epoch_samples: int | None = None,
         global_batch: int | None = None,
@@ -93,8 +89,6 @@ class Mixture(RankSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if by not in ("quota", "draw"):
-            raise ValueError(f'by must be "quota" or "draw", got {by!r}')
         if on_exhausted not in ("repeat", "stop", "drop"):
             raise ValueError(
                 f'on_exhausted must be "repeat", "stop" or "drop", got {on_exhausted!r}'
@@ -116,7 +110,7 @@ class Mixture(RankSampler):
         super().__init__(
             sum(self.lengths.values()), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed
         )
-        self.by, self.on_exhausted = by, on_exhausted
+        self.on_exhausted = on_exhausted
         self._epoch_samples = positive("epoch_samples", epoch_samples) or self.samples
         self._sizes = np.array([*self.lengths.values()], np.int64)
         self._offsets = np.cumsum(self._sizes) - self._sizes
@@ -127,13 +121,13 @@ class Mixture(RankSampler):
         """Owns what follows: a loader draws in one thread, and users call in another. A handler of a signal, and a
         function of weights, may call in the middle of a draw, on the same thread."""
         self._schedule = WeightSchedule(weights, [*self.lengths])
-        self._next_step = 0
-        self._current: Shares | None = None  # until the global batch is known, and used
+        self._current: Shares | None = None  # until the global batch is known
+        self._was_read = False
 
     def __repr__(self) -> str:
         sources = ", ".join(f"{name}: {length:,}" for name, length in self.lengths.items())
         return (
-            f"Mixture({sources}; rank={self.rank}, world_size={self.world_size}, seed={self.seed}, by={self.by!r}, "
+            f"Mixture({sources}; rank={self.rank}, world_size={self.world_size}, seed={self.seed}, "
             f"on_exhausted={self.on_exhausted!r}, epoch={self.epoch})"
         )
 
@@ -183,10 +177,10 @@ class Mixture(RankSampler):
                 f"global_batch must be a multiple of batch size x ranks, got {batch}, batch size {size} and "
                 f"{self.world_size} ranks"
             )
-        if self._next_step and self._current is not None and batch != self._current.batch:
+        if self._was_read and self._current is not None and batch != self._current.batch:
             raise ValueError(
-                f"the global batch was {self._current.batch} for {self._next_step} steps, and would be {batch} now. "
-                "Make a new Mixture, or give it global_batch"
+                f"a loader has read with a global batch of {self._current.batch}, and it would be {batch} now. Make a "
+                "new Mixture, or give it global_batch"
             )
         self._batch_size = size or 1
 
@@ -200,42 +194,12 @@ class Mixture(RankSampler):
             end = shares.seek(epoch, float("inf"))
             return (end.step - end.began) * self.global_batch
 
-    @property
-    def next_step(self) -> int:
-        """The first global step that no loader has been given: the first that `set_weights` can change."""
+    def seen(self, step: int) -> dict[str, int]:
+        """Return how many samples each source gives before a global step, on all ranks together."""
         with self._lock:
-            return self._next_step
+            return _by_name(self.lengths, self._shares().at(integer("step", step)).given)
 
-    def set_weights(self, weights: Weights, *, at_step: int) -> None:
-        """Use these weights from a global step on, in place of all others. Call it on all ranks.
-
-        Loaders read ahead. So choose a step that no rank has been given, such as `next_step + 1000`.
-
-        Raises:
-            ValueError: this rank was given the step already; the message names the first possible one.
-        """
-        at_step = integer("at_step", at_step)
-        with self._lock:
-            if at_step < self._next_step:
-                raise ValueError(
-                    f"at_step must be {self._next_step} or more, because a loader was given the steps before, got "
-                    f"{at_step}. Other ranks may have been given more"
-                )
-            if self._current is not None and self._current.lacks_weight(at_step):
-                raise ValueError(
-                    f"at_step={at_step}: an epoch ends there, as no source that is left has weight. Choose another step"
-                )
-            self._schedule = self._schedule.changed(at_step, weights)
-            if self._current is not None:
-                self._current.change(self._schedule, at_step)
-
-    def seen(self, step: int | None = None) -> dict[str, int]:
-        """Return how many samples each source gives before a global step, `next_step` by default, on all ranks."""
-        with self._lock:
-            step = self._next_step if step is None else integer("step", step)
-            return _by_name(self.lengths, self._shares().at(step).given)
-
-    def epochs(self, step: int | None = None) -> dict[str, float]:
+    def epochs(self, step: int) -> dict[str, float]:
         """Return how many epochs of its own each source gives before a global step. See `seen`."""
         return {name: given / self.lengths[name] for name, given in self.seen(step).items()}
 
@@ -250,19 +214,13 @@ class Mixture(RankSampler):
         step, skipped = divmod(start, share)
         while True:
             with self._lock:
-                schedule, begin = self._schedule, self._shares().seek(epoch, step)
-                rows = self._rows(begin, max(1, chunk // share))
-            chunk = min(4 * chunk, most)  # small at first: the first batch waits for it
-            for number, row in enumerate(rows, begin.step):
-                with self._lock:
-                    # First: a handler of a signal may change the weights in between.
-                    self._next_step = max(self._next_step, number + 1)
-                    if self._schedule is not schedule:
-                        break  # the later rows are computed again
-                yield from row[skipped:].tolist()
-                step, skipped = step + 1, 0
+                rows = self._rows(self._shares().seek(epoch, step), max(1, chunk // share))
+                self._was_read = True
             if not len(rows):
                 return
+            yield from rows.ravel()[skipped:].tolist()
+            step, skipped = step + len(rows), 0
+            chunk = min(4 * chunk, most)  # small at first: the first batch waits for it
 
     def indices_of(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return this rank's indices at local positions `start` to `stop` of an epoch: int64[stop - start]."""
@@ -276,19 +234,18 @@ class Mixture(RankSampler):
         """Return what the sources give. The caller holds the lock."""
         if self._current is None or self._current.batch != self.global_batch:
             nothing = np.zeros_like(self._sizes)
-            self._current = self._new_shares(self._schedule, Point(0, 0, nothing, 0, nothing))
+            self._current = self._new_shares(Point(0, 0, nothing, 0, nothing))
         return self._current
 
-    def _new_shares(self, schedule: WeightSchedule, point: Point) -> Shares:
+    def _new_shares(self, point: Point) -> Shares:
         repeats = self.on_exhausted == "repeat"
         return Shares(
             self._sizes,
             self.global_batch,
-            schedule,
+            self._schedule,
             point,
             epoch_steps=-(-self._epoch_samples // self.global_batch) if repeats else None,
             drop=self.on_exhausted == "drop",
-            by=self.by,
             key=mix64(self.seed + _NUMBERS),
         )
 
@@ -331,7 +288,6 @@ class Mixture(RankSampler):
         with self._lock:
             point = self._shares().seek(epoch, step)
             numbers = self._shares().numbers(point, 1).sum(axis=0)
-            changes = self._schedule.changes_by_name()
         return MixtureState(
             step=point.step,
             part=part,
@@ -341,9 +297,9 @@ class Mixture(RankSampler):
             numbers=_by_name(self.lengths, numbers),
             lengths=dict(self.lengths),
             set_ids=dict(self.set_ids),
-            changes=changes,
+            changes=[],
             global_batch=self.global_batch,
-            by=self.by,
+            by="quota",
             on_exhausted=self.on_exhausted,
         )
 
@@ -355,22 +311,12 @@ class Mixture(RankSampler):
         """
         found = read_fields(MixtureState, state if isinstance(state, dict) else {})
         check_state(found, self)
-        schedule = self._schedule.without_changes()
-        if found["lengths"] == self.lengths:
-            for step, weights in found["changes"]:
-                schedule = schedule.changed(step, weights)
-        elif found["changes"]:
-            warnings.warn(
-                f"fastload: the state is of a mixture of {[*found['lengths']]}, this one mixes {[*self.lengths]}. The "
-                "changes of weights in the state are dropped: call set_weights again",
-                stacklevel=5,
-            )
         given, then = (
             np.array([one.get(name, 0) for name in self.lengths], np.int64)
             for one in (found["given"], found["given_then"])
         )
         point = Point(epoch, found["epoch_began"], then, found["step"], given)
-        shares = self._new_shares(schedule, point.next_epoch() if ended else point)
+        shares = self._new_shares(point.next_epoch() if ended else point)
         rest = shares.numbers(point, min(1, found["part"])).sum(axis=0)
         if found["part"] and _by_name(self.lengths, rest) != found["numbers"]:
             raise StateError(
@@ -378,8 +324,7 @@ class Mixture(RankSampler):
                 "sources for the rest of it. Save the state after a whole global step to change them"
             )
         with self._lock:
-            self._schedule, self._current = schedule, shares
-            self._next_step = found["step"] + bool(found["part"])
+            self._current, self._was_read = shares, found["step"] + found["part"] > 0
 
 
 def _by_name(lengths: Mapping[str, int], counts: NDArray[np.int64]) -> dict[str, int]:

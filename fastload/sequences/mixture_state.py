@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from fastload.errors import StateError
 from fastload.order.state import compare
 
 
@@ -22,6 +23,7 @@ class MixtureState(TypedDict):
     lengths: dict[str, int]
     set_ids: dict[str, str | None]
     changes: list[Any]
+    """Empty. Earlier versions had the changes by `Mixture.set_weights` here."""
     global_batch: int
     by: str
     on_exhausted: str
@@ -29,7 +31,14 @@ class MixtureState(TypedDict):
 
 def check_state(state: MixtureState, mixture: Any) -> None:
     """Raise StateError if a mixture with other arguments, or another source of the same name, saved `state`."""
-    fields = "global_batch", "by", "on_exhausted"
+    if state["changes"]:
+        raise StateError(
+            f"changes: the state has weights that `set_weights` changed, {state['changes']!r:.200}, which this version "
+            "does not read. Give Mixture a function of the global step that returns these weights, and empty the list "
+            "`changes` in the state"
+        )
+    compare("by", state["by"], "quota", "this version draws no sources. Begin with a new Mixture")
+    fields = "global_batch", "on_exhausted"
     pairs = {field: (state[field], getattr(mixture, field)) for field in fields}  # type: ignore[literal-required]
     for name in state["lengths"].keys() & mixture.lengths:
         pairs[f"length of {name!r}"] = state["lengths"][name], mixture.lengths[name]

@@ -43,7 +43,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         dataset: a map-style dataset.
         length: tokens of a row.
         lengths: the number of tokens of each sample, as `lengths_of` takes them. None: the constructor reads every
-            sample once, and shows a progress bar.
+            sample once.
         key: the key of the tokens, if a sample is a dict.
         also: other keys whose values are packed beside the tokens, an integer for each of them, and their padding:
             `{"labels": -100}`. Keys that are not named are left out.

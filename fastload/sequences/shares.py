@@ -6,22 +6,18 @@ from the nearest step that is known.
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload._kit.hashing import MASK, mix64s
-from fastload._kit.integers import integer
+from fastload._kit.hashing import MASK
 
 Weights = Mapping[str, float]
-Schedule = (
-    Weights | Mapping[int, Weights] | Sequence[tuple[int, Weights]] | Callable[[int], Weights]
-)
+Schedule = Weights | Mapping[int, Weights] | Callable[[int], Weights]
 Counts = NDArray[np.int64]  # [sources]
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio: the fractions of its multiples lie evenly, however many
@@ -49,7 +45,7 @@ class Point(NamedTuple):
 
 
 class WeightSchedule:
-    """The weights at each global step: those of a schedule, and those that replace them from some step on.
+    """The weights at each global step.
 
     Raises ValueError or TypeError for weights that are no weights of these sources.
     """
@@ -58,57 +54,28 @@ class WeightSchedule:
         self._names = names
         self._function: Callable[[int], Weights] | None = None
         self._own: list[tuple[int, NDArray[np.float64]]] = []
-        self.changes: list[tuple[int, NDArray[np.float64]]] = []
-        """Global steps in ascending order, and the weights from each on, in place of the schedule's."""
         if callable(schedule):
             self._function = schedule
             self._row(schedule(0))
             return
-        pairs: Any = schedule
-        if isinstance(schedule, Mapping):
-            by_step = all(isinstance(key, int) for key in schedule)
-            pairs = schedule.items() if by_step else [(0, schedule)]
-        try:
-            pairs = [(integer("a step of weights", step), row) for step, row in pairs]
-        except TypeError as error:
-            raise TypeError(
-                "weights must be numbers by name, pairs (step, weights) or a function of the step, got "
-                f"{schedule!r}: {error}"
-            ) from error
-        self._own = [(step, self._row(row)) for step, row in pairs]
-        steps = [step for step, _ in self._own]
-        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+        if not isinstance(schedule, Mapping):
+            raise TypeError(f"weights must be a dict or a function of the step, got {schedule!r}")
+        by_step = all(isinstance(key, int) for key in schedule)
+        rows: Any = schedule if by_step else {0: schedule}
+        self._own = [(step, self._row(row)) for step, row in rows.items()]
+        steps = [*rows]
+        if steps[:1] != [0] or steps != sorted(steps):
             raise ValueError(
                 f"weights by step must begin with step 0, in ascending order, got the steps {steps}"
             )
-
-    def changed(self, step: int, weights: Weights) -> WeightSchedule:
-        """Return a schedule with other weights from a global step on."""
-        found = copy.copy(self)
-        earlier = [change for change in self.changes if change[0] < step]
-        found.changes = [*earlier, (step, self._row(weights))]
-        return found
-
-    def without_changes(self) -> WeightSchedule:
-        """Return the schedule as it was made."""
-        found = copy.copy(self)
-        found.changes = []
-        return found
-
-    def changes_by_name(self) -> list[Any]:
-        """Return pairs of a global step and its weights, as JSON values."""
-        return [
-            [step, dict(zip(self._names, row.tolist(), strict=True))] for step, row in self.changes
-        ]
 
     def rows(self, step: int, count: int) -> NDArray[np.float64]:
         """Return the weights at `count` global steps from `step` on: float64[count, sources]."""
         rows = np.empty((count, len(self._names)))
         if self._function is not None:
-            free = min([count, *(max(0, begin - step) for begin, _ in self.changes)])
-            for row in range(free):
+            for row in range(count):
                 rows[row] = self._row(self._function(step + row))
-        for begin, weights in [*self._own, *self.changes]:
+        for begin, weights in self._own:
             rows[max(0, begin - step) :] = weights
         return rows
 
@@ -133,7 +100,6 @@ class Shares:
         point: a known point. Steps before it cannot be found.
         epoch_steps: global steps in an epoch, if sources repeat.
         drop: whether an exhausted source drops out. If not, and without `epoch_steps`, it ends the epoch.
-        by: see `Mixture`.
         key: 64 bits that select the numbers.
     """
 
@@ -146,20 +112,13 @@ class Shares:
         *,
         epoch_steps: int | None,
         drop: bool,
-        by: Literal["quota", "draw"],
         key: int,
     ) -> None:
         self._sizes, self.batch, self._schedule = sizes, batch, schedule
-        self._epoch_steps, self._drop, self._by, self._key = epoch_steps, drop, by, key
+        self._epoch_steps, self._drop, self._key = epoch_steps, drop, key
         self._stride = max(1, _STRIDE // batch)
         self._known = [point]  # in order
         self._latest = point  # where the last search ended
-
-    def change(self, schedule: WeightSchedule, step: int) -> None:
-        """Use another schedule. It must be equal before this global step."""
-        self._schedule = schedule
-        self._known = [self._known[0], *(point for point in self._known[1:] if point.step <= step)]
-        self._latest = self._known[-1]
 
     def seek(self, epoch: int, step: float) -> Point:
         """Return the point before a step of an epoch, counted from 0. Return the epoch's end if it has fewer steps.
@@ -187,8 +146,7 @@ class Shares:
             point = point.after(numbers) if len(numbers) else point.next_epoch()
             if len(numbers) in (0, self._stride) and _in_epoch(known[-1]) < _in_epoch(point):
                 known.append(point)
-        if known is self._known:  # else a handler of a signal has changed the weights
-            self._latest = point
+        self._latest = point
         return point
 
     def at(self, step: int) -> Point:
@@ -198,15 +156,6 @@ class Shares:
         while (point := self.seek(point.epoch, step - point.began)).step < step:
             point = point.next_epoch()
         return point
-
-    def lacks_weight(self, step: int) -> bool:
-        """Return whether an epoch ends before a global step because no source that is left has weight there.
-
-        Other weights at that step would prolong it, on ranks that have not ended it yet.
-        """
-        point = self.at(step)
-        left = self._sizes > point.given - point.given_then
-        return self._drop and bool(left.any()) and not len(self.numbers(point, 1))
 
     def numbers(self, point: Point, steps: int) -> NDArray[np.int64]:
         """Return the samples of each source in the next steps: int64[steps, sources], fewer at an epoch's end."""
@@ -237,17 +186,11 @@ class Shares:
         rows = int(none[0]) if len(none) else len(ends)
         ends, number = ends[:rows] / total[:rows], np.arange(rows)
         # Fractions of 32 bits: their sum with an integer is exact, so no sample is lost to rounding.
-        if self._by == "quota":
-            begin = np.uint64((step * _GOLDEN + self._key) & MASK)
-            words = begin + number.astype(np.uint64) * np.uint64(_GOLDEN)
-            offset = (words >> np.uint64(32)) / 2.0**32
-            bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
-            return np.diff(bounds, axis=1, prepend=0)
-        slots = np.arange(step * self.batch, (step + rows) * self.batch).astype(np.uint64)
-        draws = (mix64s(np.uint64(self._key) ^ mix64s(slots)) >> np.uint64(32)) / 2.0**32
-        row = np.repeat(number, self.batch)
-        found = np.searchsorted((ends + number[:, None]).ravel(), draws + row, "right")
-        return np.bincount(found, minlength=ends.size).reshape(ends.shape)
+        begin = np.uint64((step * _GOLDEN + self._key) & MASK)
+        words = begin + number.astype(np.uint64) * np.uint64(_GOLDEN)
+        offset = (words >> np.uint64(32)) / 2.0**32
+        bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
+        return np.diff(bounds, axis=1, prepend=0)
 
 
 def _in_epoch(point: Point) -> tuple[int, int]:

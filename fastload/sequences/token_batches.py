@@ -37,8 +37,7 @@ class TokenBatchSampler(RankSampler):
     Args:
         lengths: integers[samples], each 1 or more, of any unit: tokens, frames, pixels. See `lengths_of`. Do not
             change the array later.
-        budget: the most that a batch may cost, in the same unit.
-        padded: True: a batch costs its number of samples x its longest. False: the sum of its lengths.
+        budget: the most that a batch may cost, in the same unit: its number of samples x its longest.
         max_samples: the most samples in a batch.
         buckets: integers[samples]. Samples with different numbers never share a batch: aspect ratios, languages.
         pool: samples in a pool, about: from 0.7 to 1.4 times as many. A larger pool pads less, a smaller one
@@ -75,7 +74,6 @@ class TokenBatchSampler(RankSampler):
         lengths: Any,
         *,
         budget: int,
-        padded: bool = True,
         max_samples: int | None = None,
         buckets: Any = None,
         pool: int | None = None,
@@ -105,7 +103,6 @@ class TokenBatchSampler(RankSampler):
             raise ValueError(
                 f"buckets: expected one for each of {self.samples} lengths, got {len(self.buckets)}"
             )
-        self.padded = bool(padded)
         self.max_samples = positive("max_samples", max_samples)
         self.pool = positive("pool", pool) or self._default_pool()
         _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
@@ -177,7 +174,7 @@ class TokenBatchSampler(RankSampler):
     def plan_state(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
         sizes = {"samples": self.samples, "batches_per_step": self.batches_per_step}
-        return {**sizes, **self._hashes, **self._options()}
+        return {**sizes, **self._hashes, **self._options(), "padded": True}
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
         """Raise StateError if `state`, from `plan_state`, is that of another plan."""
@@ -185,6 +182,8 @@ class TokenBatchSampler(RankSampler):
             raise edited("plan", state, "what TokenBatchSampler saved")
         for field, ours in self.plan_state(0, 0).items():
             remedy = f"give TokenBatchSampler the state's {field}"
+            if field == "padded":
+                remedy = "this version makes no batches by the sum of their lengths. Begin the epoch anew"
             compare(field, state.get(field), ours, remedy)
 
     @cached_property
@@ -192,7 +191,7 @@ class TokenBatchSampler(RankSampler):
         return {"lengths": _hash(self.lengths), "buckets": _hash(self.buckets)}
 
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("budget", "padded", "max_samples", "pool")}
+        return {name: getattr(self, name) for name in ("budget", "max_samples", "pool")}
 
     def _key(self, epoch: int) -> int | None:
         return mix64(self.seed) ^ mix64(epoch ^ (1 << 63)) if self.shuffle else None

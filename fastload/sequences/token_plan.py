@@ -30,7 +30,7 @@ class TokenPlan(NamedTuple):
     useful: int
     """The sum of all lengths."""
     padded: int
-    """The sum over all batches of samples x longest. If batches are not padded, it is `useful`."""
+    """The sum over all batches of samples x longest."""
 
 
 def make_plan(
@@ -39,7 +39,6 @@ def make_plan(
     key: int | None,
     *,
     budget: int,
-    padded: bool,
     max_samples: int | None,
     pool: int,
 ) -> TokenPlan:
@@ -60,7 +59,7 @@ def make_plan(
     cost = done = 0
     for begin in range(0, 1 << layout.bits if n else 0, layout.at_once):
         words = layout.sorted_words(begin)
-        found = _starts(layout, words, min(budget, layout.top * n), padded, max_samples or n)
+        found = _starts(layout, words, min(budget, layout.top * n), max_samples or n)
         sizes = np.diff(found, append=len(words))
         cost += int((sizes * layout.lengths(words[found])).sum())
         starts.append((found + done).astype(order.dtype))
@@ -68,7 +67,7 @@ def make_plan(
         done += len(words)
     useful = int(lengths.sum(dtype=np.uint64))
     ends = np.array([n], order.dtype)
-    return TokenPlan(order, np.concatenate([*starts, ends]), useful, cost if padded else useful)
+    return TokenPlan(order, np.concatenate([*starts, ends]), useful, cost)
 
 
 class _Layout:
@@ -167,40 +166,26 @@ class _Bijection:
         return x
 
 
-def _starts(
-    layout: _Layout, words: _Words, budget: int, padded: bool, max_samples: int
-) -> NDArray[np.int64]:
+def _starts(layout: _Layout, words: _Words, budget: int, max_samples: int) -> NDArray[np.int64]:
     """Return the places at which batches begin among sorted words.
 
     All pools are cut at once. In each, a step finds the batches that come next and have equal numbers of samples.
     """
     n = len(words)
-    sums = np.zeros(1 if padded else n + 1, np.int64)
     begins = [np.zeros(min(1, n), np.int64)]
     for a in range(0, n, _CHUNK):
         groups = layout.groups(words[a : a + _CHUNK + 1])
         begins.append(np.flatnonzero(groups[1:] != groups[:-1]) + a + 1)
-        if not padded:
-            lengths = layout.lengths(words[a : a + _CHUNK])
-            np.cumsum(lengths, out=sums[a + 1 : a + 1 + len(lengths)])
-            sums[a + 1 : a + 1 + len(lengths)] += sums[a]
     at = np.concatenate(begins)
     end = np.append(at, n)[1:]
     runs = [(at[:0], at[:0], at[:0])]
     while len(at):
         longest = layout.lengths(words[at])
         count = np.minimum(budget // longest, max_samples)
-        # Padded batches have more samples once these are short enough, but not more than allowed.
+        # Batches have more samples once these are short enough, but not more than allowed.
         more = np.where(count < max_samples, budget // (count + 1), 0)
-        until = words.searchsorted(layout.first_of(words[at], more if padded else longest - 1))
-        if padded:
-            number = -((at - until) // count)
-        else:
-            number = (until - at - 1) // count  # that cannot take one more of the same length
-            mixed = number == 0  # the next batch may end with shorter samples
-            until = sums.searchsorted(sums[at[mixed]] + budget, side="right") - 1
-            count[mixed] = np.minimum(until - at[mixed], max_samples)
-            number[mixed] = 1
+        until = words.searchsorted(layout.first_of(words[at], more))
+        number = -((at - until) // count)
         runs.append((at, count, number))
         at = at + count * number
         at, end = at[at < end], end[at < end]

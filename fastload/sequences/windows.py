@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from fastload._kit.disk import open_file, preadv
-from fastload._kit.integers import as_indices, integer, positive
+from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
 from fastload.rows import Run
 from fastload.sequences.packed import Packed
@@ -41,9 +41,6 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
     - with `end`, `positions`, int64[length]: the place of each token in its document, from 0 at the beginning of the
       window and after each marker.
 
-    With `max_segments`, a sample has the keys of a row of `Packed` instead: `tokens`, `segments`, `positions` and
-    `cu_seqlens`. So a `Mixture` can have windows beside packed rows. Without `end`, a window is one segment.
-
     Files are read by position with the GIL released, not mapped: a file that is cut off is an error, and no SIGBUS.
     They are opened when they are needed. The dataset can be shared between threads, pickled, copied, and used after a
     fork.
@@ -55,12 +52,11 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         dtype: the dtype of the tokens in files that are not NumPy's, such as "uint16": one for all, or a sequence with
             one for each file.
         end: the token that ends each document.
-        max_segments: entries of `cu_seqlens`, less 2: that of the packed rows, which is their length by default.
 
     At most 64 files are open at once.
 
     Attributes:
-        files, length, end, max_segments: the arguments; files as absolute paths.
+        files, length, end: the arguments; files as absolute paths.
         left_out: the number of tokens that are in no window, neither as a token nor as a target.
         set_id: hash of the files' names, sizes and dtypes, and of the arguments. A loader's state contains it.
 
@@ -68,7 +64,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         ValueError: an argument is out of range, a dtype is not of integers, or cannot hold `end`.
         OSError: a file cannot be read.
         SequenceError: a file is empty, is not of whole tokens, is not a NumPy file as its name says, or changed since
-            the dataset was created. Also if a window has more than `max_segments` documents.
+            the dataset was created.
 
     Examples:
         >>> from fastload.sequences import TokenWindows
@@ -86,7 +82,6 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         *,
         dtype: Any = None,
         end: int | None = None,
-        max_segments: int | None = None,
     ) -> None:
         given = [files] if isinstance(files, str | os.PathLike) else [*files]
         if integer("length", length) < 1 or not given:
@@ -94,7 +89,6 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
                 f"expected length of 1 or more and a file or several, got {length=} and {files=}"
             )
         self.length, self.end = int(length), None if end is None else integer("end", end)
-        self.max_segments = positive("max_segments", max_segments)
         kinds = zip(map(os.path.abspath, given), _dtypes(given, dtype), strict=True)
         self._parts = [_part(path, kind) for path, kind in kinds]
         for part in self._parts:
@@ -144,25 +138,18 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         sample = self.empty_sample()
         rows = {name: leaf.numpy()[None] for name, leaf in sample.items()}
         self._put(self._read(index), rows, 0)
-        if self._mark(rows):
-            raise SequenceError(
-                f"window {index} of {self!r} has {rows['segments'].max()} documents, more than max_segments="
-                f"{self.max_segments}. Give a larger one, here and to the datasets that are mixed with this one"
-            )
+        self._mark(rows)
         return sample
 
     def empty_sample(self) -> dict[str, Tensor]:
         """Return an empty window; see `fastload.rows`."""
-        names = ["tokens"] if self.max_segments else ["tokens", "targets"]
-        if self.max_segments or self.end is not None:
+        names = ["tokens", "targets"]
+        if self.end is not None:
             names += ["segments", "positions"]
-        sample = {
+        return {
             name: torch.empty(self.length, dtype=torch.int32 if name == "segments" else torch.int64)
             for name in names
         }
-        if self.max_segments:
-            sample["cu_seqlens"] = torch.empty(self.max_segments + 2, dtype=torch.int32)
-        return sample
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Write the windows of a run into the batch; see `fastload.rows`."""
@@ -170,40 +157,29 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         if windows is None:
             return range(len(run))
         rows = {name: leaf.numpy() for name, leaf in run.rows.items()}
-        missing = set()
+        missing = []
         for k, index in enumerate(windows.tolist()):
             try:
                 self._put(self._read(index), rows, k)
             except (SequenceError, OSError):
-                missing.add(k)  # `__getitem__` raises it again, in its place
-        return sorted(missing.union(self._mark(rows)))
+                missing.append(k)  # `__getitem__` raises it again, in its place
+        self._mark(rows)
+        return missing
 
     def _put(self, ids: NDArray[Any], rows: Mapping[str, NDArray[Any]], k: int) -> None:
-        rows["tokens"][k] = ids[:-1]
-        if "targets" in rows:
-            rows["targets"][k] = ids[1:]
+        rows["tokens"][k], rows["targets"][k] = ids[:-1], ids[1:]
 
-    def _mark(self, rows: Mapping[str, NDArray[Any]]) -> list[int]:
-        """Write what says where documents begin, from the tokens of windows. Return those with too many documents."""
-        if "segments" not in rows:
-            return []
+    def _mark(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Write what says where documents begin, from the tokens of windows."""
+        if self.end is None:
+            return
         first = np.zeros((len(rows["tokens"]), self.length), np.bool_)  # of its document
         first[:, 0] = True
-        if self.end is not None:
-            np.equal(rows["tokens"][:, :-1], self.end, out=first[:, 1:])
+        np.equal(rows["tokens"][:, :-1], self.end, out=first[:, 1:])
         np.cumsum(first, axis=1, out=rows["segments"])
         places = np.arange(self.length)
         begins = np.maximum.accumulate(np.where(first, places, 0), axis=1)
         np.subtract(places, begins, out=rows["positions"])
-        if self.max_segments is None:
-            return []
-        rows["cu_seqlens"].fill(self.length)
-        full = np.flatnonzero(rows["segments"][:, -1] > self.max_segments).tolist()
-        for k in range(len(first)):
-            if k not in full:
-                begun = np.flatnonzero(first[k])
-                rows["cu_seqlens"][k, : len(begun)] = begun
-        return full
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the part of a window, and its first token there."""
@@ -234,7 +210,7 @@ def check_rows(sources: Mapping[str, Any]) -> None:
             apart = dict(its.items() - theirs.items()), dict(theirs.items() - its.items())
             raise ValueError(
                 f"rows of sources {one!r} and {other!r} do not fit into one batch: {apart[0]} beside {apart[1]}. Give "
-                "both the same length, max_segments and also. TokenWindows with max_segments has the keys of Packed"
+                "both the same length, max_segments and also. Packed and TokenWindows have other keys"
             )
 
 

@@ -2,7 +2,7 @@
 
 answers: the loop. batches: the threads that read and decode, and the deadline. message: messages, sources and sinks.
 json_lines: standard input, files and the list of failed messages. folder: a watched folder. folder_sink: a folder of
-answers. kafka: topics. addresses: sources and sinks by their names on a command line.
+answers. addresses: sources and sinks by their names on a command line.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from fastload.stream.message import Message, Poison, Sink, Source
 
 if TYPE_CHECKING:
     from fastload.stream.folder import Folder
-    from fastload.stream.kafka import Kafka, KafkaSink
 
 __all__ = [
     "Answers",
@@ -23,8 +22,6 @@ __all__ = [
     "FolderSink",
     "JSONLines",
     "JSONLinesSink",
-    "Kafka",
-    "KafkaSink",
     "Message",
     "Poison",
     "SideList",
@@ -37,13 +34,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # their libraries are optional
+def __getattr__(name: str) -> Any:  # its library is optional
     if name == "Folder":
         from fastload.stream.folder import Folder
 
         return Folder
-    if name in ("Kafka", "KafkaSink"):
-        from fastload.stream import kafka
-
-        return getattr(kafka, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Sources and sinks by their address: -, a file, a folder, or kafka://SERVERS/TOPIC."""
+"""Sources and sinks by their address: -, a file, or a folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import torch
 
@@ -20,13 +19,12 @@ def open_source(address: str, *, key: str | None = None) -> Source:
     """Return the source at an address.
 
     Args:
-        address: "-" (standard input), a file of JSON lines, a folder to watch, or "kafka://SERVERS/TOPIC?group=GROUP".
-            Several topics are separated by commas.
+        address: "-" (standard input), a file of JSON lines, or a folder to watch.
         key: name of the key in JSON lines, see `JSONLines`.
 
     Raises:
         UsageError: the address is none of these.
-        ModuleNotFoundError: its library is not installed. Errors of the source are raised as they are.
+        ModuleNotFoundError: watchdog is not installed, and a folder needs it.
 
     Examples:
         >>> with open("messages.jsonl", "w") as file:
@@ -34,35 +32,24 @@ def open_source(address: str, *, key: str | None = None) -> Source:
         >>> [message.value for message in fastload.stream.open_source("messages.jsonl")]
         [[1, 2]]
     """
-    of_kafka = address.startswith("kafka:")
-    if key is not None and (of_kafka or os.path.isdir(address)):
+    if key is not None and os.path.isdir(address):
         raise UsageError(
-            f"the key {key!r} works only for JSON lines, but {address} has none. Remove the key. Files and messages "
-            "of Kafka have keys of their own"
+            f"{address} is a folder, whose keys are names of files. Remove the key {key!r}"
         )
-    if of_kafka:
-        servers, topics, group = _of_kafka(address)
-        if not group:
-            raise UsageError(
-                f"{address} has no consumer group. Add one: kafka://SERVERS/TOPIC?group=GROUP"
-            )
-        from fastload.stream.kafka import Kafka
-
-        return Kafka(topics.split(","), group=group, servers=servers)
     if os.path.isdir(address):
         from fastload.stream.folder import Folder
 
         return Folder(address)
     if address != "-" and not os.path.exists(address):
         raise UsageError(
-            f"the source {address} does not exist. Give a file of JSON lines, a folder, - for standard input, or "
-            "kafka://SERVERS/TOPIC?group=GROUP"
+            f"the source {address} does not exist. Give a file of JSON lines, a folder, or - for standard input. For "
+            "Kafka, see docs/predict.md"
         )
     return JSONLines(None if address == "-" else address, key=key)
 
 
 def open_sink(address: str) -> Sink:
-    """Return the sink at an address: "-", a file that gets JSON lines, a folder, or "kafka://SERVERS/TOPIC".
+    """Return the sink at an address: "-", a file that gets JSON lines, or a folder.
 
     A path that does not exist becomes a file if the name has a suffix, such as .jsonl, else a folder.
 
@@ -70,33 +57,19 @@ def open_sink(address: str) -> Sink:
         address: the address.
 
     Raises:
-        UsageError: see `open_source`.
+        UsageError: the address is that of a Kafka topic, which earlier versions took.
 
     Examples:
         >>> fastload.stream.open_sink("answers.jsonl").close()
     """
     if address.startswith("kafka:"):
-        servers, topic, _ = _of_kafka(address)
-        from fastload.stream.kafka import KafkaSink
-
-        return KafkaSink(topic, servers=servers)
+        raise UsageError(f"{address} is not a file or a folder. For Kafka, see docs/predict.md")
     if address == "-":
         return JSONLinesSink(None)
     is_new_folder = not os.path.exists(address) and not os.path.splitext(address)[1]
     if is_new_folder or os.path.isdir(address):
         return FolderSink(address)
     return JSONLinesSink(address)
-
-
-def _of_kafka(address: str) -> tuple[str, str, str]:
-    """Return the servers, the topic, and the group or ""."""
-    parts = urlsplit(address)
-    query, topic = parse_qs(parts.query), parts.path.strip("/")
-    if not parts.netloc or not topic or "/" in topic or query.keys() - {"group"}:
-        raise UsageError(
-            f"expected kafka://SERVERS/TOPIC?group=GROUP, such as kafka://host:9092/in?group=g, got {address!r}"
-        )
-    return parts.netloc, topic, query.get("group", [""])[0]
 
 
 def json_to_tensors(value: Any) -> Any:

@@ -45,7 +45,6 @@ from fastload.reading.modes import Modes
 from fastload.safety import Survey, WorkerCopies
 from fastload.stream.batch import Batch
 from fastload.stream.message import Message, Poison, Source
-from fastload.telemetry import Recorder, recording, span, waiting_span
 
 AHEAD = 2
 """The batches that the reader is ahead of the loop, at most. The messages in them are decoded side by side."""
@@ -88,9 +87,7 @@ class Batches(Iterator[Batch]):
             if integer(name, value) < least:
                 raise ValueError(f"{name} must be {least} or more, got {value}")
         if not isinstance(max_wait_ms, int | float) or not 0 <= max_wait_ms < math.inf:
-            raise ValueError(
-                f"max_wait_ms must be a number of milliseconds, 0 or more, got {max_wait_ms!r}"
-            )
+            raise ValueError(f"max_wait_ms must be a number, 0 or more, got {max_wait_ms!r}")
         self.error: Exception | None = None
         self.idle_s = 0.0
         self.threads: list[threading.Thread] = []
@@ -98,6 +95,7 @@ class Batches(Iterator[Batch]):
         self._decode, self.collate_fn = decode, collate_fn
         self._batch_size, self._max_wait_s = batch_size, max_wait_ms / 1e3
         self._num_workers = num_workers
+        self._process = os.getpid()  # a fork has no thread of these, and one may have held the lock
         # Owns the attributes from here to the fault. Each thread holds it for a few instructions.
         self._lock = threading.RLock()
         self._line: deque[Batch] = deque()  # read, and not yet given. Only the last may be open
@@ -187,8 +185,7 @@ class Batches(Iterator[Batch]):
 
     def _wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait. Raise StopIteration if the stream was closed, or WorkerCrashError after a fault."""
-        with waiting_span():
-            self._changes.wait(until, seconds)
+        self._changes.wait(until, seconds)
         if self._fault is not None:
             message = "a fault of fastload ended a thread of the stream"
             raise WorkerCrashError(message) from self._fault
@@ -254,8 +251,7 @@ class Batches(Iterator[Batch]):
         streams = Streams(routable(chosen_modules(None)), keyed=True, seeded=True)
         stream = streams.make(own.generators, initialised=False)
         info = make_worker_info(i, self._num_workers, i, own.dataset)
-        # With a recorder, a profiler sees the stages that decode names.
-        with entered(stream), recording(Recorder()):
+        with entered(stream):
             while (job := self._jobs.get()) is not None:
                 batch, k = job
                 if k is None:
@@ -283,8 +279,7 @@ class Batches(Iterator[Batch]):
         if isinstance(value, Poison):
             batch.failures[k] = value.error
             return
-        with span("decode"):
-            sample, error = _outcome(decode, value)
+        sample, error = _outcome(decode, value)
         if error is None:
             batch.samples[k] = sample
         else:
@@ -296,8 +291,7 @@ class Batches(Iterator[Batch]):
         # `collate_fn` may take items out of its samples, and a batch that fails is answered sample by sample.
         samples = [_own_container(batch.samples[k]) for k in sorted(batch.samples)]
         if samples:
-            with span("collate"):
-                batch.data, batch.error = _outcome(collate_fn, samples)
+            batch.data, batch.error = _outcome(collate_fn, samples)
         batch.made = True
         self._changes.tell()
 
@@ -309,6 +303,8 @@ class Batches(Iterator[Batch]):
         Args:
             reader_closes: let the reader close the source, because the caller may not wait until the reader has ended.
         """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._reader_closes |= reader_closes
             if self._closed:
@@ -320,12 +316,6 @@ class Batches(Iterator[Batch]):
             self._changes.close()
             for _ in range(self._num_workers):
                 self._jobs.put(None)
-
-    def after_fork(self) -> None:
-        """End the stream in the child of a fork, which has none of the threads. One of them may have held the lock."""
-        self._closed, self._lock = True, threading.RLock()
-        self._changes = waiting.Changes(self._lock)
-        self._changes.close()
 
     def close(self) -> None:
         """End the threads, and close the source. Wait at most five seconds for calls in progress."""
@@ -349,16 +339,6 @@ def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception
 
 
 _running: weakref.WeakSet[Batches] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # Their threads do not exist here, and one of them may have held the lock.
-    for one in list(_running):
-        one.after_fork()
-    _running.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -35,32 +34,22 @@ class Folder:
 
     Args:
         path: the folder, on a local disk. The kernel does not report what other machines write to a network disk.
-        pattern: pattern of names, as in a shell.
-        done, failed: folders for the files, relative to `path`. They must be on the same file system.
 
     Examples:
         >>> _ = open("a.json", "w").close()
-        >>> folder = fastload.stream.Folder(".", "*.json")
+        >>> folder = fastload.stream.Folder(".")
         >>> next(iter(folder)).key
         'a.json'
         >>> folder.close()
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        pattern: str = "*",
-        *,
-        done: str | os.PathLike[str] = "done",
-        failed: str | os.PathLike[str] = "failed",
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         if not self._path.is_dir():
             raise NotADirectoryError(20, "the folder to watch does not exist", str(path))
-        self._pattern = pattern
-        self._done, self._failed = self._path / done, self._path / failed
+        self._done, self._failed = self._path / "done", self._path / "failed"
         for folder in (self._done, self._failed):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
         # It has no limit, because names are small and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
         # The state of each unacknowledged file when it was read.
@@ -79,7 +68,7 @@ class Folder:
 
     def _message(self, name: str) -> Iterator[Message]:
         hidden = not name or name.startswith(".") or name.endswith(".tmp")
-        if self._stopped or hidden or name in self._given or not fnmatch(name, self._pattern):
+        if self._stopped or hidden or name in self._given:
             return
         path = self._path / name
         if (found := _as_it_is(path)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -11,14 +10,12 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any, TextIO
 
 from fastload._kit.disk import write_all
 from fastload.errors import StreamError
 from fastload.stream.message import Message, Poison, to_json
 
-LONGEST_LINE = 64 * 2**20
-"""Bytes. A longer line is poison, so that it does not fill the memory."""
 _CHUNK = 2**18
 _SHOWN = 200
 _BEGINNING = b'{"key": '
@@ -36,13 +33,9 @@ class JSONLines:
     the process ends must be sent again.
 
     Args:
-        file: a path, or an open file, which is read from its position. None: standard input. If Python has read from a
-            pipe before, the bytes in Python's buffer are lost.
+        file: a path. None: standard input. If Python has read from a pipe before, the bytes in its buffer are lost.
         key: name of the member that is the key of a line's object: text or a number. None: the key is "line 1",
             "line 2" ...
-
-    Raises:
-        TypeError: reading the open file does not give its bytes unchanged, such as one that decompresses.
 
     Examples:
         >>> with open("messages.jsonl", "w") as file:
@@ -53,14 +46,11 @@ class JSONLines:
     """
 
     def __init__(
-        self, file: str | os.PathLike[str] | IO[Any] | None = None, *, key: str | None = None
+        self, file: str | os.PathLike[str] | None = None, *, key: str | None = None
     ) -> None:
         self._key = key
         self._stopped = False
-        if isinstance(file, str | os.PathLike):
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        else:
-            descriptor = _duplicate(file or sys.stdin)
+        descriptor = _duplicate(sys.stdin) if file is None else os.open(file, os.O_RDONLY)
         self._is_pipe = not stat.S_ISREG(os.fstat(descriptor).st_mode)
         # The file, and what is readable after a call of `stop`. None: closed.
         self._opened: tuple[_Descriptor, _Descriptor] | None = (
@@ -72,9 +62,7 @@ class JSONLines:
         for number, line in enumerate(self._lines(), start=1):
             if self._stopped and not self._is_pipe:
                 return
-            if isinstance(line, Poison):
-                yield Message(f"line {number}", line)
-            elif line.strip():
+            if line.strip():
                 yield self._message(number, line)
 
     def _message(self, number: int, line: bytes) -> Message:
@@ -93,25 +81,16 @@ class JSONLines:
             return Message(key, Poison(line[:_SHOWN].decode(errors="replace"), found))
         return Message(key, value)
 
-    def _lines(self) -> Iterator[bytes | Poison]:
+    def _lines(self) -> Iterator[bytes]:
         held = bytearray()
-        too_long: Poison | None = None
         while chunk := self._read(len(held)):
             *whole, rest = chunk.split(b"\n")
             for part in whole:
-                held += part
-                yield too_long or bytes(held)
+                yield bytes(held + part)
                 held.clear()
-                too_long = None
             held += rest
-            if len(held) > LONGEST_LINE:
-                error = ValueError(f"the line has more than {LONGEST_LINE:,} bytes")
-                too_long = too_long or Poison(held[:_SHOWN].decode(errors="replace"), error)
-                held.clear()
-        if held and not too_long:
-            held += self._rest_of_line(LONGEST_LINE - len(held))
-        if held or too_long:
-            yield too_long or bytes(held)
+        if held:
+            yield bytes(held + self._rest_of_line())
 
     def _read(self, held: int) -> bytes:
         """Wait for bytes. Return b"" at the end, and after `stop`. A long line comes in larger pieces.
@@ -129,7 +108,7 @@ class JSONLines:
         size = min(_CHUNK, max(_AHEAD, held)) if self._is_pipe else _CHUNK
         return b"" if wake.number in ready else os.read(file.number, size)
 
-    def _rest_of_line(self, most: int) -> bytes:
+    def _rest_of_line(self) -> bytes:
         """Return the rest of a line that was partly read before `stop`. The next line stays in the pipe."""
         rest = bytearray()
         if (opened := self._opened) is None:
@@ -137,7 +116,7 @@ class JSONLines:
         file, _ = opened
         ready = select.poll()
         ready.register(file.number, select.POLLIN)
-        while len(rest) < most and ready.poll(_REST_MS):
+        while ready.poll(_REST_MS):
             byte = os.read(file.number, 1)
             if byte in (b"", b"\n"):
                 break
@@ -159,7 +138,7 @@ class JSONLines:
             os.eventfd_write(wake.number, 1)
 
     def close(self) -> None:
-        """Close its own descriptor. An open file that was given stays open."""
+        """Close the file. Standard input stays open."""
         self._opened = None
 
 
@@ -173,16 +152,9 @@ class _Descriptor:
         os.close(self.number)
 
 
-def _duplicate(file: IO[Any]) -> int:
-    """Return a duplicate descriptor, so that the caller may close or forget the file."""
-    descriptor, raw = file.fileno(), file
-    for layer in ("buffer", "raw"):
-        raw = getattr(raw, layer, raw)
-    if not isinstance(raw, io.RawIOBase):
-        raise TypeError(
-            f"a {type(raw).__name__} does not read or write the bytes of its file unchanged. Give a path, or a file "
-            "of open()"
-        )
+def _duplicate(file: TextIO) -> int:
+    """Return a duplicate of the descriptor of standard input or output."""
+    descriptor = file.fileno()
     file.flush()
     if file.readable() and stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.lseek(descriptor, file.tell(), os.SEEK_SET)  # Python may have read ahead
@@ -198,26 +170,23 @@ def _is_key(value: Any) -> bool:
 class _Lines:
     """Appends whole lines to a file. Removes an incomplete last line, left by a killed process."""
 
-    def __init__(self, file: str | os.PathLike[str] | IO[Any] | None) -> None:
-        if isinstance(file, str | os.PathLike):
-            self._name = os.fspath(file)
-            self._descriptor = os.open(
-                file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
-            )
-            try:
-                _end_with_a_line(self._descriptor, self._name)
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-        else:
-            self._name = "the open file" if file else "standard output"
-            self._descriptor = _duplicate(file or sys.stdout)
+    def __init__(self, file: str | os.PathLike[str] | None) -> None:
+        if file is None:
+            self._name, self._descriptor = "standard output", _duplicate(sys.stdout)
+            return
+        self._name = os.fspath(file)
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            _end_with_a_line(self._descriptor, self._name)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def append(self, lines: Sequence[str]) -> None:
         write_all(self._descriptor, self._name, "".join(f"{line}\n" for line in lines).encode())
 
     def close(self) -> None:
-        """Close its own descriptor. An open file that was given stays open."""
+        """Close the file. Standard output stays open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -256,7 +225,7 @@ class JSONLinesSink(_Lines):
     unacknowledged messages come again, so a key may have two lines: *at least once*.
 
     Args:
-        file: a path, or an open file. None: standard output.
+        file: a path. None: standard output.
 
     Examples:
         >>> sink = fastload.stream.JSONLinesSink("answers.jsonl")
@@ -280,7 +249,7 @@ class SideList(_Lines):
     The value is the input of `decode`, as text if it is not a JSON value.
 
     Args:
-        file: a path, or an open file. None: standard output.
+        file: a path. None: standard output.
 
     Examples:
         >>> failed = fastload.stream.SideList("failed.jsonl")
@@ -290,12 +259,6 @@ class SideList(_Lines):
 
     def __call__(self, message: Message, error: Exception) -> None:
         """Append a message and its error."""
-        value = message.value
-        if isinstance(value, Poison):
-            value = value.text
-        elif isinstance(value, bytes):
-            value = value.decode(errors="backslashreplace")
-        elif isinstance(value, os.PathLike):
-            value = os.fspath(value)
+        value = message.value.text if isinstance(message.value, Poison) else message.value
         line = {"key": message.key, "error": f"{type(error).__name__}: {error}", "value": value}
-        self.append([json.dumps(line, default=repr)])
+        self.append([json.dumps(line, default=str)])

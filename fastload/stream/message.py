@@ -13,7 +13,7 @@ class Message(NamedTuple):
 
     Attributes:
         key: text or a number that names the message in errors, in the side list and in sinks with keys. It must be
-            unique in its source. Folders and Kafka turn it into text: for them, 7 and "7" are the same key.
+            unique in its source. Folders turn it into text: for them, 7 and "7" are the same key.
         value: the input of `decode`.
         at: position in the source, for `acknowledge`.
 

@@ -83,11 +83,6 @@ class Browser:
                 )
             time.sleep(0.1)
 
-    def before_each_page(self, script: str) -> None:
-        """Run `script` in each page that this tab opens from now on, before any of the page's own."""
-        body = {"cmd": "Page.addScriptToEvaluateOnNewDocument", "params": {"source": script}}
-        call("POST", f"{self._session}/goog/cdp/execute", body)
-
     def complaints(self) -> list[str]:
         """What the page logged as severe since it was asked last: uncaught errors, requests that failed."""
         entries = call("POST", f"{self._session}/se/log", {"type": "browser"})

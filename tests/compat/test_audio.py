@@ -1,9 +1,8 @@
 """Promises:
-- With soundfile and audiomentations, 8 workers read 2,048 right clips from files that are opened at the first sample,
-  and give two signals one draw.
+- With soundfile, 8 workers read 2,048 right clips from files that are opened at the first sample.
 - A SoundFile that is open at `iter()` is refused, and the error names its place.
 
-An open file has a position, and a frozen transform keeps its parameters.
+An open file has a position.
 """
 
 from __future__ import annotations
@@ -46,22 +45,8 @@ class Clips(Pairs):
         return self.sound.read(CLIP, dtype="int16")
 
 
-class Blocks(Clips):
-    """The same into a buffer of the dataset."""
-
-    buffer: Any = None
-
-    def read(self, index: int) -> Any:
-        if self.buffer is None:
-            self.buffer = np.empty(CLIP, np.int16)
-            self.sound = library("soundfile").SoundFile(self.path)
-        self.sound.seek(index * CLIP)
-        return self.sound.read(out=self.buffer).copy()
-
-
-@pytest.mark.parametrize("dataset", [Clips, Blocks])
-def test_a_file_opened_at_the_first_sample(recording: Path, dataset: type[Clips]) -> None:
-    assert wrong_pairs(dataset(recording)) == 0
+def test_a_file_opened_at_the_first_sample(recording: Path) -> None:
+    assert wrong_pairs(Clips(recording)) == 0
 
 
 def test_what_is_open_is_refused(recording: Path) -> None:
@@ -70,25 +55,3 @@ def test_what_is_open_is_refused(recording: Path) -> None:
         clips.transform = Holder(sound=sound)
         with refused(r"dataset\.transform\.sound"):
             wrong_pairs(clips, worker_method="thread")
-
-
-class Frozen(Pairs):
-    """Clean and noisy speech get one draw: the transform is frozen for the second."""
-
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        clean = (np.arange(CLIP, dtype=np.float32) + index) / 4_096
-        first = self.transform(clean, sample_rate=RATE)
-        self.transform.freeze_parameters()
-        second = self.transform(clean, sample_rate=RATE)
-        self.transform.unfreeze_parameters()
-        return torch.from_numpy(first.copy()), torch.from_numpy(second.copy())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_frozen_parameters_are_the_samples_own() -> None:
-    audio = library("audiomentations")
-    steps = [audio.Gain(p=0.7), audio.PolarityInversion(p=0.5), audio.Shift(p=0.5)]
-    assert wrong_pairs(Frozen(audio.Compose(steps))) == 0

@@ -1,7 +1,7 @@
 """Promise: With h5py and zarr, 8 workers read 2,048 right rows. The file may be opened early or at the first sample,
 and the dataset may keep a buffer.
 
-Open files are shared, as they are safe in threads; what a dataset keeps is not.
+A dataset keeps an open file, or a buffer.
 """
 
 from __future__ import annotations
@@ -102,21 +102,3 @@ def test_zarr(zarr_store: Path, early: bool) -> None:
     if early:
         read.open()
     assert wrong_pairs(read, shuffle=True) == 0
-
-
-def test_an_open_file_is_the_same_for_all_workers(h5_file: Path) -> None:
-    """It is shared, so what is opened once is open once."""
-    seen = set()
-
-    class Noting(Buffered):
-        def read(self, index: int) -> Any:
-            seen.add((id(self.rows), id(self.buffer)))
-            return super().read(index)
-
-    read = Noting(h5_file)
-    read.open()
-    assert wrong_pairs(read) == 0
-    files, buffers = ({pair[k] for pair in seen} for k in (0, 1))
-    assert files == {id(read.rows)}
-    assert len(buffers) > 1
-    read.close()

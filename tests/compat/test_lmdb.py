@@ -25,14 +25,11 @@ READING = {"readonly": True, "lock": False, "readahead": False, "meminit": False
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Return an environment of `PAIRS` records, half of them again in a named database."""
+    """Return an environment of `PAIRS` records."""
     path = tmp_path / "records"
-    with lmdb.open(str(path), map_size=2**26, max_dbs=2) as env:
-        named = env.open_db(b"named")
-        with env.begin(write=True) as txn:
-            for i in range(PAIRS):
-                txn.put(key(i), filled(i).numpy().tobytes())
-                txn.put(key(i), filled(-i).numpy().tobytes(), db=named)
+    with lmdb.open(str(path), map_size=2**26) as env, env.begin(write=True) as txn:
+        for i in range(PAIRS):
+            txn.put(key(i), filled(i).numpy().tobytes())
     return path
 
 
@@ -79,32 +76,6 @@ class ByCursor(Records):
 
 def test_a_cursor_opened_after_the_environment(store: Path) -> None:
     records = ByCursor(store)
-    records.open()
-    assert wrong_pairs(records) == 0
-    records.env.close()
-
-
-class ByState(Records):
-    """Image and label of the index that the dataset keeps while it reads."""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        self.open()
-        self.index = index
-        return filled(self.part(None)), -filled(self.part(self.labels))
-
-    def open(self) -> None:
-        if self.env is None:
-            env = lmdb.open(self.path, max_dbs=2, **READING)
-            self.labels = env.open_db(b"named", create=False)
-            self.env = env
-
-    def part(self, db: Any) -> Any:
-        with self.env.begin(db=db) as txn:
-            return txn.get(key(self.index))
-
-
-def test_an_open_environment_is_shared_and_the_rest_is_not(store: Path) -> None:
-    records = ByState(store)
     records.open()
     assert wrong_pairs(records) == 0
     records.env.close()

@@ -243,37 +243,10 @@ def with_torchvision() -> Transform:
     return lambda image: made(image[None])
 
 
-def with_scipy() -> Transform:
-    stats = library("scipy.stats")
-    frozen = stats.norm(3, 2)
-    return lambda image: image[:8] * frozen.rvs() + float(stats.uniform.rvs())
-
-
-def with_scikit_learn() -> Transform:
-    utils = library("sklearn.utils")
-
-    def transform(image: torch.Tensor) -> torch.Tensor:
-        noise = utils.check_random_state(None).randn(*image.shape)
-        return torch.from_numpy(utils.shuffle(image.numpy()) + noise)
-
-    return transform
-
-
-def with_audiomentations() -> Transform:
-    audio = library("audiomentations")
-    noisy = audio.Compose([audio.Gain(-20, 20, p=0.7), audio.AddGaussianNoise(p=0.7)])
-    return lambda image: torch.from_numpy(
-        noisy(image.numpy().reshape(-1) / 2**16, sample_rate=8_000)
-    )
-
-
 STRESS: dict[str, Callable[[], Twice]] = {
     "seeds": lambda: Seeds(with_random_and_numpy),
     "restores": lambda: Restores(with_random_and_numpy),
     "torchvision": lambda: Seeds(with_torchvision()),
-    "scipy": lambda: Restores(with_scipy()),
-    "scikit-learn": lambda: Seeds(with_scikit_learn()),
-    "audiomentations": lambda: Seeds(with_audiomentations()),
 }
 
 

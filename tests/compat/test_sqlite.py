@@ -38,14 +38,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Rows(Pairs):
     """A row by a connection of the reader's own."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.options = options
         self.connection: Any = None
 
     def connect(self) -> None:
         if self.connection is None:
-            self.connection = sqlite3.connect(self.path, **self.options)
+            self.connection = sqlite3.connect(self.path)
 
     def read(self, index: int) -> bytes:
         self.connect()
@@ -56,29 +55,8 @@ class Rows(Pairs):
         return filled(self.read(index)), filled(index)
 
 
-class ByCursor(Rows):
-    """A row by a cursor, which is kept."""
-
-    cursor: Any = None
-
-    def read(self, index: int) -> bytes:
-        self.connect()
-        if self.cursor is None:
-            self.cursor = self.connection.cursor()
-        self.cursor.execute(QUERY, (index,))
-        value: bytes = self.cursor.fetchone()[0]
-        return value
-
-
-@pytest.mark.parametrize("dataset", [Rows, ByCursor])
-def test_a_connection_opened_at_the_first_sample(store: Path, dataset: type[Rows]) -> None:
-    assert wrong_pairs(dataset(store)) == 0
-
-
-def test_two_epochs_of_persistent_workers(store: Path) -> None:
-    rows = ByCursor(store)
-    assert [wrong_pairs(rows, persistent_workers=True) for _ in range(2)] == [0, 0]
-    assert rows.connection is None
+def test_a_connection_opened_at_the_first_sample(store: Path) -> None:
+    assert wrong_pairs(Rows(store)) == 0
 
 
 def connect_this_worker(worker: int) -> None:
@@ -89,7 +67,7 @@ def connect_this_worker(worker: int) -> None:
 
 
 def test_a_connection_opened_in_worker_init_fn(store: Path) -> None:
-    assert wrong_pairs(ByCursor(store), worker_init_fn=connect_this_worker) == 0
+    assert wrong_pairs(Rows(store), worker_init_fn=connect_this_worker) == 0
 
 
 @pytest.mark.parametrize("kind", ["connection", "cursor"])

@@ -72,17 +72,6 @@ def test_a_fast_tokenizer_with_two_lengths() -> None:
     assert wrong_pairs(Own(fast_tokenizer())) == 0
 
 
-def test_the_tokenizers_package_alone() -> None:
-    class Truncated(Own):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            self.tokenizer.enable_truncation(LONG)
-            found = self.tokenizer.encode(words(index)).ids
-            self.tokenizer.enable_truncation(SHORT)
-            return as_row(found, self.tokenizer.encode(words(index)).ids), right(index)
-
-    assert wrong_pairs(Truncated(rust_tokenizer())) == 0
-
-
 def test_a_tokenizer_in_collate_fn() -> None:
     tokenizer = fast_tokenizer()
 

@@ -99,23 +99,15 @@ def test_a_video_opened_at_the_first_sample(video: Path, dataset: type[Frames]) 
     assert wrong_pairs(dataset(video)) == 0
 
 
-@pytest.mark.parametrize("kind", ["container", "stream", "capture", "writer"])
-def test_what_is_open_is_refused(video: Path, tmp_path: Path, kind: str) -> None:
-    read = Frames(video)
-    if kind in ("capture", "writer"):
-        cv2 = library("cv2")
-        code = cv2.VideoWriter_fourcc(*"MJPG")
-        made = {
-            "capture": lambda: cv2.VideoCapture(str(video)),
-            "writer": lambda: cv2.VideoWriter(str(tmp_path / "o.avi"), code, 25, (SIDE, SIDE)),
-        }[kind]()
-        opened, close = made, made.release
+@pytest.mark.parametrize("kind", ["container", "capture"])
+def test_what_is_open_is_refused(video: Path, kind: str) -> None:
+    if kind == "capture":
+        opened = library("cv2").VideoCapture(str(video))
+        close = opened.release
     else:
-        container = library("av").open(str(video))
-        opened = {"container": lambda: container, "stream": lambda: container.streams.video[0]}[
-            kind
-        ]()
-        close = container.close
+        opened = library("av").open(str(video))
+        close = opened.close
+    read = Frames(video)
     read.transform = Holder(**{kind: opened})
     try:
         with refused(rf"dataset\.transform\.{kind}"):

@@ -5,15 +5,13 @@
   cut of a batch into runs, either layout of memory, inside `Subset` and `ConcatDataset`, and after a resume.
 - A sample that does not exist, in the middle of a run, is the error of the sample alone, with its notes, and can be
   skipped or replaced. A transient error is tried again. The other samples of the run lose nothing.
-- A subclass that overrides `__getitem__` is read sample by sample.
-- A batch that the loop keeps is never written again. An error that it keeps holds no memory of its batch.
+- A batch that the loop keeps is never written again.
 """
 
 from __future__ import annotations
 
 import copy
 import errno
-import gc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +27,6 @@ from fastload import DataLoader, random_stream
 from fastload._kit.nested import map_leaves
 from fastload.errors import TooManyErrorsError
 from fastload.memory.layout import Layout
-from fastload.memory.slots import SlotPool
 from fastload.reading.runs import RunLength
 from fastload.rows import Run
 from tests.promises.equal import check_same
@@ -160,19 +157,6 @@ class Fills(list[list[Any]]):
         return found
 
 
-def noted_pools(monkeypatch: pytest.MonkeyPatch) -> list[SlotPool]:
-    """Return a list to which every pool of slots is added."""
-    made: list[SlotPool] = []
-    init = SlotPool.__init__
-
-    def noted(self: SlotPool, **options: Any) -> None:
-        made.append(self)
-        init(self, **options)
-
-    monkeypatch.setattr(SlotPool, "__init__", noted)
-    return made
-
-
 class FilledRows:
     """The cases. The fixture `source` of a subclass opens the dataset: 6 to 100 samples, of which no two are alike."""
 
@@ -268,20 +252,6 @@ class FilledRows:
             assert loader.stats().retries == 2
         assert fills.taken() == sorted({*range(len(dataset))} - {4})
 
-    def test_a_subclass_that_overrides_reading_is_read_alone(
-        self, source: Source, fills: Fills
-    ) -> None:
-        dataset = source()
-        kind = type(dataset)
-
-        def same_again(self: Any, index: int) -> Any:
-            return kind.__getitem__(self, index)
-
-        dataset.__class__ = type("Child", (kind,), {"__getitem__": same_again})
-        with DataLoader(dataset, BATCH, seed=SEED, num_workers=2) as loader:
-            check_same(list(loader), alone(dataset, range(len(dataset))))
-        assert not fills
-
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_batch_that_is_kept_is_never_written_again(
         self, source: Source, workers: int, fills: Fills
@@ -299,20 +269,3 @@ class FilledRows:
         del loader
         for last, before in kept:
             check_same(last, before)
-
-    def test_a_kept_error_holds_no_memory(
-        self, source: Source, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        dataset = source()
-        pools, errors = noted_pools(monkeypatch), []
-        with DataLoader(dataset, batch_sampler=[[0, NOWHERE, 1], [2, 3]], num_workers=1) as loader:
-            iterator = iter(loader)
-            try:
-                next(iterator)
-            except Exception as error:
-                errors.append(error)
-            next(iterator)
-        del loader, iterator
-        gc.collect()
-        assert len(errors) == 1
-        assert [pool.lent for pool in pools] == [0] * len(pools)

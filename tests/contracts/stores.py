@@ -40,7 +40,6 @@ from tests.elastic.leasing import (
     Make,
     lease_threads,
     loader_of,
-    samples,
     together,
     watch_of,
 )
@@ -336,12 +335,6 @@ class StoreContract:
         old.load_state_dict({**late.state_dict(), "done": [[0, 1]]})
         with pytest.warns(UserWarning, match="epoch 1 .* give the leases a new store"):
             assert list(old.shards(1)) == []
-
-    def test_leases_of_other_names_share_a_store(self, opens: Opened, closing: Make) -> None:
-        store = opens()
-        one, two = closing(store, name="train"), closing(store, 10, 5, name="test")
-        assert sorted(samples(loader_of(one))) == list(range(LENGTH))
-        assert list(two.shards()) == [range(5), range(5, 10)]
 
     def test_no_thread_is_left(self, opens: Opened) -> None:
         leases = Leases(10, shard=5, store=opens())

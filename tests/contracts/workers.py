@@ -281,19 +281,6 @@ class Remembers(Drawing):
         self.start = state["at"]
 
 
-class KeepsItsState(Remembers):
-    """Never forgets the state that it loaded, as Hugging Face's datasets do."""
-
-    loaded: Any = None
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        self.start = self.loaded["at"] if self.loaded else 0
-        yield from super().__iter__()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state
-
-
 class IteratorRemembers(Drawing):
     """Its iterator has the state."""
 
@@ -321,7 +308,7 @@ class Remembering:
         self.at = state["at"]
 
 
-STREAMS = [Drawing, Shuffles, Remembers, KeepsItsState, IteratorRemembers]
+STREAMS = [Drawing, Shuffles, Remembers, IteratorRemembers]
 ITERABLE: dict[str, Callable[[], Any]] = {
     "uneven": lambda: Sharded([7, 1, 0, 13, 4, 9, 2]),
     "fewer shards than workers": lambda: Sharded([5]),
@@ -1074,23 +1061,6 @@ class Workers(LikeTorch):
                     rest = [b.index if isinstance(b, Unreadable) else b for b in drain(resumed)]
                     assert rest == got[done:], (options, done)
 
-    def test_a_loader_in_mid_epoch_may_load(self) -> None:
-        """Also one whose workers have begun the next epoch early."""
-        with self.loader(Numbers(26), 4, shuffle=True, seed=SEED) as loader:
-            first, second = epochs(loader, 2)
-            loader.set_epoch(0)
-            iterator = iter(loader)
-            next(iterator), next(iterator)
-            state = through_json(loader.state_dict())
-            for taken in self.some((0, 1, 4), 2):
-                for _ in range(taken):
-                    next(iterator)
-                loader.load_state_dict(state)
-                assert loader.state_dict() == state
-                assert epochs(loader, 2) == [first[2:], second]
-                iterator = iter(loader)
-            del iterator
-
     # -- iterable datasets --
 
     def test_skip_takes_the_next_samples_of_an_iterable_dataset(self) -> None:
@@ -1188,28 +1158,6 @@ class Workers(LikeTorch):
         turn = STREAMS.index(kind)
         self.resumes_twice(lambda: kind([5, 1, 8, 3]), turn, batch_size=2, seed=5)
 
-    @pytest.mark.parametrize("kind", [Shuffles, Remembers, IteratorRemembers])
-    def test_workers_that_run_load_a_state_of_an_iterable_dataset(
-        self, kind: type[Drawing]
-    ) -> None:
-        def make() -> DataLoader[torch.Tensor]:
-            return self.loader(kind([5, 1, 8, 3]), 2, seed=1)
-
-        with make() as loader:
-            whole = epochs(loader, 3)
-        with make() as first, make() as second:
-            list(first)
-            iterator = iter(first)
-            had = [plain(next(iterator)) for _ in range(3)]
-            state = through_json(first.state_dict())
-            assert had == whole[1][:3]
-            list(second)
-            second.load_state_dict(state)
-            assert epochs(second, 2) == [whole[1][3:], whole[2]]
-            first.load_state_dict(state)
-            assert epochs(first, 1) == [whole[1][3:]]
-            del iterator
-
     def test_a_state_of_an_iterable_dataset_fits_its_number_of_workers_only(self) -> None:
         with self.loader(Sharded([5, 1, 8]), 2, seed=1) as loader:
             next(iter(loader))
@@ -1301,7 +1249,6 @@ IN_THE_LOOP = {
     "test_max_errors_bounds_an_epoch",
     "test_a_state_of_an_iterable_dataset_gives_the_rest_bit_for_bit",
     "test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset",
-    "test_workers_that_run_load_a_state_of_an_iterable_dataset",
     "test_a_state_taken_at_any_step_resumes_with_the_next_batch",
     "test_a_second_resume_and_two_epochs_after_it",
 }
@@ -1316,9 +1263,7 @@ OF_PERSISTENCE = {
     "test_a_worker_init_fn_that_raises",
     "test_a_callable_replaces_or_skips",
     "test_a_state_taken_at_any_step_resumes_with_the_next_batch",
-    "test_a_loader_in_mid_epoch_may_load",
     "test_a_second_resume_and_two_epochs_after_it_of_an_iterable_dataset",
-    "test_workers_that_run_load_a_state_of_an_iterable_dataset",
     "test_every_way_out_of_an_endless_epoch_ends_the_workers",
     "test_close_ends_every_iterator_and_the_loader_begins_again",
 }

@@ -228,7 +228,7 @@ def test_digits_that_were_not_made_so_are_left_alone(small: Path, tmp_path: Path
     with pytest.raises(FileExistsError, match='"train": 1300'):
         generate_digits(small, train=1300, test=70)
     assert contents(small) == before
-    for number, name in enumerate((f"MNIST/raw/{NAMES[0]}", "t10k-labels-idx1-ubyte.gz")):
+    for number, name in enumerate((f"MNIST/raw/{NAMES[0]}", "t10k-labels-idx1-ubyte")):
         path = tmp_path / str(number) / name
         path.parent.mkdir(parents=True)
         path.write_bytes(b"real")

@@ -7,7 +7,6 @@ With real launchers and with `--meet` between two network stacks it runs in `tes
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_a_line_says_which_kernels_make_images_or_how_to_get_them(
     ]
     monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernels.so")
     assert "installed without a C compiler" in said()[0]
-    assert f"{sys.executable} -m pip install --force-reinstall --no-deps" in said()[0]
+    assert "pip install --force-reinstall --no-deps" in said()[0]
     (tmp_path / "_kernels.so").write_bytes(b"no library")
     assert said()[0].startswith(f"rank 0 of 1: image kernels: off: {tmp_path}")
     kernels._loaded.cache_clear()

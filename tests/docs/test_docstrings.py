@@ -32,8 +32,6 @@ NO_EXAMPLE = {
     "fastload.distributed.Detected": "`detect_rank` returns it",
     "fastload.distributed.Rank": "`detect_rank` returns it",
     "fastload.distributed.WindowDataset": "needs ranks of MPI",
-    "fastload.stream.Kafka": "needs a broker",
-    "fastload.stream.KafkaSink": "needs a broker",
 }
 
 

@@ -25,7 +25,7 @@ EXTRAS = {
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
     r"fastload tensorboard|fastload train .*--scalars": "tensorboard",
-    r"fastload predict .*--source (inbox|'kafka)": "stream",
+    r"fastload predict .*--source inbox": "stream",
 }
 GENERATED = {"promises.md"}
 

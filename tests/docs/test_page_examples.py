@@ -18,6 +18,7 @@ import torch
 from tests.docs.pages import FENCE, PAGES, ROOT, Block, fenced
 
 NO_RUN: dict[str, str] = {
+    "predict.md: import confluent_kafka": "needs a broker",
     "twister2flow.md: fastload.distributed.init()  # so that a rank that fails ends all": "needs mpi4py and ranks",
 }
 """Why a block is not run, by its page and its first line, "page.md: from nvidia.dali import fn"."""

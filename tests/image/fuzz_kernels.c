@@ -55,21 +55,9 @@ static int64_t choose(struct choices *choices, int64_t below)
     return number % below;
 }
 
-/* Returns a table of results for each level: by a factor and a shift, or of no pattern. */
-static float *levels_of(bool has_pattern)
-{
-    static float levels[2][3][256];
-    for (int colour = 0; colour < 3; colour++)
-        for (int level = 0; level < 256; level++) {
-            levels[0][colour][level] = (float)(level * 7 % 256);
-            levels[1][colour][level] = (float)level * 0.25f - (float)colour;
-        }
-    return levels[has_pattern][0];
-}
-
 static struct plan plan_of(struct choices *choices)
 {
-    struct plan plan = {.kind = choose(choices, 3), .area_base = 0.02, .area_span = 0.98, .fused = choose(choices, 2)};
+    struct plan plan = {.kind = choose(choices, 3), .area_base = 0.02, .area_span = 0.98};
     bool is_wide = choose(choices, 2);
     plan.height = 1 + choose(choices, MOST_SIDE);
     plan.width = 1 + choose(choices, MOST_SIDE);
@@ -81,10 +69,12 @@ static struct plan plan_of(struct choices *choices)
     plan.resize_height = 1 + choose(choices, 2 * MOST_SIDE);
     plan.resize_width = choose(choices, 2) ? -1 : 1 + choose(choices, 2 * MOST_SIDE);
     plan.scaled = choose(choices, 2);
-    plan.upright = choose(choices, 2);
     plan.most_pixels = choose(choices, 8) ? MOST_PIXELS : 1 + choose(choices, MOST_PIXELS);
-    int64_t levels = choose(choices, 4);
-    plan.levels = levels < 2 ? (int64_t)(uintptr_t)levels_of(levels) : 0;
+    plan.floats = choose(choices, 2);
+    for (int colour = 0; colour < 3; colour++) {
+        plan.factors[colour] = 0.25;
+        plan.shifts[colour] = colour;
+    }
     int64_t layout = choose(choices, 8); /* 0: neither planes nor interleaved */
     plan.pixel_step = layout == 0 ? 4 : layout < 4 ? 3 : 1;
     plan.row_step = plan.pixel_step * plan.width;
@@ -95,7 +85,7 @@ static struct plan plan_of(struct choices *choices)
 static int64_t result_bytes(const struct plan *plan)
 {
     int64_t last = (plan->height - 1) * plan->row_step + (plan->width - 1) * plan->pixel_step + 2 * plan->colour_step;
-    return (last + 1) * (plan->levels ? 4 : 1);
+    return (last + 1) * (plan->floats ? 4 : 1);
 }
 
 /* Sets sides and length of raw pixels: most of them fit each other, and the others are any numbers. */
@@ -116,19 +106,6 @@ static void choose_sides(struct image *image, struct choices *choices)
 
 /* ---- one input ---- */
 
-/* Reads the first segment at the end of memory, because EXIF is there. */
-static void read_orientation(struct memory *memory, const uint8_t *data, int64_t bytes)
-{
-    if (bytes < 6)
-        return;
-    bytes = smaller(bytes, 4 + (data[4] << 8 | data[5]));
-    uint8_t *segment = last(memory, bytes);
-    memcpy(segment, data, (size_t)bytes);
-    int tag = orientation(segment, segment + bytes, true);
-    if (tag == 0 || tag < -1 || tag > 8)
-        abort();
-}
-
 static int64_t counts[TOO_LARGE + 1];
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -144,7 +121,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct plan plan = plan_of(&choices);
     struct image image = {.file = -1, .length = bytes, .checksum = -1};
     image.key = (uint64_t)choose(&choices, INT64_C(1) << 32);
-    read_orientation(&payload, data + CHOICES, bytes);
     uint8_t *source = last(&payload, bytes);
     memcpy(source, data + CHOICES, (size_t)bytes);
     image.source = (int64_t)(uintptr_t)source;
@@ -152,7 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         choose_sides(&image, &choices);
     int64_t check = choose(&choices, 8);
     if (check < 2)
-        image.checksum = (int64_t)(checksum(source, image.length, 0) ^ (uint32_t)check);
+        image.checksum = (int64_t)(checksum(source, image.length) ^ (uint32_t)check);
     if (choose(&choices, 8) == 0) {
         file = file < 0 ? memfd_create("payload", MFD_CLOEXEC) : file;
         if (ftruncate(file, 0) || pwrite(file, source, (size_t)bytes, 7) != bytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import struct
 import time
 import warnings
 from collections import Counter
@@ -55,45 +54,8 @@ def jpeg(pixels: Pixels, subsampling: str = "420", quality: int = 90) -> bytes:
     return bytes(content)
 
 
-def with_segment(content: bytes, segment: bytes, marker: int = 0xE1) -> bytes:
-    """Return a JPEG with one more segment before all others."""
-    head = bytes([0xFF, marker]) + (len(segment) + 2).to_bytes(2, "big")
-    return content[:2] + head + segment + content[2:]
-
-
-ORIENTATION, ASCII, SHORT, LONG = 0x0112, 2, 3, 4
-
-
-def directory(*entries: tuple[int, int, int, int], order: str = "<", more: bytes = b"") -> bytes:
-    """Return a segment of EXIF with entries of tag, type, count and value, and then `more` bytes."""
-    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "LH", 8, len(entries))
-    packed = [
-        struct.pack(order + ("HHLHxx" if entry[1] == SHORT else "HHLL"), *entry)
-        for entry in entries
-    ]
-    return b"Exif\0\0" + head + b"".join(packed) + bytes(4) + more
-
-
-def exif_of(tag: int, order: str = "<") -> bytes:
-    """Return a segment of EXIF with the name of a camera, an orientation and a size."""
-    entries = (
-        (0x0110, ASCII, 9, 8 + 2 + 3 * 12 + 4),
-        (ORIENTATION, SHORT, 1, tag),
-        (0xA002, LONG, 1, 9),
-    )
-    return directory(*entries, order=order, more=b"A camera\0")
-
-
 def intact(random: Random) -> bytes:
-    """Return a JPEG of a random kind, some thousand pixels of noise or of a photograph, half of them with EXIF."""
-    content = _plain(random)
-    if random.random() < 0.5:
-        return content
-    tag, order = int(random.integers(0, 10)), str(random.choice(["<", ">"]))
-    return with_segment(content, exif_of(tag, order))
-
-
-def _plain(random: Random) -> bytes:
+    """Return a JPEG of a random kind, some thousand pixels of noise or of a photograph."""
     height, width = random.integers(1, 160, 2)
     photograph = list(photographs().values())[random.integers(0, 3)]
     if random.random() < 0.6:
@@ -232,14 +194,12 @@ class Fuzz:
             self._note.write(content)
         size = tuple(self.random.integers(1, 100, 2).tolist())
         ratio = (0.3, 3.0) if self.random.random() < 0.5 else (3 / 4, 4 / 3)
-        scaled_decode, upright = bool(self.random.random() < 0.6), bool(self.random.random() < 0.5)
         plan = RandomResizedCrop(
             size,
             scale=(0.02, 1.0),
             ratio=ratio,
             flip=0.5,
-            scaled_decode=scaled_decode,
-            upright=upright,
+            scaled_decode=bool(self.random.random() < 0.6),
         )
         state, result = self._by_kernel(plan, content)
         self.counts[f"state {state}"] += 1

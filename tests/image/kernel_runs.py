@@ -78,7 +78,6 @@ def image_of(pixels: Pixels, row: torch.Tensor, *, key: int = 0) -> Any:
     image["source"], image["length"] = pixels.ctypes.data, pixels.size
     image["height"], image["width"] = pixels.shape[:2]
     image["box_height"], image["box_width"] = pixels.shape[:2]
-    image["stride"] = pixels.strides[0]
     image["row"] = row.data_ptr()
     return image
 

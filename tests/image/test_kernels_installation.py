@@ -2,7 +2,6 @@
 - fastload installs with or without a C compiler and libjpeg-turbo. A line of the build says what the kernels lack.
 - A wheel serves every Python: on this platform if it has the kernels, and else on any.
 - Flags of the environment do not change how the kernels round.
-- The command that builds the kernels again names the sources of the fastload that runs, and nothing else.
 
 setup.py runs for real, in a folder with one source in C. The compiler is a script that fails for some of its arguments.
 """
@@ -10,8 +9,6 @@ setup.py runs for real, in a folder with one source in C. The compiler is a scri
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import json
 import os
 import shlex
 import shutil
@@ -22,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-
-from fastload.image import kernels
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "fastload/image/kernels"
@@ -174,26 +169,3 @@ def test_flags_of_the_environment_are_kept_but_cannot_change_the_rounding(place:
     assert {"-Ofast", "-DMINE=1", "-Wl,-O1"} <= {*given}
     own = [given.index(flag) for flag in ("-O3", "-fno-fast-math", "-ffp-contract=off")]
     assert min(own) > given.index("-Ofast")
-
-
-@pytest.mark.parametrize(
-    ("origin", "ends"),
-    [
-        ({"url": "file:///a/clone%20here", "dir_info": {}}, " '/a/clone here'"),
-        ({"url": "file:///a/fastload-1.tar.gz", "archive_info": {}}, " /a/fastload-1.tar.gz"),
-        ({"url": "file:///a/b", "vcs_info": {"vcs": "git", "commit_id": "c1"}}, " git+file:///a/b@c1"),
-        ({"url": "file:///a/f-py3-none-any.whl", "archive_info": {}}, "the folder of a clone of fastload"),
-        (None, "the folder of a clone of fastload"),
-    ],
-)  # fmt: skip
-def test_the_command_that_builds_the_kernels_names_their_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: object, ends: str
-) -> None:
-    (tmp_path / "METADATA").write_text("Name: fastload\n")
-    if origin is not None:
-        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
-    found = importlib.metadata.PathDistribution(tmp_path)
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter([found]))
-    assert kernels._remedy().endswith(f" --editable {ROOT}")  # a clone, whatever is installed
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "_kernels.so")
-    assert kernels._remedy().endswith(ends)

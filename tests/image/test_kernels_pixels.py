@@ -124,16 +124,6 @@ def test_nothing_beyond_the_arena_and_the_row_is_touched(
     assert torch.equal(less.row, empty_row(plan))
 
 
-def test_an_image_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernels) -> None:
-    plan = ResizeCenterCrop(64, 48)
-    height, width = 501, 333
-    pixels = guarded_copy(noise(63, 42))  # an eighth, rounded up
-    region = plan.region(height, width)
-    expected = plan.finished(pixels, region._replace(box=region.box._replace(height=63, width=42)))
-    made = make(kernels, plan, pixels, entry="resample_run", height=height, width=width)
-    assert torch.equal(made.row, expected)
-
-
 def test_a_run_does_what_it_can(kernels: Kernels) -> None:
     plan = Resize((16, 16))
     many = [noise(20 + k, 30, k) for k in range(4)]

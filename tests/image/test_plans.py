@@ -5,8 +5,6 @@
 - Pixels are as near to torchvision's as the module states: photographs and noise, tiny and narrow images, any memory
   layout.
 - Decoding at a smaller scale happens only if enough pixels are left over.
-- A plan in a loader computes its draws from the words of the generator: torch's numbers to the bit. torch's own draws
-  continue after them.
 - float32, channels-last memory and `normalize_on` equal ToTensor and Normalize. Results share memory with no other
   object.
 - A plan is a value, and a bad argument is named.
@@ -32,7 +30,6 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from fastload import random_stream, sample_generator, sample_rng
 from fastload.errors import DecodeError
 from fastload.image import (
     IMAGENET_MEAN,
@@ -46,7 +43,6 @@ from fastload.image import (
     decode_pixels,
     normalize_on,
 )
-from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
 from tests.image.photographs import Pixels, encoded, photographs
 
 # What the module's docstring states, of 255.
@@ -149,28 +145,6 @@ def test_resize_has_torchvisions_sizes(
     assume(resized[0].numel() <= 2 * Image.MAX_IMAGE_PIXELS)  # more are refused
     region = Resize(size).region(height, width)
     assert region == Region(Box(0, 0, height, width), tuple(resized.shape[1:]))
-
-
-@pytest.mark.parametrize("bounds", [{}, {"scale": (1e-4, 1.0), "ratio": (1e-3, 1e3)}])
-def test_the_words_of_a_stream_are_what_torch_draws_of_it(bounds: dict[str, Any]) -> None:
-    """Within a stream the numbers are computed without torch: the same, and torch continues after them."""
-    plan = RandomResizedCrop(224, flip=0.5, **bounds)
-    assert isinstance(uniform_of_word(), Callable)
-    for index in range(0, 1000, 3):
-        height, width = 1 + index * 7 % 600, 1 + index * 13 % 900
-        stream = {"seed": 3, "epoch": index % 5, "position": index, "index": index}
-        with random_stream(**stream):
-            assert isinstance(sample_draws(), WordDraws)
-            ours = plan._sample_region(height, width), torch.rand(3), sample_rng().random()
-            again = plan._sample_region(height, width)  # torch's generator is in use now
-        with random_stream(**stream):
-            generator = sample_generator()
-            assert isinstance(sample_draws(), GeneratorDraws)
-            theirs = plan.region(height, width, generator), torch.rand(3), sample_rng().random()
-            assert again == plan.region(height, width, generator)
-        assert ours[0] == theirs[0]
-        assert torch.equal(ours[1], theirs[1])
-        assert ours[2] == theirs[2]
 
 
 SMALL = st.integers(1, 24)

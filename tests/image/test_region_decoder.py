@@ -1,5 +1,6 @@
 """Promises:
 - The region decoder gives the pixels of the whole decode, or leaves the image to the ordinary decoder.
+- The region decoder decodes no JPEG with a segment that Pillow refuses.
 - No damaged input crashes the region decoder. See also `scripts/fuzz-jpeg`.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastload.errors import DecodeError
 from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels, tables
 from fastload.image.plan_tables import plan_table
@@ -37,6 +39,8 @@ DONE, UNDECIDED, UNREADABLE, DAMAGED, TOO_LARGE = (
 
 
 JPEG = jpeg(NOISE)
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # an orientation
 KINDS: dict[str, Callable[[Pixels], bytes]] = {
     "4:4:4": lambda pixels: jpeg(pixels, "444"),
     "4:2:2": lambda pixels: jpeg(pixels, "422"),
@@ -50,6 +54,7 @@ KINDS: dict[str, Callable[[Pixels], bytes]] = {
         pixels, restart_marker_rows=1, subsampling="4:4:4"
     ),
     "optimized": lambda pixels: encoded(pixels, optimize=True, quality=75),
+    "EXIF": lambda pixels: encoded(pixels, exif=EXIF),
 }
 
 
@@ -149,6 +154,25 @@ def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
     for key in range(3):
         assert trial.run_bytes(plan, key, content or b"\0")[0] == DAMAGED
         trial.check(plan, JPEG, range(key, key + 1))  # and the next one is as ever
+
+
+REFUSED: dict[str, tuple[int, bytes]] = {
+    "a cut block of Photoshop": (0xED, b"Photoshop 3.0\0" + b"8BIM\x04\x04"),
+    "a short profile": (0xE2, b"ICC_PROFILE\0"),
+    "a short Adobe segment": (0xEE, b"Adobe"),
+}
+
+
+@pytest.mark.parametrize("kind", [*REFUSED, "a marker without a meaning"])
+def test_what_pillow_refuses_the_kernels_do_not_decode(kind: str, trial: Trial) -> None:
+    added = b"\xff\x01"
+    if kind in REFUSED:
+        marker, segment = REFUSED[kind]
+        added = bytes([0xFF, marker]) + (len(segment) + 2).to_bytes(2, "big") + segment
+    content, plan = JPEG[:2] + added + JPEG[2:], crop((40, 30))
+    with pytest.raises(DecodeError, match="not an image in a format that Pillow can read"):
+        plan.decode(content, name="a.jpg")
+    assert trial.run_bytes(plan, 1, content)[0] == DAMAGED
 
 
 def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:

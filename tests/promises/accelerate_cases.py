@@ -17,7 +17,6 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 from torch.utils.data import DataLoader as TorchLoader
 
@@ -69,13 +68,6 @@ class Rows(Dataset[Any]):
         if index in self.fails:
             raise OSError(f"sample {index}")
         return index, torch.rand(())
-
-
-class Lists(Rows):
-    """The same, for lists of indices."""
-
-    def __getitem__(self, indices: Any) -> Any:
-        return torch.tensor(indices), torch.rand(len(indices))
 
 
 class Stream(IterableDataset[Any]):
@@ -146,14 +138,12 @@ class Ragged:
 
 
 ORDERS = {
-    "weighted": lambda n: {"sampler": WeightedRandomSampler([1.0 + i for i in range(n)], n)},
     "subset": lambda n: {"sampler": SubsetRandomSampler(range(0, n, 2))},
     "ragged": lambda n: {"batch_size": 1, "batch_sampler": Ragged(n)},
     "backwards": lambda n: {
         "batch_size": 1,
         "batch_sampler": BatchSampler(range(n - 1, -1, -1), 3, False),
     },
-    "batches": lambda n: {"batch_size": None, "sampler": BatchSampler(range(n), 3, False)},
 }
 """Makes a sampler of the kinds that users write, from the number of samples."""
 
@@ -163,7 +153,7 @@ def make(kind: str, spec: Spec) -> Any:
     given = {"batch_size": 3, **spec}
     length = given.pop("length", 20)
     order = given.pop("order", None)
-    dataset = given.pop("dataset", Lists if order == "batches" else Rows)(length)
+    dataset = given.pop("dataset", Rows)(length)
     if order is not None:
         given |= ORDERS[order](length)
     if kind == "theirs":

@@ -125,16 +125,3 @@ def loaded(spec: Spec, folder: str) -> Any:
     accelerator, loader = begin("ours", spec, {})
     accelerator.load_state(folder)
     return [indices.tolist() for indices, _ in loader]
-
-
-def skipped_none(spec: Spec, folder: str) -> Any:
-    """Return epoch 1 undisturbed, and after a checkpoint of the last batch of epoch 0, of which none was skipped."""
-    accelerator, loader = begin("ours", spec, {})
-    for step, _ in enumerate(loader, 1):
-        if step == len(loader):
-            accelerator.save_state(folder)
-    whole = plain(list(loader))
-    close(loader)
-    accelerator, loader = begin("ours", spec, {}, seed=99)
-    accelerator.load_state(folder)
-    return whole, plain(list(accelerator.skip_first_batches(loader, 0)))

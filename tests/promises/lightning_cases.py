@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import warnings
@@ -63,49 +62,7 @@ class Counted(Stream):
         self.at = state["at"]
 
 
-class Failing(Counted):
-    """Fails once, at one sample."""
-
-    def __init__(self, length: int, fails: int | None) -> None:
-        super().__init__(length)
-        self.fails = fails
-
-    def __iter__(self) -> Iterator[Any]:
-        for sample in super().__iter__():
-            if sample[0] == self.fails:
-                raise OSError(f"sample {sample[0]}")
-            yield sample
-
-
-class Foreign(Draws):
-    """Has a `state_dict` of another protocol, with arguments of its own."""
-
-    def state_dict(self, num_samples: int, num_workers: int) -> dict[str, Any]:
-        raise AssertionError("not called: its arguments are missing")
-
-    def load_state_dict(self, state: dict[str, Any], strict: bool) -> None:
-        raise AssertionError("not called: its arguments are missing")
-
-
-class Groups:
-    """A batch sampler without length."""
-
-    def __init__(self, sampler: Any, size: int) -> None:
-        self.sampler, self.size = sampler, size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        indices = iter(self.sampler)
-        while group := list(itertools.islice(indices, self.size)):
-            yield group
-
-
-DATASETS = {
-    "rows": Draws,
-    "stream": Stream,
-    "counted": Counted,
-    "foreign": Foreign,
-    "failing": Failing,
-}
+DATASETS = {"rows": Draws, "stream": Stream, "counted": Counted}
 
 
 def loader(spec: Spec) -> Any:
@@ -116,17 +73,12 @@ def loader(spec: Spec) -> Any:
         mode = options.get("mode")
         return each if mode is None else CombinedLoader(dict(zip("abc", each, strict=False)), mode)
     kind = DATASETS[options.pop("dataset", "rows")]
-    fails = {"fails": options.pop("fails", None)} if kind is Failing else {}
-    dataset = kind(options.pop("length", 14), **fails)
+    dataset = kind(options.pop("length", 14))
     if "generator" in options:
         options["generator"] = torch.Generator().manual_seed(options["generator"])
     order = options.pop("order", None)
     if order == "rank":
         options["sampler"] = fastload.RankSampler(dataset, seed=3)
-    if order == "groups":
-        del options["batch_size"]
-        sampler = fastload.RankSampler(dataset, seed=3, rank=0, world_size=1)
-        options["batch_sampler"] = Groups(sampler, 3)
     return fastload.DataLoader(dataset, **options)
 
 
@@ -158,14 +110,6 @@ class Model(pl.LightningModule):  # type: ignore[misc, name-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-class IteratorModel(Model):
-    """Fetches its batches itself."""
-
-    def training_step(self, dataloader_iter: Any) -> torch.Tensor:  # type: ignore[override]
-        batch, _, _ = next(dataloader_iter)
-        return super().training_step(batch, 0)
 
 
 def _plain(value: Any) -> Any:
@@ -204,13 +148,10 @@ def fit(
     *,
     resume: str | None = None,
     events: list[str] | None = None,
-    fails: int | None = None,
 ) -> tuple[Model, list[Any]]:
     """Train, perhaps from a checkpoint. Return the model, and the checkpoints."""
     saver = Saver(folder, events or [])
-    model = (IteratorModel if spec.get("iterates") else Model)(
-        spec["train"], spec.get("validate"), fails
-    )
+    model = Model(spec["train"], spec.get("validate"), None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer(spec, folder, saver).fit(model, ckpt_path=resume)

@@ -173,14 +173,3 @@ def test_accelerate_s_own_accelerator_refuses_and_names_the_import() -> None:
                 cases.fresh().prepare(loader)
 
     run(1, refused)
-
-
-def test_a_loader_of_torch_s_workers_stays_accelerate_s() -> None:
-    def prepared() -> Any:
-        import fastload
-
-        loader = fastload.DataLoader(cases.Rows(5), worker_method="torch")
-        with pytest.warns(UserWarning, match="`save_state` does not hold its position"):
-            return type(cases.fresh().prepare(loader)).__name__
-
-    assert run(1, prepared) == ["DataLoaderShard"]

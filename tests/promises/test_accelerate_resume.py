@@ -33,10 +33,8 @@ TRAININGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no workers": ({"shuffle": True}, {}),
     "seedable": ({"shuffle": True, "num_workers": 1}, {"config": {"use_seedable_sampler": True}}),
     "in order": ({"num_workers": 2}, {}),
-    "weighted": ({"order": "weighted", "num_workers": 2}, {}),
     "subset": ({"order": "subset", "num_workers": 2}, {}),
     "own batches": ({"order": "ragged", "num_workers": 1}, {"config": {"even_batches": False}}),
-    "batches as indices": ({"order": "batches", "num_workers": 1}, {}),
     "stream": ({"dataset": Stream, "num_workers": 1}, {}),
     "stream, seed": ({"dataset": Stream, "seed": 3}, {}),
     "known stream": ({"dataset": KnownStream, "num_workers": 1}, {}),
@@ -79,18 +77,6 @@ def test_skip_first_batches_moves_the_loader_s_own_position(
             assert rest == whole, way
             assert read_no_more, way
             assert following == then, way
-
-
-@worlds
-@pytest.mark.parametrize("seed", [3, None])
-def test_skipping_no_batch_after_the_last_of_an_epoch_begins_the_next(
-    world: int, seed: int | None, tmp_path: Path
-) -> None:
-    """Accelerate's examples divide the steps by the length of the loader, and then skip the remainder: none."""
-    spec = {"shuffle": True, "num_workers": 2, "seed": seed}
-    for whole, rest in run(world, cases.skipped_none, spec, str(tmp_path)):
-        assert rest == whole
-        assert len(rest) >= 3
 
 
 @worlds

@@ -67,11 +67,6 @@ class Stream(IterableDataset[int]):
         return "Stream()"
 
 
-class SizedStream(Stream):
-    def __len__(self) -> int:
-        return 10
-
-
 class NoLength(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         return index
@@ -222,7 +217,7 @@ VALUES: dict[str, Any] = {
     "in_order": False,
     "on_error": "skip",
     "max_errors": 4,
-    "copy_dataset": True,
+    "copy_dataset": False,
     "random_modules": ("numpy",),
     "prefetch_batches": 9,
     "prefetch_bytes": 10**9,
@@ -266,48 +261,6 @@ def test_attributes_that_torch_fills_in_are_torchs(workers: int) -> None:
     assert type(ours.batch_sampler) is BatchSampler
 
 
-@pytest.mark.parametrize(
-    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
-)
-def test_attributes_are_guarded_as_in_torch(name: str) -> None:
-    loaders = [kind(DATA, 4) for kind in (TorchLoader, DataLoader)]
-    theirs, ours = (said(lambda ld=loader: setattr(ld, name, 1)) for loader in loaders)
-    assert theirs[1] is not None
-    assert ours == theirs
-    assert getattr(loaders[1], name) != 1
-
-
-LENGTHS: list[dict[str, Any]] = [
-    {},
-    {"batch_size": 3},
-    {"batch_size": 3, "drop_last": True},
-    {"batch_size": None},
-    {"batch_sampler": [[1, 2], [3]]},
-    {"sampler": [5, 6, 7], "batch_size": 2},
-    {"dataset": []},
-    {"dataset": SizedStream(), "batch_size": 4},
-    {"dataset": SizedStream(), "batch_size": 4, "drop_last": True},
-    {"dataset": Stream()},
-    {"sampler": iter([1])},
-]
-
-
-@pytest.mark.parametrize("case", range(len(LENGTHS)))
-def test_len_is_torchs(case: int) -> None:
-    arguments: dict[str, Any] = {"dataset": DATA, **LENGTHS[case]}
-
-    def length(kind: Any) -> object:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loader = kind(**arguments)
-        try:
-            return len(loader)
-        except TypeError as error:
-            return str(error)
-
-    assert length(DataLoader) == length(TorchLoader)
-
-
 # ---- ours ----
 
 OURS_BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -347,7 +300,6 @@ def test_bad_arguments_of_ours_are_refused_by_name(case: str) -> None:
         "on_stats": print,
         "prefetch_batches": 2,
         "prefetch_bytes": 1000,
-        "copy_dataset": True,
         "random_modules": ("numpy",),
     }.items(),
 )
@@ -364,40 +316,6 @@ def test_a_negative_epoch_is_refused(told: str) -> None:
         (loader if told == "loader" else sampler).set_epoch(-1)
 
 
-class Secretive(Dataset[int]):
-    """Its `__len__` raises, which torch never calls where it is given a sampler."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __len__(self) -> int:
-        raise self.error
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class SecretiveSampler(Secretive):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(6))
-
-
-@pytest.mark.parametrize("error", [NotImplementedError(), ZeroDivisionError()])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_length_that_raises_is_not_needed(workers: int, error: Exception) -> None:
-    def make() -> DataLoader[Any]:
-        sampler: Any = range(6) if workers else SecretiveSampler(error)
-        return DataLoader(Secretive(error), 2, sampler=sampler, num_workers=workers, seed=1)
-
-    loader = make()
-    assert next(iter(loader)).tolist() == [0, 1]
-    again = make()
-    again.load_state_dict(loader.state_dict())
-    loader.close()
-    assert [batch.tolist() for batch in again] == [[2, 3], [4, 5]]
-    assert "Secretive" in repr(again)
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -410,13 +328,9 @@ def test_a_length_that_raises_is_not_needed(workers: int, error: Exception) -> N
             {"dataset": range(7), "batch_sampler": [[0], [1]], "worker_method": "process"},
             'DataLoader(range[7], batch_sampler=list, worker_method="process", num_workers=0, seed=None)',
         ),
-        (
-            {"dataset": Secretive(OSError("not mounted")), "batch_size": None},
-            "DataLoader(Secretive, batch_size=None, num_workers=0, seed=None)",
-        ),
         ({"dataset": Stream()}, "DataLoader(Stream, batch_size=1, num_workers=0, seed=None)"),
     ],
-    ids=["plain", "seeded", "process", "without a length", "iterable"],
+    ids=["plain", "seeded", "process", "iterable"],
 )
 def test_a_loader_shows_itself_in_a_line(arguments: dict[str, Any], text: str) -> None:
     assert repr(DataLoader(**{"worker_method": "auto", **arguments})) == text

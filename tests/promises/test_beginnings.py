@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader
-from fastload.errors import StateError
 from tests.fakes import Numbers
 
 IN_PAIRS = [[k, k + 1] for k in range(0, 12, 2)]
@@ -124,33 +123,6 @@ def test_an_epoch_that_cannot_begin_is_still_the_next(kind: Any, resumed: bool) 
     mend()
     assert batches(loader) == expected[2 if resumed else 0 :]
     assert loader.state_dict()["epoch"] == 0
-
-
-class Redrawn:
-    """A sampler that gives another order each time, and cannot give one again."""
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.step += 1
-        return iter([(k * 5 + self.step) % 12 for k in range(12)])
-
-    def __len__(self) -> int:
-        return 12
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_that_does_not_fit_is_refused_each_time(persistent: bool) -> None:
-    loader = DataLoader(
-        Numbers(12), 2, sampler=Redrawn(), num_workers=2, persistent_workers=persistent
-    )
-    state = delivered(loader, 2)
-    loader.load_state_dict(state)
-    for _ in range(3):
-        with pytest.raises(StateError, match="checksum"):
-            iter(loader)
-    loader.close()
 
 
 # ---- beside an iterator that has given nothing ----
@@ -307,18 +279,3 @@ def test_a_subclass_with_an_iterator_of_its_own_has_the_same_epochs(
     assert batches(loader) == expected[1][2:]
     for one in (plain, loader):
         one.close()
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_the_warning_of_a_state_that_set_epoch_drops_is_of_the_user_s_line(
-    persistent: bool,
-) -> None:
-    loader = DataLoader(Numbers(12), num_workers=2, persistent_workers=persistent, **SHUFFLED)
-    state = delivered(loader, 2)
-    batches(loader)
-    loader.load_state_dict(state)
-    loader.set_epoch(5)
-    with pytest.warns(UserWarning, match="epoch 5 starts from its first batch") as found:
-        iter(loader)
-    assert [warning.filename for warning in found] == [__file__]
-    loader.close()

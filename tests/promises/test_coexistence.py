@@ -5,7 +5,6 @@
   counts as no_grad.
 - A loader can be pickled and deep-copied. Several loaders run at once, nested and beside torch's process loader.
 - A process may fork after the threads started, also while they work.
-- Threads of the program may change process-wide state while samples are read.
 - fastload itself changes neither torch's number of threads nor any global random state. A dataset that draws from
   global state in threads may. See also `tests/test_workers.py`, `tests/promises/test_randomness.py`.
 """
@@ -13,10 +12,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -203,18 +200,6 @@ print("PARENT")
     assert "PARENT" in out
 
 
-# ---- torch's threads ----
-
-
-# ---- worker_init_fn ----
-
-
-# ---- a fresh interpreter ----
-
-
-# ---- no shared memory ----
-
-
 # ---- the modes of the loop ----
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -292,29 +277,3 @@ def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
         pickle.dumps(iterator)
     next(iterator)
     del iterator
-
-
-# ---- threads of the program ----
-
-
-class Beside(Numbers):
-    """Another thread of the program changes the environment while a sample is read."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        super().__init__(40)
-        self.other = ThreadPoolExecutor(1)
-
-    def __getitem__(self, index: int) -> int:
-        self.other.submit(os.environ.update, FASTLOAD_TEST=str(index)).result()
-        return index
-
-
-def test_a_thread_of_the_program_may_change_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTLOAD_TEST", "before")
-    dataset = Beside()
-    with dataset.other:
-        loader = DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread")
-        for _ in range(2):
-            assert [index for batch in plain(loader) for index in batch] == [*range(40)]

@@ -67,9 +67,6 @@ def note(error: BaseException) -> str:
     return notes[0]
 
 
-# One bad sample.
-
-
 class Sentences(Bad):
     """What a text dataset calls `samples`."""
 
@@ -144,35 +141,8 @@ def test_an_error_that_may_come_of_sharing_says_so(
         place, hint = notes_of(dataset, **options)
         assert "sample index 13" in place
         assert f"may come from sharing objects between threads: {clause}" in hint
-        for remedy in ("num_workers=0", "copy_dataset", "fastload check"):
+        for remedy in ("num_workers=0", "worker_method", "fastload check"):
             assert remedy in hint
-
-
-@pytest.mark.parametrize(
-    ("dataset", "workers"),
-    [(SHARED, 0), (SHARED, 1), (OF_A_THREAD, 0), (Bad(20, unreadable(13)), 4)],
-)
-def test_any_other_error_does_not(dataset: Dataset[Any], workers: int) -> None:
-    (place,) = notes_of(dataset, num_workers=workers)
-    assert "sample index 13" in place
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_exception_object_that_is_raised_again_has_one_note(workers: int) -> None:
-    """Raised for every sample of a broken file, or in every epoch, as by `FailingDataset`."""
-    again = ValueError("broken")
-    dataset = FailingDataset(range(20), failures={6: again, 13: again})
-    loader = DataLoader(dataset, 5, num_workers=workers)
-    for epoch in range(3):
-        iterator = iter(loader)
-        for index in (None, 6, 13, None):
-            if index is None:
-                next(iterator)
-            else:
-                with pytest.raises(ValueError, match="broken") as caught:
-                    next(iterator)
-                assert f"index {index}," in note(caught.value)
-                assert f"epoch {epoch};" in note(caught.value)
 
 
 class Late(Bad):
@@ -234,9 +204,6 @@ def test_errors_are_counted_in_order_whatever_the_timing() -> None:
         got = drain(loader)
         assert got[:2] == [[1], [3]], "the first two in order are within the bound"
         assert type(got[2]) is TooManyErrorsError
-
-
-# torch's Subset, which has `__getitems__` whether or not what it is a part of has.
 
 
 # A fault of the pipeline itself.

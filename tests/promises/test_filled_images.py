@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,7 +39,6 @@ from fastload.image import (
     render,
 )
 from fastload.measure.samples import Numbered
-from tests.children import run_python
 from tests.contracts.filled_rows import (
     BATCH,
     FilledRows,
@@ -116,19 +114,6 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     elif fastload.image.kernels.kernels() is None:
         pytest.skip(fastload.image.kernels.state())
     return request.param
-
-
-# Each kind by one engine, and each engine with two of them.
-KINDS = pytest.mark.parametrize(
-    ("engine", "kind"),
-    [
-        ("torch", "jpeg list"),
-        ("torch", "packed raw"),
-        ("compiled", "packed raw"),
-        ("compiled", "packed jpeg"),
-    ],
-    indirect=["engine"],
-)
 
 
 @pytest.fixture
@@ -258,19 +243,9 @@ def test_checksums_are_compared_in_runs_as_in_samples(
     dataset.close()
 
 
-def test_a_missing_shard_is_its_error_and_nothing_else(
-    engine: str, stored: Path, tmp_path: Path
-) -> None:
-    """No warning of `fill_rows`: the user cannot mend that."""
-    path = shutil.copytree(stored / "packed raw", tmp_path / "set")
-    sorted(path.glob("shard-*"))[1].unlink()
-    with DataLoader(PackedDataset(path, transform=CROP), 3, num_workers=1) as loader:
-        seen = outcomes(loader)
-    assert {one[0] for one in seen if isinstance(one, tuple)} == {"PackedDataError"}
-    assert not isinstance(seen[0], tuple)
-
-
-@KINDS
+@pytest.mark.parametrize(
+    ("engine", "kind"), [("torch", "jpeg list"), ("compiled", "packed raw")], indirect=["engine"]
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_transform_that_is_replaced_between_epochs(
     workers: int, kind: str, engine: str, stored: Path
@@ -299,30 +274,6 @@ def test_a_transform_that_is_replaced_between_epochs(
             assert workers  # whose copies of the transform are those of the beginning
             first = of_kind(kind, stored, transform=CROP)
             assert same(batches, alone(first, range(COUNT), epoch=epoch))
-
-
-def test_the_environment_variable_switches_the_kernels_off(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = f"""
-import hashlib, os, sys
-import fastload
-from fastload.datasets import PackedDataset
-from fastload.image import RandomResizedCrop, kernels
-dataset = PackedDataset({str(stored / "packed jpeg")!r}, transform=RandomResizedCrop(48, flip=0.5))
-for images, labels in fastload.DataLoader(dataset, 12, seed=3, num_workers=1):
-    print(hashlib.sha256(images.numpy().tobytes()).hexdigest(), labels.tolist())
-assert kernels.kernels() is None
-print(kernels.state())
-"""
-    with monkeypatch.context() as patch:
-        patch.setenv("FASTLOAD_KERNELS", "0")
-        ended = run_python("-c", script, check=True)
-    assert "FASTLOAD_KERNELS=0" in ended.stdout
-    dataset = of_kind("packed jpeg", stored, transform=CROP)
-    with DataLoader(dataset, 12, seed=3) as loader:
-        ((images, _),) = list(loader)
-    assert hashlib.sha256(images.numpy().tobytes()).hexdigest() in ended.stdout
 
 
 # ---- samples that others may see ----
@@ -401,21 +352,3 @@ def test_a_limit_that_refuses_every_image_is_kept(
     assert render.make_render(PLAN, rows, KEYS) is not None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     assert render.make_render(PLAN, rows, KEYS) is None
-
-
-def folder_of(tmp_path: Path, count: int) -> ImageFolder:
-    """Return a folder of images of one class, whose pixels are their numbers."""
-    (tmp_path / "a").mkdir()
-    for k in range(count):
-        Image.fromarray(np.full((20, 20, 3), k, np.uint8)).save(tmp_path / f"a/{k}.png")
-    return ImageFolder(tmp_path, transform=Resize((8, 8)))
-
-
-def test_a_target_transform_that_comes_later_is_seen_at_once(tmp_path: Path) -> None:
-    dataset = folder_of(tmp_path, 4)
-    batches = iter(DataLoader(dataset))
-    assert next(batches)[1].tolist() == [0]
-    dataset.target_transform = lambda target: target + 100
-    assert next(batches)[1].tolist() == [100]
-    dataset.target_transform = None
-    assert next(batches)[1].tolist() == [0]

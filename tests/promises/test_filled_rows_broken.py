@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import fastload
 from fastload import DataLoader, random_stream, sample_rng
-from fastload.memory.collate import SlotBuilder
 from fastload.rows import Run
 from tests.contracts.filled_rows import Keeps, check_outcomes, outcomes
 from tests.promises.equal import check_same
@@ -107,22 +106,6 @@ def test_what_worker_init_fn_makes_of_the_samples_is_what_comes() -> None:
 
     loader = DataLoader(Windows(range(8)), 4, num_workers=2, worker_init_fn=shorten)
     assert [batch.tolist() for batch in loader] == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
-
-
-def test_rows_for_which_there_is_no_memory_are_read_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows, failures = SlotBuilder.rows, [MemoryError("no room")]
-
-    def fails(builder: SlotBuilder, start: int, stop: int) -> Any:
-        if failures:
-            raise failures.pop()
-        return rows(builder, start, stop)
-
-    monkeypatch.setattr(SlotBuilder, "rows", fails)
-    with DataLoader(Filled(range(8)), 4, num_workers=2) as loader:
-        assert torch.cat([*loader]).tolist() == [*range(8)]
-    assert not failures
 
 
 # ---- what `fill_rows` returns and raises ----

@@ -20,7 +20,6 @@ pytest.importorskip("transformers")
 
 from fastload.datasets.synthetic import generate_digits
 from tests.children import ROOT
-from tests.promises.accelerate_cases import run
 from tests.promises.framework_example_runs import Read, Run, as_before, run_example
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks warn of
@@ -81,21 +80,6 @@ def test_a_training_learns_with_either_loader(name: str, digits: str) -> None:
     are_ours(now.reads)
     assert before.findings == []
     says_what_bounds(now)
-
-
-@pytest.mark.slow
-def test_a_training_on_two_processes_reads_each_sample_once(digits: str) -> None:
-    """Accelerate fills the last round up: with 63 batches of 32, the second rank's last has samples of the first."""
-    runs = run(2, run_example, "accelerate_digits.py", [digits])
-    for found in runs:
-        assert found.steps == 2 * (STEPS + 1) // 2
-        are_ours(found.reads)
-    times = Counter(read.image for found in runs for read in found.reads)
-    assert len(times) == TRAINED
-    assert times.total() == 2 * BATCH * (STEPS + 1)
-    assert accuracy(runs[0]) > 0.4
-    says_what_bounds(runs[0])
-    assert runs[1].printed == ""
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import Sampler
 
 from fastload import DataLoader
@@ -130,17 +129,6 @@ def test_counts_must_be_integers(name: str) -> None:
         iter(DataLoader(list(range(4)), num_workers=2, **{name: float("nan")}))  # type: ignore[arg-type]
 
 
-def test_an_infinite_timeout_is_none() -> None:
-    loader = DataLoader(list(range(4)), 2, num_workers=1, timeout=float("inf"))  # type: ignore[arg-type]
-    assert drain(iter(loader)) == [[0, 1], [2, 3]]
-
-
-def loop() -> list[Any]:
-    itself: list[Any] = [torch.zeros(3)]
-    itself.append(itself)
-    return itself
-
-
 class Struck(Numbers):
     """Its own indices; a signal strikes at the first read of 2."""
 
@@ -205,13 +193,3 @@ def test_a_signal_handler_that_exits_reaches_the_loop_out_of_the_sampler(
         with pytest.raises(kind):
             list(loader)
         assert [*map(int, loader)] == [0, 1, 2, 3]
-
-
-def test_any_other_error_of_a_signal_handler_is_the_sample_s() -> None:
-    with handler_that_raises(TimeoutError):
-        iterator = iter(DataLoader(Struck(4), None))
-        got = [int(next(iterator)), int(next(iterator))]
-        with pytest.raises(TimeoutError) as caught:
-            next(iterator)
-        assert "sample index 2" in caught.value.__notes__[0]
-        assert [*got, *map(int, iterator)] == [0, 1, 3]

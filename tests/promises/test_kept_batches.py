@@ -328,13 +328,11 @@ class Torn(Dataset[torch.Tensor]):
     def __init__(self, size: int) -> None:
         self.size = size
         self.given: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.read = threading.Semaphore(0)
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.read.release()
         if index in (1, 9):
             raise TornError(f"row {index} is torn")
         row = torch.full((self.size,), float(index))
@@ -369,20 +367,6 @@ class Keeping:
             del iterator  # this frame too is in the traceback
 
 
-class Stack:
-    """A `collate_fn` that refers weakly to the batches that it made, one for all workers."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.made: list[weakref.ref[torch.Tensor]] = []
-
-    def __call__(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        batch = torch.stack(rows)
-        self.made.append(weakref.ref(batch))
-        return batch
-
-
 WAYS = {"raise": 2, "skip": 2, "on_error raises": 4}  # and the number of errors to be kept
 
 
@@ -414,40 +398,3 @@ def test_errors_that_are_kept_keep_no_batch_and_no_sample(
     assert dataset.given
     assert (alive(batches), alive(dataset.given.values())) == (0, 0)
     assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
-
-
-@pytest.mark.parametrize(  # without workers, the error came through the iterator's frames
-    ("persistent", "way", "workers"), covertable.make([[False, True], [*WAYS], [1, 3]])
-)
-def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
-    workers: int, way: str, persistent: bool
-) -> None:
-    """The loop leaves after the first batch, when the two after it are complete, or lack row 9."""
-    keeping, dataset, stack = Keeping(way), Torn(5), Stack()
-    loader = fastload.DataLoader(
-        dataset,
-        BATCH,
-        num_workers=workers,
-        collate_fn=stack,
-        on_error=keeping.option,
-        prefetch_batches=2,
-        persistent_workers=persistent,
-    )
-    iterator = iter(loader)
-    keeping.next(iterator)
-    for _ in range(2 * BATCH):
-        assert dataset.read.acquire(timeout=DEADLINE_S)
-    threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
-    assert len(threads) == workers
-    gone = weakref.ref(iterator), weakref.ref(loader)
-    del iterator, loader
-    gc.collect()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
-    gc.collect()
-    assert keeping.errors
-    assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
-    assert stack.made or way != "skip"
-    assert dataset.given
-    assert [alive(refs) for refs in (gone, stack.made, dataset.given.values())] == [0, 0, 0]

@@ -13,13 +13,12 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, SequentialSampler
+from torch.utils.data import Dataset, DistributedSampler, SequentialSampler
 
 from fastload import DataLoader, RankSampler
 
@@ -27,7 +26,6 @@ pytest.importorskip("lightning")
 with warnings.catch_warnings():  # what Lightning's own imports warn of is not ours
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
-    from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities.data import _update_dataloader
 
 # What Lightning and its requirements warn of in a run is not ours either; fastload's warnings stay errors.
@@ -76,7 +74,7 @@ FULL: dict[str, Any] = {
     "in_order": False,
     "on_error": on_error,
     "max_errors": 5,
-    "copy_dataset": True,
+    "copy_dataset": False,
     "prefetch_batches": 6,
     "drop_last": True,
     "pin_memory_device": "cpu",
@@ -140,30 +138,6 @@ def test_building_again_with_a_distributed_sampler() -> None:
     with again:
         rows = sorted(row for batch in again for row in batch[:, 0].tolist())
     assert rows == [float(index) for index in range(1, 24, 2)]
-
-
-class Pairs(BatchSampler):
-    """A batch sampler of the user's own, which Lightning builds again too."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for first in range(0, 24, 2):
-            yield [first, first + 1]
-
-
-def test_building_again_for_prediction_with_a_batch_sampler() -> None:
-    dataset = Threads()
-    loader = DataLoader(
-        dataset,
-        batch_sampler=Pairs(SequentialSampler(dataset), 2, False),
-        num_workers=2,
-        on_error="skip",
-        max_errors=3,
-    )
-    again = _update_dataloader(loader, loader.sampler, mode=RunningStage.PREDICTING)
-    assert (again.num_workers, again.on_error, again.max_errors) == (2, "skip", 3)
-    with again:
-        assert [batch[:, 0].tolist() for batch in again][:2] == [[0.0, 1.0], [2.0, 3.0]]
-    assert all(name.startswith("fastload-worker-") for name in dataset.names)
 
 
 class Model(pl.LightningModule):  # type: ignore[misc, name-defined]

@@ -32,10 +32,8 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "no workers": {"train": {"shuffle": True, "num_workers": 0}},
     "rank sampler": {"train": {"order": "rank"}},
     "generator": {"train": {"shuffle": True, "seed": None, "generator": 4}},
-    "foreign state": {"train": {"dataset": "foreign", "shuffle": True}},
     "processes": {"train": {"shuffle": True, "worker_method": "process"}, "step": 5},
     "persistent": {"train": {"shuffle": True, "persistent_workers": True}},
-    "no length": {"train": {"order": "groups"}},
     "stream": {"train": {"dataset": "stream"}},
     "stream with a place": {"train": {"dataset": "counted", "num_workers": 1}},
     "validation": {"train": {"shuffle": True}, "validate": {"shuffle": True, "length": 5}},
@@ -46,7 +44,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
     },
     "limit_train_batches": {"train": {"shuffle": True}, "trainer": {"limit_train_batches": 3}},
     "limit, stream": {"train": {"dataset": "stream"}, "trainer": {"limit_train_batches": 3}},
-    "accumulate": {"train": {"shuffle": True}, "trainer": {"accumulate_grad_batches": 2}},
     "max_steps": {"train": {"shuffle": True}, "trainer": {"max_epochs": None, "max_steps": 12}},
     "reload": {
         "train": {"shuffle": True},
@@ -68,7 +65,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
             "mode": "max_size",
         }
     },
-    "iterates itself": {"train": {"shuffle": True}, "iterates": True},
 }
 ON_RANKS = ["seed", "rank sampler", "stream", "limit, stream", "two", "max_steps"]
 
@@ -154,21 +150,6 @@ def test_a_checkpoint_after_a_run_does_not_count_what_was_read_ahead(
         resume=path,
     )
     assert again[0].trained == whole.trained[8:]
-
-
-@pytest.mark.parametrize("ends", [(3, 5, 8), (2, 10, 13, 16)], ids=str)
-def test_a_chain_of_runs_that_max_steps_ended(ends: tuple[int, ...], tmp_path: Path) -> None:
-    """Anywhere in an epoch. Lightning counts such an epoch twice: the order of the next one was skipped."""
-    spec = {"train": {"shuffle": True}}
-    whole, _ = fit({**spec, "trainer": {"max_epochs": 4}}, tmp_path)
-    trained: list[Any] = []
-    path = None
-    for number, end in enumerate((*ends, 20)):
-        part = cases.trainer({"trainer": {"max_steps": end, "max_epochs": -1}}, tmp_path)
-        part.fit(model := cases.Model(spec["train"], None, None), ckpt_path=path)
-        part.save_checkpoint(path := str(tmp_path / f"{number}.ckpt"))
-        trained += model.trained
-        assert trained == whole.trained[:end]
 
 
 def test_another_number_of_devices_resumes_a_rank_sampler(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import functools
-from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from fastload import SKIP, DataLoader
 
 LARGE, SMALL = (3, 120, 100), (3, 5, 7)  # a row of a slot; one that torch stacks
-Pair = namedtuple("Pair", "image number")
 
 
 @functools.cache
@@ -42,10 +40,6 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
         "image": interleaved(i),
         "mask": [sample_image(i, (1, 200, 200)), str(i)],
     },
-    "mapping of the user's": lambda i: UserDict(
-        image=sample_image(i), small=sample_image(i, SMALL)
-    ),
-    "named": lambda i: Pair(sample_image(i), float(i)),
     "alternating": lambda i: sample_image(i) if i % 2 else interleaved(i),
     "volume": lambda i: sample_image(i, (2, 3, 80, 80)),
     "flat": lambda i: sample_image(i, (300, 200)),
@@ -69,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict | UserDict):
+    if isinstance(data, dict):
         data = list(data.values())
     if isinstance(data, list | tuple):
         for part in data:

@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 
-import fastload
 from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
 from fastload.errors import PackedDataError
@@ -158,34 +157,6 @@ def test_a_file_deleted_or_replaced_while_it_is_open_is_read_on(packed: Path) ->
     assert refused(dataset) == []
     (packed / SHARD).write_bytes(b"another")
     assert refused(dataset) == []
-
-
-def test_the_first_read_of_a_record_is_checked(packed: Path) -> None:
-    dataset = open_set(packed)
-    assert dataset[4] == expected(4)
-    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
-    with open(packed / SHARD, "r+b") as file:
-        os.pwrite(file.fileno(), b"\xff", start)
-        os.pwrite(file.fileno(), b"\xff", start + 25)
-    assert dataset[4][0] == b"\xff" + bytes([4]) * 24
-    with pytest.raises(PackedDataError, match="record 1: the payload has checksum"):
-        dataset[5]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_gives_the_error_in_its_place_with_shard_record_and_source(
-    packed: Path, workers: int
-) -> None:
-    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
-    with open(packed / SHARD, "r+b") as file:
-        os.pwrite(file.fileno(), b"\xff", start + 30)
-    with fastload.DataLoader(open_set(packed), 5, num_workers=workers, collate_fn=list) as loader:
-        batches = iter(loader)
-        assert [label for _, label, _ in next(batches)] == [0, 1, 2, 3, 4]
-        with pytest.raises(PackedDataError, match=f"shard {SHARD}, record 1") as caught:
-            next(batches)
-        assert f"{SHARD}, record 1 (5.bin)" in "".join(caught.value.__notes__)
-        assert [label for _, label, _ in next(batches)] == [10, 11]
 
 
 def test_verify_names_every_bad_record_and_shard_once(

@@ -26,7 +26,7 @@ from PIL import Image
 
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed.packing import pack
-from fastload.errors import DecodeError, FileListError, PackedDataError
+from fastload.errors import DecodeError, PackedDataError
 from fastload.image import decode_pixels
 from fastload.store.inspecting import inspect
 from fastload.store.verifying import verify
@@ -160,15 +160,6 @@ def test_a_full_disk_and_ctrl_c_leave_nothing_half_written(
         assert number == 1 or left(path) == ["set.lock"]
         pack(listed, path, workers=2, **ARGUMENTS)
         assert contents(path) == uninterrupted
-
-
-def test_a_disk_that_takes_few_bytes_at_a_time_gets_all_of_them(
-    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.write
-    monkeypatch.setattr("os.write", lambda fd, content: real(fd, bytes(content[:100])))
-    pack(listed, tmp_path / "set", **ARGUMENTS)
-    assert contents(tmp_path / "set") == uninterrupted
 
 
 def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
@@ -328,25 +319,6 @@ def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
     assert PackedDataset(tmp_path / "set").classes == ["dog", "cat"]
 
 
-def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "p" / "1.parquet", range(3), weight=[0.5] * 3)
-    for arguments, message in [
-        ({"image_column": "jpg"}, "column 'jpg' does not exist. The columns are"),
-        ({"label_column": "weight"}, "has type double, expected integers or names"),
-        ({"columns": ["age"]}, "column 'age' does not exist"),
-    ]:
-        with pytest.raises(FileListError, match=message):
-            pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
-    parquet(tmp_path / "p" / "2.parquet", range(3))
-    with pytest.raises(
-        FileListError, match=r"2\.parquet: the columns differ from those of .*1\.parquet"
-    ):
-        pack(tmp_path / "p", tmp_path / "set")
-    (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")
-    with pytest.raises(FileListError, match=r"2\.parquet: this is not a Parquet file"):
-        pack(tmp_path / "p", tmp_path / "set")
-
-
 # ---- the commands ----
 
 
@@ -378,17 +350,3 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
     assert "1 parts or records are damaged" in result.output
     assert verify(path).bad == [result.output.splitlines()[0]]
-
-
-def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path) -> None:
-    path = tmp_path / "set"
-    for arguments, message in [
-        (("pack", listed, path), "3.png: cannot be decoded"),
-        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
-        (("verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}: no set (index.json), and no loader's state"),
-    ]:
-        result = call(*arguments)
-        assert result.exit_code in (1, 2)
-        assert message in result.output
-        assert "Traceback" not in result.output

@@ -29,7 +29,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
@@ -595,15 +594,6 @@ def test_containers_keep_their_types(machine: Machine) -> None:
     assert moved["named"].y[1] == "text"
     assert moved["others"] is batch["others"]
     assert batch["user"]["a"][0] is tensor, "what the loader gave is as it was"
-
-
-def test_a_packed_sequence_keeps_its_batch_sizes_where_they_must_be() -> None:
-    packed = pack_sequence([torch.ones(3), torch.ones(2)])
-    (moved,) = list(prefetch_to([packed], "meta"))
-    assert moved.data.device.type == "meta"
-    assert moved.batch_sizes.device.type == "cpu"
-    (same,) = list(prefetch_to([packed], "cpu"))
-    assert same is packed
 
 
 def test_on_the_cpu_a_batch_is_the_loaders_own_and_nothing_is_read_ahead() -> None:

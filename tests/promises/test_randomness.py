@@ -6,7 +6,6 @@
 - A sample draws the same numbers in a world of another size, and when it is read again.
 - The random states of the main thread stay as they are. A `worker_init_fn` that seeds does no harm. See also
   `tests/random/test_torch_random.py`.
-- Draws that cannot be keyed are noticed, with one warning.
 - A sample that calls `torch.manual_seed`, `set_rng_state` or `fork_rng` draws what it draws without a loader, and
   leaves the loop's random numbers alone.
 - `random_stream` reproduces any sample and any batch, with `collate_fn` and `__getitems__` too.
@@ -24,7 +23,6 @@ import functools
 import inspect
 import os
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -519,150 +517,6 @@ def test_python_s_draws_are_those_of_the_sample_s_own_stream(workers: dict[str, 
             assert batch == drawing_list(samples)
 
 
-@pytest.mark.parametrize(("inner_workers", "inner_seed"), [(0, 3), (2, None), (2, 3)])
-def test_a_loader_inside_a_sample(inner_workers: int, inner_seed: int | None) -> None:
-    """The inner samples draw from streams of their own, and the outer stream goes on after them."""
-
-    def draw() -> Any:
-        before = torch.rand(2)
-        inner = fastload.DataLoader(Draws(4), 2, seed=inner_seed, num_workers=inner_workers)
-        with inner:
-            got = torch.cat([drawn for _, drawn in inner])
-        return before, got, torch.rand(2)
-
-    serial = epochs(Calls(8, draw), batch_size=2)
-    assert same(epochs(Calls(8, draw), batch_size=2, num_workers=2), serial)
-    inner_draws = {
-        float(drawn[1][k, 0, 0]) for epoch in serial for _, drawn in epoch for k in range(2)
-    }
-    assert len(inner_draws) == (1 if inner_seed else 16)
-    if inner_seed is not None:
-        with fastload.random_stream(seed=SEED, epoch=0, position=0, index=0):
-            one, two = torch.rand(2), torch.rand(2)
-        (before, _, after) = serial[0][0][1]
-        assert same([before[0], after[0]], [one, two])
-
-
-# What cannot be keyed is noticed.
-
-
-def warned(dataset: Any, **options: Any) -> list[str]:
-    """The warnings of two epochs of a loader, read as they come out of its next()."""
-    caught: list[str] = []
-    with fastload.DataLoader(dataset, 4, **options) as loader:
-        for _ in range(2):
-            iterator = iter(loader)
-            while True:
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
-                    ended = next(iterator, None) is None
-                assert all(issubclass(one.category, UserWarning) for one in said)
-                caught += [str(one.message) for one in said]
-                if ended:
-                    break
-    return caught
-
-
-SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
-    "python": (random.random, "random"),
-    "numpy": (np.random.rand, "(?i)numpy"),
-}
-
-
-def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
-    """Let the second worker draw after the first has read half of the samples: only the first looks."""
-    drawn, half = [0], threading.Event()
-
-    def draw_in_turn() -> Any:
-        info = get_worker_info()
-        if info is not None and info.id:
-            assert half.wait(30)
-        else:
-            drawn[0] += 1
-        if drawn[0] == 32:
-            half.set()
-        return draw()
-
-    return draw_in_turn
-
-
-@pytest.mark.filterwarnings("ignore:.*holds the function `random.random`")
-@pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
-@pytest.mark.parametrize("source", SOURCES)
-def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
-    draw, name = SOURCES[source]
-    dataset = Calls(64, after_the_first(draw))
-    # "auto" would read it in processes: it is shared, and it holds `random.random` itself.
-    options: dict[str, Any] = {"copy_dataset": "state", "worker_method": "thread"}
-    if workers:
-        options["prefetch_batches"] = 16
-    said = warned(dataset, num_workers=workers, seed=seed, random_modules=(), **options)
-    assert len(said) == 1, said
-    assert re.search(name, said[0]), said
-    assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
-    assert "seeds that state twice" in said[0]
-
-
-KEYED_DRAWS: dict[str, Callable[[], Any]] = {
-    "torch": lambda: torch.rand(3),
-    "sample_rng": lambda: fastload.sample_rng().random(),
-    "random": lambda: random.gauss(0, 1) + random.random(),
-    "numpy": lambda: np.random.randn() + np.random.rand(),
-    "own random.Random": lambda: random.Random(3).random(),
-    "dropout": lambda: functional.dropout(torch.ones(4)),
-    "no dropout": lambda: functional.dropout(torch.ones(4), training=False),
-    "dropout of nothing": lambda: functional.dropout(torch.ones(4), p=0.0),
-    "evaluated module": lambda: nn.Dropout(0.5).eval()(torch.ones(4)),
-    "attention": lambda: functional.scaled_dot_product_attention(*[torch.ones(1, 2, 4)] * 3),
-}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_draws_nothing_global_is_not_accused(workers: int) -> None:
-    def draw_each() -> list[Any]:
-        return [draw() for draw in KEYED_DRAWS.values()]
-
-    dataset = Calls(64, draw_each)
-    assert warned(dataset, num_workers=workers, seed=SEED, collate_fn=list) == []
-
-
-def test_a_loop_that_draws_while_samples_are_read_is_not_accused() -> None:
-    """Forced: the loop's draw falls into the reading of every sample."""
-    reading, drawn = threading.Semaphore(0), threading.Semaphore(0)
-
-    def draw() -> float:
-        reading.release()
-        assert drawn.acquire(timeout=30)
-        functional.dropout(torch.ones(4), training=False)  # which draws nothing
-        return 0.0
-
-    def loop() -> (
-        None
-    ):  # stands for the training loop; a thread, since next() waits for the samples
-        for _ in range(128):
-            assert reading.acquire(timeout=30)
-            random.random(), torch.rand(1)
-            drawn.release()
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    said = warned(Calls(64, draw), num_workers=2, seed=SEED)
-    thread.join()
-    assert said == []
-
-
-@pytest.mark.parametrize("source", ["python", "numpy"])
-def test_a_collate_fn_that_draws_globally_is_noticed(source: str) -> None:
-    draw, name = SOURCES[source]
-
-    def collate(samples: list[Any]) -> Any:
-        return default_collate(samples), draw()
-
-    said = warned(Draws(64), num_workers=1, seed=SEED, collate_fn=collate, random_modules=())
-    assert len(said) == 1, said
-    assert re.search(name, said[0])
-
-
 # Torch's random functions.
 
 
@@ -713,62 +567,24 @@ FORMS: dict[str, Callable[[], Any]] = {
     "normal, size": lambda: torch.normal(0.0, 1.0, (64,)),
     "bernoulli_, tensor": lambda: torch.empty(64).bernoulli_(half()),
     "random_, to": lambda: half().random_(1000),
-    "uniform_, a view": lambda: square()[:, ::2].uniform_(-1, 1),
     "rand_like, dtype": lambda: torch.rand_like(
         torch.zeros(64, dtype=torch.int32), dtype=torch.float64
     ),
-    "rand_like, requires_grad": lambda: torch.rand_like(half(), requires_grad=True).detach(),
     "rand_like, channels last": lambda: torch.rand_like(
         torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     ),
-    "rand_like, expanded": lambda: torch.rand_like(torch.zeros(8, 1).expand(8, 4)),
     "subclass": lambda: torch.rand_like(nn.Parameter(half())),
-    "bernoulli, p by tensor": lambda: torch.ops.aten.bernoulli.Tensor(half(), half()),
-    "sparse": lambda: sparse_rows().normal_().to_dense(),
     # Without an argument for a generator.
     "dropout": lambda: functional.dropout(square()[0] + 1),
-    "dropout, with a gradient": lambda: gradient(functional.dropout),
     "native_dropout": lambda: torch.native_dropout(torch.ones(64), 0.5, True)[0],
     "attention": lambda: functional.scaled_dot_product_attention(
         *[torch.linspace(0, 1, 64).view(1, 8, 8)] * 3, dropout_p=0.5
     ),
     # Not by a function of the module `torch`.
     "torch.ops, functional": lambda: torch.ops.aten.uniform(half()),
-    "scripted": lambda: scripted(half()),
     "held": functools.partial(torch.randn, 64),
-    "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(
-        square()[:, :2]
-    ),
-    "grad": lambda: torch.func.grad(lambda x: (x * torch.rand(64)).sum())(half()),
-    "inference mode": lambda: inferred(),
+    "inference mode": torch.inference_mode()(lambda: torch.rand(64).clone()),
 }
-
-
-def to_be_scripted(x: torch.Tensor) -> torch.Tensor:
-    return torch.rand(64) + torch.rand_like(x) + torch.dropout(x, 0.5, True)
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that it is deprecated
-    scripted = torch.jit.script(to_be_scripted)
-
-
-def sparse_rows() -> torch.Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a beta
-        return torch.eye(64).to_sparse_csr()
-
-
-def gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    x = torch.ones(64, requires_grad=True)
-    function(x).sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None
-    return x.grad
-
-
-def inferred() -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.rand(64).clone()
 
 
 def name_of(func: Any) -> str:
@@ -847,31 +663,14 @@ def test_a_generator_that_is_given_is_respected(subtests: pytest.Subtests) -> No
                 assert torch.equal(fastload.sample_generator().get_state(), state)
 
 
-def on_meta() -> dict[str, Callable[[], torch.Tensor]]:
+def test_other_devices_are_left_alone() -> None:
     meta = torch.empty(3, device="meta")
-
-    def under_a_device() -> torch.Tensor:
-        with torch.device("meta"):
-            return torch.rand(3)
-
-    return {
-        "rand": lambda: torch.rand(3, device="meta"),
-        "randperm": lambda: torch.randperm(3, device="meta"),
-        "uniform_": lambda: meta.uniform_(),
-        "rand_like": lambda: torch.rand_like(meta),
-        "rand_like, device": lambda: torch.rand_like(half(), device="meta"),
-        "dropout": lambda: functional.dropout(meta),
-        "out": lambda: torch.rand(3, out=torch.empty(3, device="meta")),
-        "with torch.device": under_a_device,
-    }
-
-
-def test_other_devices_are_left_alone(subtests: pytest.Subtests) -> None:
-    for name, make in on_meta().items():
-        with subtests.test(name), fastload.random_stream(seed=1, epoch=0, position=0, index=0):
-            state = fastload.sample_generator().get_state()
-            assert make().device.type == "meta"
-            assert torch.equal(fastload.sample_generator().get_state(), state)
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        state = fastload.sample_generator().get_state()
+        made = [torch.rand(3, device="meta"), meta.uniform_(), torch.rand_like(meta)]
+        made += [functional.dropout(meta), torch.rand_like(half(), device="meta")]
+        assert {tensor.device.type for tensor in made} == {"meta"}
+        assert torch.equal(fastload.sample_generator().get_state(), state)
 
 
 def operators() -> list[Any]:

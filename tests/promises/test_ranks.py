@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import hypothesis
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -123,22 +122,6 @@ def test_the_same_global_batches_for_any_world(ends: Ends) -> None:
 # Epochs and seeds.
 
 
-def test_set_epoch_gives_each_epoch_an_order_of_its_own() -> None:
-    sampler = fastload.RankSampler(100, rank=1, world_size=2, seed=3)
-    assert sampler.epoch == 0
-    first = list(sampler)
-    assert list(sampler) == first, "until set_epoch is called the epoch stays"
-    orders = []
-    for epoch in range(5):
-        sampler.set_epoch(epoch)
-        assert sampler.epoch == epoch
-        orders.append(list(sampler))
-    assert orders[0] == first
-    assert len({tuple(order) for order in orders}) == 5
-    sampler.set_epoch(2)
-    assert list(sampler) == orders[2]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_goes_on_to_the_next_epoch_by_itself(workers: int) -> None:
     orders = []
@@ -222,25 +205,6 @@ def test_where_nobody_sets_the_epoch_of_torchs_sampler_the_samples_draw_anew(wor
         assert drawn(loader) == expected[epoch]
     loader.set_epoch(2)
     assert drawn(loader) == expected[2]
-
-
-def test_integers_of_numpy_are_integers() -> None:
-    sampler = fastload.RankSampler(
-        np.int64(10),  # type: ignore[arg-type]
-        rank=np.int64(0),  # type: ignore[arg-type]
-        world_size=np.int32(2),  # type: ignore[arg-type]
-        seed=np.uint8(3),  # type: ignore[arg-type]
-    )
-    torchs: Any = DistributedSampler(
-        range(10), np.int64(2), np.int64(1), shuffle=False, seed=np.int64(3)
-    )  # type: ignore[arg-type]
-    for one in (sampler, torchs):
-        loader = fastload.DataLoader(Numbers(10), 2, sampler=one, seed=np.int64(4))  # type: ignore[arg-type]
-        next(iter(loader))
-        state = loader.state_dict()
-        assert json.loads(json.dumps(state)) == state
-        assert state["global_batch"] == 4
-        loader.load_state_dict(state)
 
 
 # Which rank this is, if nobody says.
@@ -336,12 +300,3 @@ def test_a_rank_part_in_a_wrapper_says_which_rank_draws() -> None:
 def test_a_bad_argument_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"(?s){said}"):
         fastload.RankSampler(options.pop("dataset", 10), **options)
-
-
-def test_a_dataset_without_a_length_is_refused() -> None:
-    class Endless(Dataset[int]):
-        def __getitem__(self, index: int) -> int:
-            return index
-
-    with pytest.raises(TypeError, match="Endless|length|len"):
-        fastload.RankSampler(Endless(), rank=0, world_size=1)

@@ -13,8 +13,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fastload
-from fastload._kit.hashing import finalized
-from fastload.order.sampler import permuted
 from fastload.sequences import Mixture
 
 N, MOST = 6400, 145
@@ -61,16 +59,3 @@ def test_a_mixture_calls_one_function_for_each_index_and_few_for_each_batch() ->
     mixture = Mixture(sources, weights={"a": 0.3, "b": 0.7})
     loader = fastload.DataLoader(mixture.dataset, 32, sampler=mixture, seed=0)
     assert calls_of_a_batch(loader) <= MOST + 32
-
-
-def test_an_order_of_few_samples_is_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each walk would be another pass. They cost the first batch of a mixture 0.2 ms."""
-    passes: list[int] = []
-
-    def counted(x: Any) -> Any:
-        passes.append(len(x))
-        return finalized(x)
-
-    monkeypatch.setattr("fastload.order.sampler.finalized", counted)
-    permuted(np.arange(32), 32, 7)
-    assert passes == [36] * 24

@@ -26,7 +26,7 @@ from torch.utils.data import Sampler
 
 from fastload import DataLoader
 from tests.fakes import Numbers
-from tests.promises.reading import DEADLINE_S, Watched, in_batches
+from tests.promises.reading import Watched, in_batches
 
 GRACE_S = 0.03  # what a loader that reads too much is given to do so
 
@@ -161,30 +161,6 @@ def test_without_order_the_bound_counts_from_the_oldest_batch() -> None:
     assert set(dataset.reads) <= set(range(80)), "batch 2 holds back batch 8"
     dataset.release()
     assert sorted(early + [batch.tolist() for batch in iterator]) == in_batches(range(200), 10)
-
-
-def test_all_workers_read_at_once_and_no_more_reads_than_workers() -> None:
-    """The first samples wait for one another: no thread may have been given two of them."""
-    active = most = 0
-    lock = threading.Lock()
-    full = threading.Barrier(4)
-
-    class Active(Numbers):
-        def __getitem__(self, index: int) -> int:
-            nonlocal active, most
-            with lock:
-                active += 1
-                most = max(most, active)
-            if index < 4:
-                full.wait(DEADLINE_S)
-            with lock:
-                active -= 1
-            return index
-
-    assert [b.tolist() for b in DataLoader(Active(40), 4, num_workers=4)] == in_batches(
-        range(40), 4
-    )
-    assert most == 4
 
 
 # What would wait for itself, or for nothing.

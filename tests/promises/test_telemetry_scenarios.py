@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, Sampler, TensorDataset
 
 import fastload.engine.pinning
 from fastload import DataLoader, Stats, stage
+from fastload._kit.cores import usable_cores
 from fastload.telemetry.diagnosis import bound
 from tests.gil import needs_gil
 
@@ -29,7 +30,7 @@ BUFFER = bytes(2**20)  # hashlib lets the GIL go for buffers of more than 2 KiB
 
 
 class Simulated(Dataset[int]):
-    """`cost(index)` is what a sample takes."""
+    """`cost(index)` is what a sample takes. There are eight in each file."""
 
     def __init__(self, length: int, cost: Callable[[int], object]) -> None:
         self.length, self.cost = length, cost
@@ -40,6 +41,9 @@ class Simulated(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         self.cost(index)
         return index
+
+    def locate(self, index: int) -> str:
+        return f"shard-{index // 8:03d}.tar"
 
 
 def waits(seconds: float) -> Callable[[Any], None]:
@@ -83,13 +87,114 @@ def run(loader: DataLoader[Any], step: Callable[[Any], object] | None = None) ->
     return loader.stats()
 
 
-def names(
-    cause: str,
-    words: str,
-    make: Callable[[], Stats],
-    also: Callable[[Stats], bool] = lambda stats: True,
-) -> Stats:
-    """Run `make` until the report's cause is `cause`, its last sentence matches `words`, and `also` holds."""
+def advised(stats: Stats) -> int:
+    """The number of workers that the advice names."""
+    found = re.search(r"num_workers=(\d+)", bound(stats).advice)
+    assert found, bound(stats).advice
+    return int(found[1])
+
+
+class SlowSampler(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        for k in range(160):
+            time.sleep(0.005)
+            yield k
+
+
+def slow_collate(samples: list[int]) -> torch.Tensor:
+    hashes(24)(samples)
+    return torch.tensor(samples)
+
+
+Also = Callable[[Stats], bool]
+Scenario = tuple[str, str, Callable[[], Stats], Also]
+"""Cause, words of the sentence, the run, and what else must hold."""
+
+
+def epoch(
+    length: int,
+    cost: Callable[[int], object],
+    step: Callable[[Any], object] | None = None,
+    **options: Any,
+) -> Callable[[], Stats]:
+    return lambda: run(DataLoader(Simulated(length, cost), 8, **options), step)
+
+
+def of_storage(stats: Stats) -> bool:
+    read = stats.stages["read"]
+    assert read.count == 160
+    assert stats.stages["sample"].seconds >= read.seconds >= 1.59
+    return read.seconds < 2.1 and 0.0095 <= read.p50_s < 0.015
+
+
+def in_transform(stats: Stats) -> bool:
+    return '"transform"' in bound(stats).sentence
+
+
+def keeps_up(stats: Stats) -> bool:
+    assert "more workers" not in bound(stats).advice
+    return stats.occupancy > 0.5
+
+
+READS = staged(read=waits(0.01), decode=waits(0.0005))
+LIGHT = staged(decode=counts(100))
+PYTHON = staged(read=waits(0.0005), transform=counts(60_000))
+SCENARIOS: dict[str, Scenario] = {
+    "slow reads": ("storage", "num_workers|packed", epoch(160, READS, num_workers=2), of_storage),
+    "a free core": (
+        "decode",
+        "num_workers=",
+        epoch(120, staged(decode=hashes(8)), num_workers=1),
+        lambda stats: advised(stats) > 1 and stats.gil_pressure < 0.2,
+    ),
+    # After a read that lets the GIL go, a thread waits for it: that wait is no slow storage.
+    "Python": ("gil", 'worker_method="process"', epoch(240, PYTHON, num_workers=2), in_transform),
+    "slow collate": (
+        "collate",
+        "collate",
+        epoch(160, waits(0.0005), num_workers=2, collate_fn=slow_collate),
+        lambda stats: stats.stages["collate"].count == 20,
+    ),
+    "step that waits": ("step", "step", epoch(400, LIGHT, waits(0.02), num_workers=2), keeps_up),
+    "step in Python": ("step", "step", epoch(400, LIGHT, counts(400_000), num_workers=2), keeps_up),
+    # 16 ms of reads for a step of 20 ms: one or two do.
+    "too many workers": (
+        "step",
+        "num_workers=",
+        epoch(400, staged(read=waits(0.002)), waits(0.02), num_workers=16),
+        lambda stats: advised(stats) <= 6,
+    ),
+    "one slow file": (
+        "straggler",
+        r"101.*shard-012\.tar",
+        epoch(240, lambda k: time.sleep(1.0 if k == 101 else 0.002), num_workers=4),
+        lambda stats: stats.slowest_s >= 1.0,
+    ),
+    "no workers": (
+        "inline",
+        "num_workers=",
+        epoch(60, staged(decode=waits(0.01))),
+        lambda stats: advised(stats) >= 2 and '"decode"' in bound(stats).sentence,
+    ),
+    "slow sampler": (
+        "sampler",
+        "sampler",
+        epoch(160, waits(0.0002), sampler=SlowSampler(), num_workers=2),
+        lambda stats: bool(re.search(r"\d\d\d ms of it in the sampler|\d s of it in", str(stats))),
+    ),
+}
+MARKS: dict[str, Any] = {
+    "a free core": [
+        pytest.mark.slow,
+        pytest.mark.skipif(usable_cores() < 2, reason="needs a free core"),
+    ],
+    "Python": needs_gil,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in SCENARIOS])
+def test_the_report_names_the_cause(name: str) -> None:
+    cause, words, make, also = SCENARIOS[name]
     reports, causes = [], []
     for _ in range(ATTEMPTS):
         stats = make()
@@ -98,166 +203,12 @@ def names(
         assert finding.advice in finding.sentence
         said = finding.cause == cause and re.search(words, finding.sentence, re.IGNORECASE)
         if said and also(stats):
-            return stats
+            return
         reports.append(f"{finding.cause}: {stats}")
         causes.append(finding.cause)
     if {*causes} == {"others"}:
         pytest.skip("other processes take the cores, and the report says so")
     raise AssertionError(f"expected {cause} and {words!r}:\n" + "\n\n".join(reports))
-
-
-def advised(stats: Stats) -> int:
-    """The number of workers that the advice names."""
-    found = re.search(r"num_workers=(\d+)", bound(stats).advice)
-    assert found, bound(stats).advice
-    return int(found[1])
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, as a run says."""
-    loader = DataLoader(Simulated(2, waits(0)))
-    return run(loader).cores
-
-
-CORES = usable_cores()
-
-# ---- storage ----
-
-
-def test_slow_reads_are_storage() -> None:
-    cost = staged(read=waits(0.01), decode=waits(0.0005))
-    stats = names(
-        "storage",
-        "num_workers|packed",
-        lambda: run(DataLoader(Simulated(160, cost), 8, num_workers=2)),
-        lambda stats: stats.stages["read"].seconds < 2.1 and stats.stages["read"].p50_s < 0.015,
-    )
-    assert stats.stages["read"].seconds >= 1.59
-    assert stats.stages["read"].p50_s >= 0.0095  # within 4.5 %
-    assert stats.stages["read"].count == 160
-    assert stats.stages["sample"].seconds >= stats.stages["read"].seconds
-
-
-# ---- decode ----
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CORES < 2, reason="needs a free core")
-def test_slow_decode_with_cores_free_wants_more_workers() -> None:
-    cost = staged(decode=hashes(8))
-    names(
-        "decode",
-        "num_workers=",
-        lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=1)),
-        lambda stats: advised(stats) > 1 and stats.gil_pressure < 0.2,
-    )
-
-
-# ---- the GIL ----
-
-
-@needs_gil
-@pytest.mark.parametrize(
-    ("workers", "read"), [(2, True), pytest.param(4, False, marks=pytest.mark.slow)]
-)
-def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None:
-    """After a read that lets the GIL go, a thread waits for it: that wait is no slow storage."""
-    cost = staged(transform=counts(60_000))
-    if read:
-        cost = staged(read=waits(0.0005), transform=counts(60_000))
-    stats = names(
-        "gil",
-        'worker_method="process"',
-        lambda: run(DataLoader(Simulated(240, cost), 8, num_workers=workers)),
-    )
-    assert '"transform"' in bound(stats).sentence, str(stats)
-
-
-# ---- collate ----
-
-
-def test_a_slow_collate_is_collate() -> None:
-    def collate(samples: list[int]) -> torch.Tensor:
-        hashes(24)(samples)
-        return torch.tensor(samples)
-
-    loader = DataLoader(Simulated(160, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
-    stats = names("collate", "collate", lambda: run(loader))
-    assert stats.stages["collate"].count == 20
-
-
-# ---- the step, and too many workers ----
-
-
-@pytest.mark.parametrize("step", [waits(0.02), counts(400_000)], ids=["waits", "python"])
-def test_a_slow_consumer_is_the_step(step: Callable[[Any], object]) -> None:
-    dataset = Simulated(400, staged(decode=counts(100)))
-    stats = names(
-        "step",
-        "step",
-        lambda: run(DataLoader(dataset, 8, num_workers=2), step),
-        lambda stats: stats.occupancy > 0.5,
-    )
-    assert "more workers" not in bound(stats).advice
-
-
-def test_too_many_workers_are_told_a_number_that_keeps_up() -> None:
-    """16 ms of reads for a step of 20 ms: one or two do, and the advice, followed, holds."""
-    dataset = Simulated(400, staged(read=waits(0.002)))
-
-    def with_workers(workers: int) -> Stats:
-        return run(DataLoader(dataset, 8, num_workers=workers), waits(0.02))
-
-    stats = names(
-        "step", "num_workers=", lambda: with_workers(16), lambda stats: advised(stats) <= 6
-    )
-    names("step", "step", lambda: with_workers(advised(stats)))
-
-
-# ---- a straggler ----
-
-
-class Files(Simulated):
-    """Eight samples in each file."""
-
-    def locate(self, index: int) -> str:
-        return f"shard-{index // 8:03d}.tar"
-
-
-def test_one_straggler_file_is_named() -> None:
-    dataset = Files(240, lambda index: time.sleep(1.0 if index == 101 else 0.002))
-    stats = names(
-        "straggler", r"101.*shard-012\.tar", lambda: run(DataLoader(dataset, 8, num_workers=4))
-    )
-    assert stats.slowest_s >= 1.0
-
-
-# ---- workers ----
-
-
-def test_no_workers_is_inline() -> None:
-    stats = names(
-        "inline",
-        "num_workers=",
-        lambda: run(DataLoader(Simulated(60, staged(decode=waits(0.01))), 8)),
-    )
-    assert advised(stats) >= 2
-    assert '"decode"' in bound(stats).sentence
-
-
-def test_a_slow_sampler_is_the_sampler() -> None:
-    class Slow(Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            for k in range(160):
-                time.sleep(0.005)
-                yield k
-
-    dataset = Simulated(160, waits(0.0002))
-    stats = names(
-        "sampler", "sampler", lambda: run(DataLoader(dataset, 8, sampler=Slow(), num_workers=2))
-    )
-    (row,) = [line for line in str(stats).split("\n") if line.startswith("loop waited")]
-    assert re.search(r"\d\d\d ms of it in the sampler|\d\.\d\d s of it in the sampler", row), row
 
 
 # ---- the figures ----

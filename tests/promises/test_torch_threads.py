@@ -1,19 +1,18 @@
 """Promises:
-- In threads, `torch.random.thread_safe_generator()` and `get_worker_info().rng` draw the sample's numbers, the same for
-  any number and kind of workers.
+- In threads, what draws from `torch.random.thread_safe_generator()` draws the sample's numbers, the same for any number
+  and kind of workers.
 - As soon as torch's DataLoader has thread workers, the same programs run through both loaders, and give the same.
 """
 
 from __future__ import annotations
 
 import inspect
-import random
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 import fastload
 from tests.contracts.workers import TORCH_ARGUMENTS, Rows, epochs_and_draws
@@ -36,21 +35,6 @@ class Draws(Dataset[Any]):
         return index, first, torch.rand(2, generator=generator())
 
 
-class Rng(Draws):
-    """What the three generators of a worker draw, beside what the global functions and fastload's own draw."""
-
-    def __getitem__(self, index: int) -> Any:
-        info: Any = get_worker_info()
-        rng = info.rng
-        assert rng.torch_generator is fastload.sample_generator()
-        assert rng.numpy_generator is fastload.sample_rng()
-        state = random.getstate()
-        drawn = random.random()
-        random.setstate(state)
-        assert rng.random_generator.random() == drawn
-        return index
-
-
 def batches(dataset: Any, workers: int, **options: Any) -> list[Any]:
     loader = fastload.DataLoader(dataset, batch_size=4, num_workers=workers, seed=3, **options)
     with loader:
@@ -65,11 +49,6 @@ def test_the_generator_of_a_thread_worker_is_the_sample_s() -> None:
     for workers in (1, 3):
         assert batches(Draws(), workers, worker_method="thread") == expected
     assert batches(Draws(), 2, worker_method="process") == expected
-
-
-@needs_generator
-def test_the_three_generators_of_a_worker_are_the_sample_s() -> None:
-    assert len(batches(Rng(), 2, worker_method="thread")) == 5
 
 
 @needs_generator

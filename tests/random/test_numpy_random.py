@@ -38,7 +38,7 @@ from tests.random.forks import in_child
 
 ROOT = Path(__file__).parents[2]
 HELD = np.random.mtrand._rand
-ORIGINAL = np.random.get_bit_generator()
+ORIGINAL = numpy_random.GLOBAL[0]
 since_2_4 = pytest.mark.skipif(
     tuple(map(int, np.__version__.split(".")[:2])) < (2, 4),
     reason="before, a sample that seeds NumPy in a thread drops the cached normal of the main state",
@@ -47,20 +47,11 @@ since_2_4 = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _main_state() -> Iterator[None]:
-    """Leave the main state as it was, and nothing installed."""
+    """Install, and leave the main state as it was."""
     state = np.random.get_state()
-    yield
-    assert np.random.get_bit_generator() is ORIGINAL
-    np.random.set_state(state)
-
-
-@contextmanager
-def installed() -> Iterator[None]:
     numpy_random.install()
-    try:
-        yield
-    finally:
-        numpy_random.remove()
+    yield
+    np.random.set_state(state)
 
 
 @contextmanager
@@ -110,15 +101,14 @@ def test_the_numbers_of_every_name_are_those_of_a_random_state_of_the_same_seed(
     np.random.seed(3)
     right = draws()
     main = np.random.get_state()
-    with installed():
 
-        def seeded(seed: Callable[[Any], None]) -> list[Any]:
-            seed(3)
-            return draws()
+    def seeded(seed: Callable[[Any], None]) -> list[Any]:
+        seed(3)
+        return draws()
 
-        for seed in (np.random.seed, early_seed, HELD.seed):
-            assert in_thread(lambda seed=seed: seeded(seed)) == right
-        assert same(np.random.get_state(), main)
+    for seed in (np.random.seed, early_seed, HELD.seed):
+        assert in_thread(lambda seed=seed: seeded(seed)) == right
+    assert same(np.random.get_state(), main)
 
 
 @since_2_4
@@ -149,9 +139,8 @@ def test_states_have_the_cached_normal_of_the_thread(legacy: bool) -> None:
                 set_state(with_normal[:3])  # the form without a cached normal
                 assert get_state()[3] == 0
 
-    with installed():
-        in_thread(of_the_thread)
-        assert same(np.random.get_state(legacy), main)
+    in_thread(of_the_thread)
+    assert same(np.random.get_state(legacy), main)
 
 
 def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
@@ -164,7 +153,7 @@ def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
         return (np.random.randn(), *np.random.rand(700))
 
     keys = [0, 1, 2, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1]
-    with installed(), entered(state):
+    with entered(state):
         streams = [drawn(key) for key in keys]
         assert streams == [drawn(key) for key in keys]
         assert drawn(1 << 64) == drawn(0)
@@ -174,7 +163,7 @@ def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
     assert np.abs(np.corrcoef(values) - np.eye(len(keys))).max() < 0.2  # 5 standard deviations
 
 
-def test_install_and_remove_while_another_thread_draws() -> None:
+def test_another_thread_draws_what_it_always_drew() -> None:
     numbers, started, ended = 5_000, threading.Event(), threading.Event()
 
     def draw() -> list[Any]:
@@ -195,7 +184,8 @@ def test_install_and_remove_while_another_thread_draws() -> None:
         job = pool.submit(draw)
         assert started.wait(60)
         while rounds < 250 or not ended.is_set():
-            with installed(), entered(State()):
+            numpy_random.install()
+            with entered(State()):
                 np.random.randn()
             rounds += 1
         assert job.result(60) == right
@@ -219,7 +209,7 @@ class Waiting(list[Any]):
 def test_a_child_forked_during_a_draw_of_another_thread_draws() -> None:
     np.random.seed(4)
     right = np.random.RandomState(4).rand()
-    with installed(), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         job = pool.submit(in_thread, lambda: np.random.shuffle(Waiting(range(2000))))
         assert Waiting.inside.wait(60)
         _before_fork.append(Waiting.fork.set)
@@ -232,6 +222,7 @@ def test_a_child_forked_during_a_draw_of_another_thread_draws() -> None:
 
 def loaded_alone() -> Any:
     """Return a second instance of the module, which NumPy and the standard library are enough for."""
+    np.random.set_bit_generator(ORIGINAL)
     spec: Any = importlib.util.spec_from_file_location("alone", numpy_random.__file__)
     module = importlib.util.module_from_spec(spec)
     with mock.patch("os.register_at_fork"):  # each fork would take NumPy's lock a second time
@@ -339,9 +330,9 @@ def test_ctrl_c_as_any_function_begins_leaves_the_lock_to_others_though_its_trac
         outer = sys.gettrace()
         sys.settrace(strike)
         try:
+            np.random.set_bit_generator(ORIGINAL)
             numpy_random.install()
             np.random.set_state(np.random.get_state())
-            numpy_random.remove()
         except KeyboardInterrupt as error:
             kept.append(error)
         finally:
@@ -357,8 +348,6 @@ def test_ctrl_c_as_any_function_begins_leaves_the_lock_to_others_though_its_trac
         for point in itertools.count():
             strike_at(point)
             assert other.submit(is_free).result(), f"struck as function {point} began"
-            while numpy_random._installed:
-                numpy_random.remove()
             if len(kept) == point:
                 break
     assert len(kept) > 5

@@ -2,7 +2,7 @@
 - Python's `random` draws from the sample's own stream in a worker, by every name. Seeding twice repeats a draw.
   See also `tests/random/test_random_is_the_sample_s.py`.
 - CPython's own tests of `random` pass while a loader runs.
-- In all other threads, and once no loader needs it, Python's `random` is what it always was.
+- In all other threads Python's `random` draws what it always drew.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import random
 import sys
 import threading
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from random import Random, gauss, randint, shuffle
-from random import getrandbits as early_getrandbits
 from random import random as early_random
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
@@ -31,8 +29,6 @@ from tests.random.forks import in_child
 
 T = TypeVar("T")
 
-# The same functions by other names. Lambdas, because `install` replaces names in modules, not in lists.
-
 
 def _shuffled() -> list[int]:
     numbers = list(range(9))
@@ -40,33 +36,9 @@ def _shuffled() -> list[int]:
     return numbers
 
 
-def _attributes() -> dict[str, Any]:
-    """Return all that `install` may change."""
-    early = {"early random": early_random, "early getrandbits": early_getrandbits}
-    names = {name: value for name, value in vars(random).items() if not name.startswith("__")}
-    return {**names, "class": type(random._inst), **early}
-
-
-def _changed(before: dict[str, Any]) -> list[str]:
-    return [name for name, value in _attributes().items() if before.get(name) is not value]
-
-
-@contextmanager
-def routed() -> Iterator[None]:
-    python_random.install()
-    try:
-        yield
-    finally:
-        python_random.remove()
-
-
 @pytest.fixture
-def installed() -> Iterator[None]:
-    """Install, and see afterwards that everything is as before."""
-    before = _attributes()
-    with routed():
-        yield
-    assert _changed(before) == []
+def installed() -> None:
+    python_random.install()
 
 
 def _in_thread(function: Callable[[], T]) -> T:
@@ -85,38 +57,51 @@ def _entered(function: Callable[[], T], own: Random | None = None) -> T:
     return _in_thread(run)
 
 
-def test_names_in_modules_follow_and_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_modules_follow_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unloaded(ModuleType):
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError(f"`install` loaded this module by asking for {name}")
 
-    real = random.random, random.getrandbits
-    early, late = ModuleType("early"), ModuleType("late")
-    early.draw, early.bits = real  # type: ignore[attr-defined]
-    for module in (early, late, Unloaded("unloaded"), SimpleNamespace(draw=real[0])):
+    reals = [real for real, _ in python_random._STAND_INS.values()]
+    early = ModuleType("early")
+    early.draw, early.bits = reals  # type: ignore[attr-defined]
+    for module in (early, Unloaded("unloaded"), SimpleNamespace(draw=reals[0])):
         monkeypatch.setitem(sys.modules, f"_test_{id(module)}", module)
     for _ in range(2):
+        random.random, random.getrandbits = reals  # as `mock.patch` does at its end
         python_random.install()
-        late.draw, late.bits = random.random, random.getrandbits  # type: ignore[attr-defined]
-        for module in (early, late):
-            assert _entered(module.draw) == Random(0).random()
-            assert _entered(lambda m=module: m.bits(40)) == Random(0).getrandbits(40)  # type: ignore[misc]
-        python_random.remove()
-        for module in (early, late):
-            assert module.draw is real[0]
-            assert module.bits is real[1]
+        assert early.draw is random.random
+        assert _entered(early.draw) == Random(0).random()
+        assert _entered(lambda: early.bits(40)) == Random(0).getrandbits(40)
 
 
-def test_install_and_remove_while_others_draw() -> None:
-    """Two threads install and remove. A third, not entered, draws what it would draw alone; a fourth draws its own."""
-    before, state, own = _attributes(), random.getstate(), Random(1)
-    ended, start = threading.Event(), threading.Barrier(4)
+def test_a_search_that_ctrl_c_ended_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, _ = python_random._STAND_INS["random"]
+    random.random = real
+    with monkeypatch.context() as patch:
+        patch.setattr(python_random, "search", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            python_random.install()
+    module = ModuleType("early")
+    module.draw = real  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "_test_early", module)
+    python_random.install()
+    assert module.draw is random.random
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_threads_that_have_not_entered_draw_what_they_always_drew() -> None:
+    """A thread, not entered, draws what it would draw alone. Another draws its own. Both while a third one installs."""
+    state, own = random.getstate(), Random(1)
+    ended, start = threading.Event(), threading.Barrier(3)
 
     def install() -> None:
         start.wait()
         for _ in range(300):
             python_random.install()
-            python_random.remove()
 
     def numbers() -> tuple[Any, ...]:
         return early_random(), random.getrandbits(50), randint(0, 10**9), gauss(0, 1), _shuffled()
@@ -128,22 +113,16 @@ def test_install_and_remove_while_others_draw() -> None:
             drawn.append(numbers())
         return drawn
 
-    def draw_own() -> list[Any]:
-        python_random.enter(lambda: own)
-        with routed():
-            return draw()
-
-    with hasty(), ThreadPoolExecutor(4) as pool:
-        outside, inside = pool.submit(draw), pool.submit(draw_own)
+    python_random.install()
+    with hasty(), ThreadPoolExecutor(3) as pool:
+        outside, inside = pool.submit(draw), pool.submit(_entered, draw, own)
         try:
-            for future in [pool.submit(install), pool.submit(install)]:
-                future.result()
+            pool.submit(install).result()
         finally:
             ended.set()
     for drawn, start_state in ((outside.result(), state), (inside.result(), Random(1).getstate())):
         random.setstate(start_state)
         assert drawn == [numbers() for _ in drawn]
-    assert _changed(before) == []
 
 
 @pytest.mark.usefixtures("installed")
@@ -215,7 +194,9 @@ def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(python_random._ThreadRandom, name, getattr(OfNoThread, name))
             assert "drew other numbers" in failure(), name
     with monkeypatch.context() as patch:
-        patch.setattr(random, "newvariate", random._inst.getrandbits, raising=False)
+        patch.setattr(
+            random, "newvariate", python_random._STAND_INS["getrandbits"][0], raising=False
+        )
         assert "`random.newvariate` is in C" in failure()
     with monkeypatch.context() as patch:
         patch.setattr(python_random, "_thread", SimpleNamespace(own=None, undrawn=None))
@@ -224,7 +205,7 @@ def test_says_why_it_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(python_random, "_ThreadRandom", int)
         assert "TypeError" in failure()
     with monkeypatch.context() as patch:
-        patch.setitem(python_random._STAND_INS, "random", ([math.sin], [None]))
+        patch.setitem(python_random._STAND_INS, "random", (math.sin, None))
         assert "had replaced `random.random`" in (python_random.unusable.__wrapped__() or "")
 
 

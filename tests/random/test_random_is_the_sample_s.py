@@ -29,6 +29,8 @@ from numpy.random import seed as numpy_seed
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import fastload
+from fastload.errors import SharedStateWarning
+from fastload.safety import Survey, libraries
 from tests.safety.test_state_is_copied import InTurn, TwoSamples, as_it_is
 
 WORKERS = [0, 3]
@@ -216,12 +218,10 @@ class Concurrent(TwoSamples):
         return drawn
 
 
-@pytest.mark.parametrize(
-    ("copy_dataset", "loader_seed"), [("state", None), ("state", SEED), (True, SEED)]
-)
-def test_copies_draw_differently(copy_dataset: Any, loader_seed: int | None) -> None:
+@pytest.mark.parametrize("loader_seed", [None, SEED])
+def test_copies_draw_differently(loader_seed: int | None) -> None:
     dataset = Concurrent()
-    assert_distinct([two_samples(dataset, copy_dataset=copy_dataset, seed=loader_seed)])
+    assert_distinct([two_samples(dataset, copy_dataset="state", seed=loader_seed)])
     assert dataset.said == []
 
 
@@ -387,33 +387,38 @@ def test_without_a_seed_the_user_s_seed_decides() -> None:
     assert_distinct([*wanted, *epochs(held(1), 2, seed=None)])
 
 
-# ---- retries, collate_fn ----
-
-
 # ---- the settings ----
 
 
-def said_of(dataset: Any, **options: Any) -> list[str]:
-    """Return the warnings of one epoch."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        with fastload.DataLoader(dataset, 4, num_workers=1, **options) as loader:
-            list(loader)
-    return [str(warning.message) for warning in said]
+class FromPython(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return random.random()
 
 
-MODULES: dict[str, Draw] = {"python": lambda: random.random(), "numpy": lambda: np.random.rand()}
+class FromNumPy(FromPython):
+    def __getitem__(self, index: int) -> Any:
+        return np.random.rand()
 
 
-@pytest.mark.parametrize(("module", "loader_seed"), [("python", None), ("numpy", SEED)])
-def test_a_module_that_is_turned_off_is_noticed(module: str, loader_seed: int | None) -> None:
-    def said(*chosen: str) -> list[str]:
-        return said_of(Draws(MODULES[module], 64), seed=loader_seed, random_modules=chosen)
+@pytest.mark.parametrize("kind", [FromPython, FromNumPy])
+def test_a_module_that_is_turned_off_is_read_by_processes_and_named_in_threads(
+    kind: type[FromPython], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read
+    dataset = kind()
 
-    (other,) = {*MODULES} - {module}
-    for chosen in [(), (other,)]:
-        (warning,) = said(*chosen)
-        assert "seed" in warning
-        assert "another" in warning, "says that a sample that seeds twice gets another's draws"
-    for chosen in [(module,), ("python", "numpy")]:
-        assert said(*chosen) == []
+    def plain(*chosen: str) -> bool:
+        return Survey(dataset).code(chosen).plain
+
+    assert plain("python", "numpy")
+    assert not plain()
+    with (
+        fastload.DataLoader(
+            dataset, num_workers=1, random_modules=(), worker_method="thread"
+        ) as loader,
+        pytest.warns(SharedStateWarning, match="draws from a global generator"),
+    ):
+        assert len([*loader]) == 8

@@ -151,19 +151,21 @@ def test_a_function_that_was_replaced_before_the_import_is_named(tmp_path: Path)
 
 
 class Holds:
-    draw = random.random
-    static = staticmethod(random.random)
+    """Holds the function that a program took before it was replaced in modules."""
+
+    draw = python_random._STAND_INS["random"][0]
+    static = staticmethod(draw)
 
 
 HELD: dict[str, Callable[[], Callable[[], float]]] = {
-    "attribute": lambda: random.random,
-    "partial": lambda: functools.partial(random.random),
-    "default": lambda: lambda draw=random.random: draw(),
-    "closure": lambda: (lambda draw: lambda: draw())(random.random),
+    "attribute": lambda: Holds.draw,
+    "partial": lambda: functools.partial(Holds.draw),
+    "default": lambda: lambda draw=Holds.draw: draw(),
+    "closure": lambda: (lambda draw: lambda: draw())(Holds.draw),
     "class": lambda: lambda: Holds.draw(),
     "static": lambda: lambda: Holds.static(),
     "generator": lambda: np.random.Generator(numpy_random.GLOBAL[0]).random,
-    "container": lambda: (lambda draws: lambda: draws["uniform"]())({"uniform": random.random}),
+    "container": lambda: (lambda draws: lambda: draws["uniform"]())({"uniform": Holds.draw}),
 }
 
 
@@ -175,7 +177,6 @@ class Calls(Draws):
         return self.draw(), os.getpid()
 
 
-@pytest.mark.filterwarnings("ignore:fastload. Calls seems to draw")  # a worker has one generator
 def test_what_draws_past_the_routing_is_read_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FASTLOAD_WORKER_METHOD")
     monkeypatch.setattr(libraries, "_allowed", set())  # so that the code of this file is read

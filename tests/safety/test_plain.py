@@ -28,7 +28,7 @@ from torch import nn
 from torchvision.transforms import Compose, Lambda
 from torchvision.transforms.functional import normalize
 LISTS, TABLE, SIZE, NAMES = [[0] * 8] * 8, {}, 4, ("a", "b")
-ARRAY, RNG, DRAW = np.zeros((8, 4)), np.random.default_rng(0), random.random
+ARRAY, RNG = np.zeros((8, 4)), np.random.default_rng(0)
 class Box:
     "A box of the user's."
     def __init__(self, size): self.size = size
@@ -60,6 +60,7 @@ row = dict(self.items); row["b"] = i; return row
 return twice(self.rows[i]), self.function(i)
 return max(self.words, key=len)
 with open(__file__) as f: return len(f.read())
+return len(open(__file__).read())
 return Image.fromarray(self.rows.astype(np.uint8)).convert("RGB").getpixel((0, 0))
 if i is None or i not in (1, 2): return math.sqrt(i)\nraise ValueError(f"bad {i!r:>4}")
 try: return self.tensor[i].numpy()\nexcept (IndexError, KeyError) as e: return None
@@ -77,7 +78,6 @@ NOT_PLAIN = {
     r"`LISTS` \(list\), which a module": "return LISTS[i]",
     r"`ARRAY` \(ndarray\), which a module": "return ARRAY[i].sum()",
     "`RNG` is a random generator": "return RNG.random()",
-    "`DRAW` draws from a global": "return DRAW()",
     r"`BOX` \(Box\), which a module": "return BOX.size",
     "uses `global`": "global SIZE; SIZE = i; return i",
     "uses `delete`": "x = [i]; del x[0]; return i",
@@ -95,12 +95,11 @@ NOT_PLAIN = {
     "`F.relu`": "return F.relu(self.tensor[i], True)",
     "`random.shuffle`": "random.shuffle(self.words); return i",
     "tensor.relu_": "return self.tensor.relu_()",
-    "without `with`": "return open('x').read()",
     "context that is not": "with np.errstate(all='ignore'): return i",
     "passes on the method `append`": "return [*map(self.items['a'].append, [1])]",
     "not named": "f = self.function; return f(i)",
     "method `grow`": "self.boxes[i].grow(); return i",
-    "the class `Box`, which is not on": "return Box(i).size",
+    "`Box`, a type, which is not on": "return Box(i).size",
     r"LISTS`, which all": "return keep(i)",
     "change.*assigns to an element": "return change(self.rows)",
     "change.* assigns": "return max([self.rows], key=change)",

@@ -1,21 +1,16 @@
 """Promise: State that a sample stores in the dataset, a transform or a `collate_fn` is never seen by another worker.
-This includes draws, indices, buffers, file positions, closures, partials and caches.
+This includes draws, indices, buffers, closures and partials.
 
 Two workers read a sample each, in a forced order: the first stores its value, the second stores its value, the first
 reads, the second reads. Workers that share the state give the first sample the second's value. Where else state may be
 held is in tests/safety/test_random_graphs.py.
 """
 
-# ruff: noqa: SIM115 (files that stay open are the subject)
-
 from __future__ import annotations
 
 import functools
-import io
 import warnings
-import zipfile
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -97,54 +92,3 @@ def test_a_buffer_of_collate_fn(held: str) -> None:
         "partial": functools.partial(Collating.__call__, collate),
     }[held]
     assert_samples(TwoSamples(), [[100], [101]], batch_size=1, collate_fn=collate_fn)
-
-
-# ---- files ----
-
-LINES = ["first line\n", "second line\n"]
-PLACES = (0, len(LINES[0]))
-
-
-class Lines(TwoSamples):
-    """Seeks, then reads a line, in files that are open already. Of an archive too."""
-
-    def __init__(self, files: list[Any]) -> None:
-        super().__init__()
-        self.files = files
-
-    def __getitem__(self, index: int) -> list[str]:
-        with self.in_turn.storing(index):
-            for file in self.files:
-                if isinstance(file, zipfile.ZipFile):
-                    info = file.infolist()[index]
-                    file.fp.seek(info.header_offset + 30 + len(info.filename))  # type: ignore[union-attr]
-                else:
-                    file.seek(PLACES[index])
-        with self.in_turn.reading(index):
-            lines = [getattr(file, "fp", file).readline() for file in self.files]
-        return [line if isinstance(line, str) else line.decode() for line in lines]
-
-
-def test_files_opened_early(tmp_path: Path) -> None:
-    path = tmp_path / "lines.txt"
-    path.write_text("".join(LINES))
-    with zipfile.ZipFile(tmp_path / "lines.zip", "w") as archive:
-        for line in LINES:
-            archive.writestr(line, line)
-    with ExitStack() as stack:
-        files: list[Any] = [
-            open(path),
-            open(path, "rb"),
-            open(path, "rb", buffering=0),
-            io.TextIOWrapper(open(path, "rb")),
-            io.BytesIO(path.read_bytes()),
-            io.StringIO(path.read_text()),
-            zipfile.ZipFile(tmp_path / "lines.zip"),
-        ]
-        for file in files:
-            stack.enter_context(file)
-        assert_samples(Lines(files), [[line] * len(files) for line in LINES])
-        for file in files[:-1]:
-            file.seek(0)
-            assert len(file.readlines()) == 2, "the original reads on"
-        assert [files[-1].read(info).decode() for info in files[-1].infolist()] == LINES

@@ -1,9 +1,9 @@
 """Promises:
-- A mixture gives each source its share of every global batch, or draws each sample's source by weight.
+- A mixture gives each source its share of every global batch.
 - No sample of a source comes twice before all of it came once. It then repeats, ends the epoch or drops out.
-- Weights may be a schedule, and change from any step on that no loader was given. The change is part of the state.
+- Weights may be a schedule. Other weights hold from a state on.
 - Sources can be added or removed after a state: those that stay continue, new ones begin.
-- Packed rows and windows of any sources fit into one batch by default. A mixture refuses those that do not.
+- Packed rows of any sources fit into one batch by default. A mixture refuses rows that do not.
 """
 
 from __future__ import annotations
@@ -66,20 +66,9 @@ def test_quotas_are_rounded_and_exact_in_the_long_run(weights: list[int], size: 
     assert (np.abs(counts.cumsum(0) - np.arange(1, 65)[:, None] * size * shares) < 4).all()
 
 
-def test_draws_follow_the_weights_and_vary() -> None:
-    ordered = batches(mixture(by="draw", epoch_samples=20_000))
-    counts = np.array([[sources_of(batch).count(name) for name in "abc"] for batch in ordered])
-    assert np.abs(counts.mean(0) - [3, 6, 1]).max() < 0.15
-    # The variance of a binomial: n p (1 - p).
-    assert np.abs(counts.var(0) - [2.1, 2.4, 0.9]).max() < 0.3
-
-
-@pytest.mark.parametrize("by", ["quota", "draw"])
 @pytest.mark.parametrize("on_exhausted", ["repeat", "stop", "drop"])
-def test_no_sample_comes_twice_before_all_of_its_source_came_once(
-    by: Any, on_exhausted: Any
-) -> None:
-    mixed, seen = mixture(by=by, on_exhausted=on_exhausted), np.zeros(88, int)
+def test_no_sample_comes_twice_before_all_of_its_source_came_once(on_exhausted: Any) -> None:
+    mixed, seen = mixture(on_exhausted=on_exhausted), np.zeros(88, int)
     for epoch in range(4):
         for batch in batches(mixed, epoch):
             np.add.at(seen, batch, 1)
@@ -88,7 +77,7 @@ def test_no_sample_comes_twice_before_all_of_its_source_came_once(
                 assert part.max() - part.min() <= 1
         given_now = {name: int(seen[b : b + LENGTHS[name]].sum()) for name, b in BEGINS.items()}
         assert mixed.seen(int(seen.sum()) // 10) == given_now
-    assert mixed.epochs()["c"] == given_now["c"] / 7
+    assert mixed.epochs(int(seen.sum()) // 10)["c"] == given_now["c"] / 7
 
 
 def test_an_epoch_ends_as_exhausted_sources_say() -> None:
@@ -110,44 +99,15 @@ def test_orders_of_a_source_differ_from_epoch_to_epoch_and_not_with_its_neighbou
 
 def test_a_schedule_is_a_function_of_the_global_step_over_all_epochs() -> None:
     only = {name: {other: float(other == name) for other in "abc"} for name in "abc"}
-    steps = [(0, only["a"]), (3, only["b"]), (12, only["c"])]
+    steps = {0: only["a"], 3: only["b"], 12: only["c"]}
 
     def function(step: int) -> dict[str, float]:
         return only["a" if step < 3 else "b" if step < 12 else "c"]
 
-    for schedule in (steps, dict(steps), function):
+    for schedule in (steps, function):
         mixed = mixture(schedule, epoch_samples=80)
         shown = [sources_of(batch)[0] for epoch in (0, 1) for batch in batches(mixed, epoch)]
         assert "".join(shown) == "aaabbbbb" + "bbbbcccc"
-
-
-def test_weights_change_at_a_step_that_no_loader_was_given() -> None:
-    only_a = {"a": 1, "b": 0, "c": 0}
-    mixed = mixture(epoch_samples=100)
-    loader = fastload.DataLoader(Numbers(88), batch_size=10, sampler=mixed, seed=0, num_workers=2)
-    arrived = iter(loader)
-    before = [next(arrived).tolist() for _ in range(2)]
-    given_out = mixed.next_step
-    assert given_out >= 2
-    with pytest.raises(ValueError, match=f"at_step must be {given_out} or more"):
-        mixed.set_weights(only_a, at_step=given_out - 1)
-    mixed.set_weights(only_a, at_step=7)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [batch.tolist() for batch in arrived]
-    assert [sources_of(batch) == "a" * 10 for batch in [*before, *rest]] == [False] * 7 + [True] * 3
-    resumed = fastload.DataLoader(
-        Numbers(88), batch_size=10, sampler=mixture(epoch_samples=100), seed=0
-    )
-    resumed.load_state_dict(state)
-    assert [batch.tolist() for batch in resumed] == rest
-    loader.close()
-
-
-def test_a_later_change_replaces_those_after_it() -> None:
-    mixed = mixture(epoch_samples=100)
-    mixed.set_weights({"a": 0, "b": 1, "c": 0}, at_step=6)
-    mixed.set_weights({"a": 1, "b": 0, "c": 0}, at_step=4)
-    assert [sources_of(batch) == "a" * 10 for batch in batches(mixed)] == [False] * 4 + [True] * 6
 
 
 def state_after(count: int, mixed: Mixture, **options: Any) -> dict[str, Any]:
@@ -182,12 +142,28 @@ def test_sources_can_be_added_and_removed_after_a_state(on_exhausted: Any) -> No
     assert new.seen(3) == {"a": len(before), "d": 0}
 
 
-def test_changes_in_a_state_are_dropped_with_a_warning_if_sources_differ() -> None:
-    old = mixture()
-    old.set_weights({"a": 1, "b": 0, "c": 0}, at_step=3)
-    state = state_after(1, old)
-    with pytest.warns(UserWarning, match="changes of weights in the state are dropped"):
-        load(state, mixture({"a": 1, "b": 1}, {"a": 50, "b": 31}), 81)
+def test_other_weights_hold_from_a_state_on() -> None:
+    old, new = mixture(epoch_samples=100), mixture({"a": 1, "b": 0, "c": 0}, epoch_samples=100)
+    before = {index for batch in batches(old)[:4] for index in batch if index < 50}
+    rest = [index for batch in load(state_after(4, old), new) for index in batch.tolist()]
+    assert sources_of(rest) == "a" * 60
+    left = 50 - len(before)
+    assert {*rest[:left]} | before == {*range(50)}, "a continues, and then begins its next epoch"
+    assert len({*rest[left:]}) == 60 - left
+
+
+def test_states_with_changes_of_weights_and_with_drawn_sources_are_refused() -> None:
+    state = state_after(1, mixture())
+    state["sampler_state"]["changes"] = [[3, {"a": 1.0, "b": 0.0, "c": 0.0}]]
+    with pytest.raises(
+        StateError, match="changes: the state has weights that `set_weights` changed"
+    ):
+        load(state, mixture())
+    state["sampler_state"] |= {"changes": [], "by": "draw"}
+    with pytest.raises(
+        StateError, match="by: the state has 'draw', .*this version draws no sources"
+    ):
+        load(state, mixture())
 
 
 @pytest.mark.parametrize(
@@ -195,7 +171,6 @@ def test_changes_in_a_state_are_dropped_with_a_warning_if_sources_differ() -> No
     [
         ({"sources": {**LENGTHS, "b": 32}}, "length of 'b'"),
         ({"sources": {**LENGTHS, "b": Named(31)}}, "set_id of 'b'"),
-        ({"by": "draw"}, "by"),
         ({"on_exhausted": "stop"}, "on_exhausted"),
         ({"size": 20}, "global_batch"),
         ({"shuffle": False}, "shuffle"),
@@ -206,7 +181,7 @@ def test_a_state_of_another_mixture_is_refused(other: dict[str, Any], field: str
     mixed = mixture(**other)
     with pytest.raises(StateError, match=f"^{field}: the state has"):
         load(state, mixed, mixed.samples)
-    assert mixed.seen() == dict.fromkeys(LENGTHS, 0), "nothing was loaded"
+    assert mixed.seen(0) == dict.fromkeys(LENGTHS, 0), "nothing was loaded"
 
 
 @pytest.mark.parametrize("change", [{"given": {"a": "many"}}, {"step": None}, {"lengths": 3}])
@@ -239,12 +214,11 @@ def test_a_step_may_have_several_batches() -> None:
         ({"weights": {**WEIGHTS, "c": -1}}, "finite, 0 or more"),
         ({"weights": {**WEIGHTS, "c": float("nan")}}, "finite, 0 or more"),
         ({"weights": dict.fromkeys("abc", 0)}, "not all 0"),
-        ({"weights": [(1, WEIGHTS)]}, "begin with step 0"),
+        ({"weights": {1: WEIGHTS}}, "begin with step 0"),
         ({"sources": {"a": 50, "b": 31, "c": 0}}, "samples of source 'c' must be 1 or more"),
         ({"weights": {**WEIGHTS, "b": 1e308, "c": 1e308}}, "and their sum must be finite"),
         ({"epoch_samples": 0}, "epoch_samples must be 1 or more"),
         ({"size": 0}, "global_batch must be 1 or more"),
-        ({"by": "luck"}, 'by must be "quota" or "draw"'),
         ({"on_exhausted": "cry"}, "on_exhausted must be"),
         ({"on_exhausted": "stop", "epoch_samples": 5}, "epoch_samples needs"),
     ],
@@ -273,13 +247,9 @@ class Texts(list[Any]):
         np.concatenate(self).astype("uint16").tofile(file)
 
 
-def test_packed_rows_and_windows_fit_into_one_batch_whatever_the_texts(tmp_path: Path) -> None:
+def test_packed_rows_fit_into_one_batch_whatever_the_texts(tmp_path: Path) -> None:
     many, long = Texts([1] * 40, tmp_path / "many"), Texts([7, 8] * 20, tmp_path / "long")
-    sources = {
-        "many": Packed(many, 8),
-        "long": Packed(long, 8),
-        "windows": TokenWindows(long.file, 8, dtype="uint16", end=8, max_segments=8),
-    }
+    sources = {"many": Packed(many, 8), "long": Packed(long, 8)}
     mixed = Mixture(sources, weights=dict.fromkeys(sources, 1), seed=1)
     for batch in fastload.DataLoader(mixed.dataset, 6, sampler=mixed, num_workers=2):
         assert {key: (*leaf.shape,) for key, leaf in batch.items()} == {
@@ -308,6 +278,6 @@ def test_another_global_batch_is_used_before_the_first_step_and_refused_after_it
     assert len(again) == 11
     expected = [batch.tolist() for batch in loader(mixture(size=None), 8)]
     assert [batch.tolist() for batch in again] == expected
-    with pytest.raises(ValueError, match="the global batch was 8 for 11 steps, and would be 32"):
+    with pytest.raises(ValueError, match="read with a global batch of 8, and it would be 32"):
         loader(mixed, 32)
     assert mixed.global_batch == 8, "the first loader can still be used"

@@ -45,12 +45,12 @@ def mixture(rank: int, world: int, options: dict[str, Any], **arguments: Any) ->
 
 
 def by_quota(rank: int, world: int, **options: Any) -> Any:
-    schedule = [(0, {"web": 5, "code": 3, "books": 1}), (4, {"web": 1, "code": 1, "books": 1})]
+    schedule = {0: {"web": 5, "code": 3, "books": 1}, 4: {"web": 1, "code": 1, "books": 1}}
     return mixture(rank, world, options, weights=schedule)
 
 
-def by_draw_until_one_ends(rank: int, world: int, **options: Any) -> Any:
-    return mixture(rank, world, options, by="draw", on_exhausted="stop")
+def by_quota_until_one_ends(rank: int, world: int, **options: Any) -> Any:
+    return mixture(rank, world, options, on_exhausted="stop")
 
 
 def by_ramp_until_all_end(rank: int, world: int, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def windows(rank: int, world: int, **options: Any) -> Any:
     return in_rows(rank, world, TokenWindows(STREAM, 8, end=0), options)
 
 
-CASES = [by_quota, by_draw_until_one_ends, by_ramp_until_all_end, by_budget, packed, windows]
+CASES = [by_quota, by_quota_until_one_ends, by_ramp_until_all_end, by_budget, packed, windows]
 SOME = [
     pytest.param(case, marks=() if case in (by_quota, by_budget) else pytest.mark.slow)
     for case in CASES

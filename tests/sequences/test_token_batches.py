@@ -40,14 +40,14 @@ def placed(batches: Iterator[Any]) -> list[tuple[list[int], int]]:
     return [(list(batch), batch.position) for batch in batches]
 
 
-def greedy(lengths: list[int], budget: int, padded: bool, most: int) -> list[int]:
+def greedy(lengths: list[int], budget: int, most: int) -> list[int]:
     """Return the sizes of the batches of neighbours, each as large as it can be. The reference, sample by sample."""
-    sizes, size, longest, total = [], 0, 0, 0
+    sizes, size, longest = [], 0, 0
     for length in lengths:
-        longest, total = max(longest, length), total + length
-        if size and (size == most or (longest * (size + 1) if padded else total) > budget):
+        longest = max(longest, length)
+        if size and (size == most or longest * (size + 1) > budget):
             sizes.append(size)
-            size, longest, total = 0, length, length
+            size, longest = 0, length
         size += 1
     return [*sizes, size] if size else sizes
 
@@ -61,7 +61,6 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "lengths": rng.integers(1, draw(st.integers(1, budget)) + 1, n),
         "budget": draw(st.sampled_from([budget, budget * 7, 10**30])),
-        "padded": draw(st.booleans()),
         "max_samples": draw(st.none() | st.integers(1, 9)),
         "buckets": draw(st.sampled_from([None, rng.integers(0, 3, n)])),
         "pool": draw(st.none() | st.integers(1, 2 * n + 1)),
@@ -82,7 +81,7 @@ def test_each_sample_is_in_one_batch_that_is_within_the_budget(
     ] or options["shuffle"]
     for batch in batches:
         took = lengths[batch]
-        assert (len(took) * took.max() if options["padded"] else took.sum()) <= options["budget"]
+        assert len(took) * took.max() <= options["budget"]
         assert len(batch) <= (options["max_samples"] or len(batch))
         assert buckets is None or len(np.unique(buckets[batch])) == 1
 
@@ -102,17 +101,14 @@ def test_batches_are_as_large_as_they_can_be_and_sorted_within_a_pool(
         order = lengths[list(chain(*ours))].tolist()
         assert order == sorted(order, reverse=True)
         most = options["max_samples"] or len(lengths)
-        assert [*map(len, ours)] == greedy(order, options["budget"], options["padded"], most)
+        assert [*map(len, ours)] == greedy(order, options["budget"], most)
 
 
-@pytest.mark.parametrize("padded", [True, False])
 def test_pools_that_are_sorted_apart_are_those_sorted_together(
-    padded: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def plan() -> list[Any]:
-        found = make_plan(
-            LENGTHS, LENGTHS % 3, 7, budget=900, padded=padded, max_samples=40, pool=100
-        )
+        found = make_plan(LENGTHS, LENGTHS % 3, 7, budget=900, max_samples=40, pool=100)
         return [value.tolist() if isinstance(value, np.ndarray) else value for value in found]
 
     together = plan()
@@ -201,7 +197,6 @@ def test_the_plan_of_a_seed_is_the_same_for_ever() -> None:
 
 RECORDED: list[tuple[dict[str, Any], str]] = [
     ({}, "19d2ea02faee9b80"),
-    ({"padded": False, "pool": 5000}, "fd0eea24126dfe0f"),
     ({"max_samples": 12, "ends": "drop"}, "8ab649bdbff62c86"),
     ({"buckets": np.arange(100_000) % 5}, "8bf4adebca0d4590"),
     ({"shuffle": False}, "56a585e273a93ead"),
@@ -263,11 +258,13 @@ def test_a_wrong_argument_is_named(options: Any, error: type[Exception], message
 def test_a_state_of_another_plan_is_refused() -> None:
     saved = sampler(rank=1, world_size=3).plan_state(0, 0)
     sampler(rank=0, world_size=2).load_plan(saved, 0, ended=False)
-    others = {"budget": 401, "padded": False, "max_samples": 3, "pool": 77, "buckets": LENGTHS % 2}
+    others = {"budget": 401, "max_samples": 3, "pool": 77, "buckets": LENGTHS % 2}
     others |= {"batches_per_step": 48, "lengths": LENGTHS[::-1]}
     for field, value in others.items():
         with pytest.raises(StateError, match=f"{field}: the state has .*, this loader .*; give"):
             sampler(**{field: value}).load_plan(saved, 0, ended=False)
+    with pytest.raises(StateError, match="padded: the state has False, .*no batches by the sum"):
+        sampler().load_plan({**saved, "padded": False}, 0, ended=False)
     with pytest.raises(StateError, match="plan: the state has None"):
         sampler().load_plan(None, 0, ended=False)
     with pytest.raises(StateError, match="budget"):

@@ -2,8 +2,6 @@
 - A window of tokens and its targets are those of the files, for any integer dtype, in raw and NumPy files, in order.
 - Windows of tokens never cross files. The number of tokens that are in no window is known.
 - Segments and positions in a window of tokens begin again after each marker of the end of a document.
-- With `max_segments`, windows of tokens have the keys, dtypes and shapes of packed rows. A window of more documents
-  is an error in its place.
 - Batches of windows equal the windows, for threads and processes, after pickling, after a fork and in a resumed epoch.
 - A file of tokens that is empty, of another size than its dtype needs, cut off or replaced is an error that names it.
 - At most 64 files of tokens are open at once, and they close with the dataset.
@@ -26,7 +24,7 @@ from hypothesis import strategies as st
 
 from fastload import DataLoader
 from fastload.errors import SequenceError, StateError
-from fastload.sequences import Packed, TokenWindows
+from fastload.sequences import TokenWindows
 from fastload.sequences import windows as windows_module
 from tests.contracts.filled_rows import FilledRows, Source
 from tests.promises.equal import check_same
@@ -106,43 +104,6 @@ def test_windows_are_those_of_the_files(
     assert [*plain[0]] == ["tokens", "targets"]
     seen = sum((len(s) - 1) // length * length + 1 for s in streams if len(s) > length)
     assert dataset.left_out == sum(map(len, streams)) - seen
-
-
-@given(STREAMS, st.integers(1, 12), st.booleans())
-def test_windows_can_have_the_keys_of_packed_rows(
-    tmp_path_factory: pytest.TempPathFactory, streams: list[list[int]], length: int, marked: bool
-) -> None:
-    expected = naive(streams, length, 2 if marked else -1)
-    if not expected:
-        return
-    folder = tmp_path_factory.mktemp("windows")
-    files = [written(folder / f"{k}.bin", stream) for k, stream in enumerate(streams)]
-    end = 2 if marked else None
-    dataset = TokenWindows(files, length, dtype="uint16", end=end, max_segments=length)
-    packed = Packed([torch.arange(1)], length)[0]
-    for window, row in zip(map(dataset.__getitem__, range(len(dataset))), expected, strict=True):
-        assert [*window] == [*packed]
-        assert {key: (leaf.dtype, leaf.shape) for key, leaf in window.items()} == {
-            key: (leaf.dtype, leaf.shape) for key, leaf in packed.items()
-        }
-        begins = [k for k, position in enumerate(row["positions"]) if not position]
-        row["cu_seqlens"] = begins + [length] * (length + 2 - len(begins))
-        assert {key: leaf.tolist() for key, leaf in window.items()} == {
-            key: row[key] for key in packed
-        }
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_window_of_too_many_documents_is_an_error_in_its_place(
-    tmp_path: Path, workers: int
-) -> None:
-    file = written(tmp_path / "all.bin", [1, 0, 1, 0, 5, 0, 0, 0, 7, 7, 7, 7, 7])
-    dataset = TokenWindows(file, 4, dtype="uint16", end=0, max_segments=2)
-    batches = iter(DataLoader(dataset, 1, num_workers=workers))
-    assert next(batches)["cu_seqlens"].tolist() == [[0, 2, 4, 4]]
-    with pytest.raises(SequenceError, match="window 1 of .* has 3 documents, more than max_segm"):
-        next(batches)
-    assert next(batches)["cu_seqlens"].tolist() == [[0, 4, 4, 4]]
 
 
 # ---- workers ----

@@ -179,7 +179,7 @@ def test_a_file_that_failed_is_moved_to_another_folder(tmp_path: Path) -> None:
 
     answers = fastload.predict(
         lambda x: x,
-        Folder(tmp_path, failed="wrong"),
+        Folder(tmp_path),
         decode=lambda path: torch.tensor(float(path.read_text())),
         on_failed=on_failed,
         num_workers=1,
@@ -188,8 +188,8 @@ def test_a_file_that_failed_is_moved_to_another_folder(tmp_path: Path) -> None:
         if key == "c":
             answers.stop()
     assert sorted(os.listdir(tmp_path / "done")) == ["a", "c"]
-    assert os.listdir(tmp_path / "wrong") == ["b"]
-    assert sorted(os.listdir(tmp_path)) == ["done", "wrong"]
+    assert os.listdir(tmp_path / "failed") == ["b"]
+    assert sorted(os.listdir(tmp_path)) == ["done", "failed"]
 
 
 @pytest.mark.parametrize(

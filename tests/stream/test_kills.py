@@ -1,6 +1,4 @@
-"""Promises:
-- A process that is killed 15 times at random loses none of 2,000 files. The test is marked slow.
-- A process that is killed 6 times, beside a broker that stalls 3 times, loses none of 10,000 Kafka messages.
+"""Promise: A process that is killed 15 times at random loses none of 2,000 files. The test is marked slow.
 
 Each round starts a process that predicts, and kills it with SIGKILL. The last process is left to finish.
 """
@@ -10,15 +8,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
-from confluent_kafka import Consumer, Producer
 
 from tests.children import Python
 from tests.promises.reading import wait_until
@@ -35,31 +28,6 @@ answers = fastload.predict(
     num_workers=2,
 )
 answers.write_to(FolderSink(out))
-"""
-
-BROKER = """
-import sys
-from tests.stream.broker import mock_broker
-with mock_broker() as servers:
-    print(servers, flush=True)
-    sys.stdin.read()
-"""
-
-KAFKA = """
-import sys, time, torch, fastload
-from fastload.stream import Kafka, KafkaSink
-from tests.stream.broker import SOON
-def decode(value):
-    time.sleep(0.002)  # so that kills strike in the middle
-    return torch.tensor(int(value))
-[servers] = sys.argv[1:]
-answers = fastload.predict(
-    lambda x: x * 2,
-    Kafka("in", group="g", servers=servers, config=SOON),
-    decode=decode,
-    num_workers=2,
-)
-answers.write_to(KafkaSink("out", servers=servers))
 """
 
 
@@ -107,53 +75,3 @@ def test_no_file_of_a_folder_is_lost_or_answered_with_another_value(tmp_path: Pa
         name: json.loads((out / name).read_text()) for name in os.listdir(out) if name[0] != "."
     }
     assert found == {f"{k:04}.json": 2 * k for k in range(n)}
-
-
-@contextmanager
-def kafka_broker() -> Iterator[tuple[str, Python]]:
-    """Run librdkafka's mock broker in a process of its own. Yield its address, and the process."""
-    with Python(["-c", BROKER], stdin=PIPE, stdout=PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_none_of_ten_thousand_kafka_messages_is_lost() -> None:
-    """The broker keeps messages in its memory, so it is not killed but stands still three times, for a second."""
-    n = 10_000
-    values: dict[bytes, int] = {}
-    stops = [1_500, 4_500, 8_500]
-    with kafka_broker() as (servers, broker):
-        producer = Producer({"bootstrap.servers": servers, "log_level": 0})
-        for k in range(n):
-            producer.produce("in", str(k).encode())
-        producer.flush()
-        reader = Consumer(
-            {
-                "bootstrap.servers": servers,
-                "group.id": "look",
-                "auto.offset.reset": "earliest",
-                "log_level": 0,
-            }
-        )
-        reader.subscribe(["out"])
-
-        def answered() -> int:
-            for message in reader.consume(1000, 0.05):
-                if message.error() is None:
-                    values[message.key()] = json.loads(message.value())
-            if stops and len(values) > stops[0]:
-                stops.pop(0)
-                broker.send_signal(signal.SIGSTOP)
-                time.sleep(1.0)  # the outage
-                broker.send_signal(signal.SIGCONT)
-            return len(values)
-
-        run_until(KAFKA, [servers], answered, goals_of(n, 6, seed=2), 120)
-        reader.close()
-    assert not stops
-    assert sorted(values.values()) == [2 * k for k in range(n)]

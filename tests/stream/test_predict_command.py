@@ -1,5 +1,5 @@
 """Promises:
-- `fastload predict` answers lines of JSON, files and Kafka's messages.
+- `fastload predict` answers lines of JSON, and files.
 - SIGTERM and Ctrl-C end the source of `fastload predict`. Messages that were read are answered, and the rest stays in
   the pipe.
 - Ctrl-C more than 2 s after the first signal ends `fastload predict` at once.
@@ -106,7 +106,7 @@ def test_lines_go_through_a_pipe(project: Path) -> None:
         {"key": "line 3", "answer": 7.5},
         {"key": "line 4", "answer": 11},
     ]
-    assert said.decode().splitlines()[-1].startswith("messages: 3 answered, 0 failed, ")
+    assert re.match(r"messages: 3 answered, \d", said.decode().splitlines()[-1])
     assert "Traceback" not in said.decode()
 
 
@@ -126,7 +126,7 @@ def test_poison_goes_to_the_side_list_and_without_one_ends_the_command(project: 
     assert len(re.findall("^Error: ", result.stderr, re.MULTILINE)) == 1
     assert "message line 2 has no answer" in result.stderr
     assert "Give --failed FILE to continue after such messages" in result.stderr
-    assert "1 answered, 0 failed, " in result.stderr
+    assert "1 answered, " in result.stderr
     assert len(lines(project / "out.jsonl")) == 3, "what came before the poison is answered"
 
 
@@ -159,41 +159,9 @@ def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("messages: 5 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 5 answered, ")
     found = {path.name: json.loads(path.read_text()) for path in project.glob("answers/*.json")}
     assert found == {f"{number}.txt.json": 2 * number for number in range(5)}
-
-
-def test_kafka_is_answered_until_a_signal_comes(project: Path) -> None:
-    kafka = pytest.importorskip("confluent_kafka")
-    from tests.stream.broker import mock_broker
-
-    with mock_broker() as servers:
-        producer = kafka.Producer({"bootstrap.servers": servers})
-        for number in range(20):
-            producer.produce("in", str(number).encode())
-        producer.flush()
-        reader = kafka.Consumer(
-            {"bootstrap.servers": servers, "group.id": "look", "auto.offset.reset": "earliest"}
-        )
-        reader.subscribe(["out"])
-        values: dict[bytes, Any] = {}
-
-        def answered() -> bool:
-            for message in reader.consume(100, 0.05):
-                if message.error() is None:
-                    values[message.key()] = json.loads(message.value())
-            return len(values) == 20
-
-        given = ["--source", f"kafka://{servers}/in?group=g", "--sink", f"kafka://{servers}/out"]
-        with started(project, "project:double", *given, stderr=subprocess.PIPE) as process:
-            wait_until(answered, "all are answered", 60)
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=60)
-        reader.close()
-    assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("messages: 20 answered, 0 failed, ")
-    assert sorted(values.values()) == [2 * number for number in range(20)]
 
 
 # ---- signals ----
@@ -230,7 +198,7 @@ def test_a_signal_ends_the_source_and_what_was_read_is_answered(
     assert [answer["answer"] for answer in answers] == list(range(len(answers)))
     assert left == b"".join(b"[%d, 10]\n" % k for k in range(len(answers), 1000))
     assert 2 <= len(answers) <= 3 * 2 + chunk
-    assert f"{len(answers)} answered, 0 failed, " in result.stderr
+    assert f"{len(answers)} answered, " in result.stderr
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -269,11 +237,7 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
     assert process.returncode == 0, said.decode()
     answers = lines(out)
     assert [answer["key"] for answer in answers] == [f"line {k + 1}" for k in range(len(answers))]
-    assert (
-        said.decode()
-        .splitlines()[-1]
-        .startswith(f"messages: {len(answers):,} answered, 0 failed, ")
-    )
+    assert said.decode().splitlines()[-1].startswith(f"messages: {len(answers):,} answered, ")
     assert left == b"".join(written[len(answers) :])[: len(left)]
     assert left.startswith(json.dumps([len(answers)]).encode()[:-1]), "no line was lost"
 
@@ -310,6 +274,9 @@ def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
 # ---- addresses, and what is refused ----
 
 
+FILE = ["--source", "project.py"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -327,8 +294,11 @@ def test_a_later_ctrl_c_ends_the_command_at_once(project: Path) -> None:
             ["project:double", "--source", "nothing"],
             "the source nothing does not exist. Give a file",
         ),
-        (["project:double", "--source", "kafka://host:9"], "expected kafka://SERVERS/TOPIC"),
-        (["project:double", "--source", "kafka://host:9/in"], "has no consumer group"),
+        (["project:double", "--source", "kafka://host:9/in"], "For Kafka, see docs/predict.md"),
+        (
+            ["project:double", *FILE, "--sink", "kafka://host:9/in"],
+            "For Kafka, see docs/predict.md",
+        ),
         (["project:double", "--device", "nowhere"], "--device nowhere is not a device"),
         (["project:double", "project:Sum", "--name", "x"], "project:Sum: expected a dataset with"),
         (["project:double", "project:make", "--name", "?"], "project:make: expected a dataset"),

@@ -11,14 +11,11 @@ import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from fastload import DataLoader
-from fastload.telemetry import Recorder, merge
-from fastload.telemetry import recorder as recorder_module
 from tests.fakes import Numbers
 
 needs_free_threads = pytest.mark.skipif(
@@ -46,24 +43,6 @@ print([str(each.message) for each in said if "GIL" in str(each.message)])
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-
-
-@pytest.mark.usefixtures("free")
-def test_without_a_gil_no_worker_probes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nap(*_: Any) -> None:
-        raise AssertionError("a worker napped for nothing")
-
-    monkeypatch.setattr(recorder_module, "select", nap)
-    recorder = Recorder()
-    for _ in range(3):
-        recorder._next_probe = 0.0
-        recorder.probe()
-    measured = merge([recorder])
-    assert (measured.gil_probes, measured.gil_pressure) == (0, 0.0)
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True)  # an import turned it on
-    with pytest.raises(AssertionError, match="napped"):
-        recorder._next_probe = 0.0
-        recorder.probe()
 
 
 @pytest.mark.usefixtures("free")

@@ -20,12 +20,12 @@ LIBRARY = Path(__file__).with_name("_kernels.so")
 
 Entry = Callable[..., int]
 
+_REMEDY = "pip install --force-reinstall --no-deps --no-cache-dir FOLDER, the folder of a clone of fastload"
+
 _ADDRESS, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _RUN = [_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT]
 _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
-    **dict.fromkeys(("resample_run", "raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
-    "draw_run": (_COUNT, _RUN[:3]),
-    "crc32": (ctypes.c_uint32, [_ADDRESS, _COUNT, ctypes.c_uint32]),
+    **dict.fromkeys(("raw_run", "jpeg_run", "file_run"), (_COUNT, _RUN)),
     "use_plain": (None, [ctypes.c_bool]),
     "passes_name": (ctypes.c_char_p, []),
     "jpeg_name": (ctypes.c_char_p, []),
@@ -36,12 +36,9 @@ _ENTRIES: dict[str, tuple[Any, list[Any]]] = {
 class Kernels:
     """The entry points, as functions that release the GIL. See runs.c and passes.c."""
 
-    draw_run: Entry
-    resample_run: Entry
     raw_run: Entry
     jpeg_run: Entry
     file_run: Entry
-    crc32: Entry
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raise ValueError if the library was built from other sources than those beside it, or does not say so."""
@@ -69,12 +66,12 @@ def _loaded() -> Kernels | str:
     if not LIBRARY.exists():
         return (
             "off: fastload was installed without a C compiler that works. With one (Debian: gcc "
-            f"libc6-dev libjpeg-dev): {_remedy()}"
+            f"libc6-dev libjpeg-dev): {_REMEDY}"
         )
     try:
         return Kernels(ctypes.CDLL(str(LIBRARY)))
     except (OSError, AttributeError, ValueError) as error:
-        return f"off: {error}. To build them again: {_remedy()}"
+        return f"off: {error}. To build them again: {_REMEDY}"
 
 
 def kernels() -> Kernels | None:
@@ -97,7 +94,7 @@ def decoder_state() -> str:
     if found.libjpeg is None:
         return (
             "off: fastload was installed without the headers of libjpeg-turbo. With them (Debian: "
-            f"libjpeg-dev): {_remedy()}"
+            f"libjpeg-dev): {_REMEDY}"
         )
     return f"on ({found.libjpeg})"
 
@@ -106,26 +103,3 @@ def _sources() -> str:
     """Return the hash of the sources that setup.py writes into the library, or "" in a wheel, which has none."""
     paths = sorted(path for path in LIBRARY.parent.iterdir() if path.suffix in (".c", ".h"))
     return sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() if paths else ""
-
-
-def _remedy() -> str:
-    """Return the command that installs fastload again from where its sources are, and nothing else."""
-    import importlib.metadata
-    import json
-    import shlex
-    import sys
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    options = "--force-reinstall", "--no-deps", "--no-cache-dir"
-    command = [sys.executable, "-m", "pip", "install", *options]
-    if LIBRARY.with_name("kernels.h").exists():  # a clone, whatever else is installed
-        return shlex.join([*command, "--editable", str(LIBRARY.parents[3])])
-    found = next(iter(importlib.metadata.distributions(name="torch-fastload")), None)
-    origin = json.loads((found and found.read_text("direct_url.json")) or "{}")
-    url = urlsplit(origin.get("url", ""))
-    if version := origin.get("vcs_info"):
-        return shlex.join([*command, f"{version['vcs']}+{origin['url']}@{version['commit_id']}"])
-    if url.scheme == "file" and not url.path.endswith(".whl"):
-        return shlex.join([*command, url2pathname(url.path)])
-    return f"{shlex.join(command)} FOLDER, with the folder of a clone of fastload"

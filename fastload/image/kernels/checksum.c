@@ -1,11 +1,9 @@
-/* zlib's CRC-32: by carry-less multiplication, by the instructions of aarch64, or by a table. */
+/* zlib's CRC-32: by carry-less multiplication, or by a table. */
 
 #include "kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__AARCH64EL__) && defined(__linux__)
-#include <sys/auxv.h>
 #endif
 
 /* The message is a polynomial over GF(2), and its checksum the remainder modulo this one, with x^32 left out. All is
@@ -47,7 +45,7 @@ static inline uint32_t by_bits(const uint8_t *bytes, int64_t count, uint32_t inv
  * multiplied by x^n modulo the polynomial, and added to the 128 bits that follow n bits later. The low half comes first,
  * so it moves 64 bits farther. A product of reflected numbers is one bit off, and 32 more bits of a factor are in use:
  * hence n + 32 for the low half and n - 32 for the high one, each reflected in 32 bits and shifted left by one.
- * These are the paper's k1 to k4. tests/image/test_kernels_checksum.py computes them from the polynomial. */
+ * These are the paper's k1 to k4. */
 #define LOW_BY_512_BITS 0x154442BD4
 #define HIGH_BY_512_BITS 0x1C6E41596
 #define LOW_BY_128_BITS 0x1751997D0
@@ -96,29 +94,14 @@ static uint32_t by_instructions(const uint8_t *bytes, int64_t count, uint32_t in
     return by_bits(bytes + whole, count - whole, inverted);
 }
 
-#elif defined(__AARCH64EL__) && defined(__linux__)
-
-/* As assembly, because the names of the attribute and of the intrinsics differ between compilers. */
-static uint32_t by_instructions(const uint8_t *bytes, int64_t count, uint32_t inverted)
-{
-    if (!(getauxval(AT_HWCAP) & HWCAP_CRC32))
-        return by_table(bytes, count, inverted);
-    for (; count >= 8; bytes += 8, count -= 8) {
-        uint64_t word;
-        memcpy(&word, bytes, 8);
-        __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(inverted) : "r"(word));
-    }
-    return by_bits(bytes, count, inverted);
-}
-
 #else
 
 static uint32_t (*const by_instructions)(const uint8_t *bytes, int64_t count, uint32_t inverted) = by_table;
 
 #endif
 
-uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin)
+uint32_t checksum(const uint8_t *bytes, int64_t count)
 {
     bool is_plain = passes() == &plain_passes;
-    return ~(is_plain ? by_table : by_instructions)(bytes, count, ~begin);
+    return ~(is_plain ? by_table : by_instructions)(bytes, count, UINT32_MAX);
 }

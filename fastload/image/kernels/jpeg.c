@@ -33,13 +33,6 @@ enum {
     MOST_LIBJPEG_BYTES = 1 << 28 /* that libjpeg may take for whole images; here it needs none */
 };
 
-/* The EXIF orientations, as the stored pixels become upright: first transposed, then mirrored. */
-static bool is_transposed(int tag) { return tag >= 5; }
-static bool is_upside_down(int tag) { return tag == 3 || tag == 4 || tag >= 7; }
-static bool is_mirrored(int tag) { return tag == 2 || tag == 3 || tag == 6 || tag == 7; }
-
-struct box { int64_t top, left, height, width; };
-
 /* All that a jump out of libjpeg must not lose. It is in the frame of `render_jpeg`, which the jump does not touch. */
 struct decoder {
     struct jpeg_decompress_struct jpeg;
@@ -49,9 +42,8 @@ struct decoder {
     const struct plan *plan;
     const uint8_t *payload;
     struct arena *arena;
-    int tag;               /* the EXIF orientation, 1 to 8 */
     struct work work;
-    const uint8_t *pixels; /* the box, upright */
+    const uint8_t *pixels; /* the box */
     int64_t stride;
 };
 
@@ -114,6 +106,30 @@ static bool is_complete(const uint8_t *scan, const uint8_t *end, bool has_restar
     return false;
 }
 
+/* Returns whether Pillow accepts the segments before the scan. It refuses some that are short, and a block of Photoshop
+ * that is cut off after its number. */
+static bool has_plain_segments(const uint8_t *payload, const uint8_t *scan)
+{
+    enum { APP0 = 0xE0, APP2 = 0xE2, APP13 = 0xED, APP15 = 0xEF, LEAST_SEGMENT = 12, LEAST_PROFILE = 14 };
+    for (const uint8_t *at = payload + 2; at < scan;) {
+        if (scan - at < 4 || at[0] != 0xFF || at[1] < 0xC0 || at[1] == 0xFF || (at[1] >= 0xD0 && at[1] <= 0xD8))
+            return false; /* a marker that has no length, or no marker */
+        int marker = at[1];
+        int64_t bytes = (at[2] << 8 | at[3]) - 2;
+        at += 4;
+        if (bytes < 0 || bytes > scan - at)
+            return false;
+        if (marker >= APP0 && marker <= APP15 && bytes < LEAST_SEGMENT)
+            return false;
+        if (marker == APP2 && bytes < LEAST_PROFILE)
+            return false;
+        if (marker == APP13 && !memcmp(at + bytes - 6, "8BIM", 4))
+            return false;
+        at += bytes;
+    }
+    return true;
+}
+
 /* Reads the header, and draws the box. */
 static enum state begin(struct decoder *decoder)
 {
@@ -130,11 +146,10 @@ static enum state begin(struct decoder *decoder)
     const uint8_t *scan = jpeg->src->next_input_byte;
     if (!is_complete(scan, decoder->payload + image->length, jpeg->restart_interval != 0))
         return DAMAGED;
-    decoder->tag = orientation(decoder->payload, scan, decoder->plan->upright);
-    if (decoder->tag < 0)
+    if (!has_plain_segments(decoder->payload, scan))
         return DAMAGED;
-    image->height = is_transposed(decoder->tag) ? jpeg->image_width : jpeg->image_height;
-    image->width = is_transposed(decoder->tag) ? jpeg->image_height : jpeg->image_width;
+    image->height = jpeg->image_height;
+    image->width = jpeg->image_width;
     draw(image, decoder->plan);
     return (enum state)image->state;
 }
@@ -169,16 +184,6 @@ static void scale_side(int64_t *first, int64_t *count, int64_t decoded, int64_t 
     double end = rint((double)((*first + *count) * decoded) / (double)whole);
     *first = (int64_t)rint((double)(*first * decoded) / (double)whole);
     *count = larger(1, (int64_t)end - *first);
-}
-
-/* Returns where a box of an upright image of `height` by `width` pixels is in the stored pixels. */
-static struct box stored_box(struct box box, int64_t height, int64_t width, int tag)
-{
-    if (is_upside_down(tag))
-        box.top = height - box.top - box.height;
-    if (is_mirrored(tag))
-        box.left = width - box.left - box.width;
-    return is_transposed(tag) ? (struct box){box.left, box.top, box.width, box.height} : box;
 }
 
 /* ---- pixels ---- */
@@ -222,23 +227,6 @@ static bool decode_rows(j_decompress_ptr jpeg, int64_t first, int64_t count, uin
     return true;
 }
 
-/* Copies a box, `height` by `width` after it is turned and mirrored as `tag` says, without gaps between its rows. */
-static void turn(const uint8_t *from, int64_t stride, int64_t height, int64_t width, int tag, uint8_t *to)
-{
-    int64_t down = is_transposed(tag) ? 3 : stride, across = is_transposed(tag) ? stride : 3;
-    if (is_upside_down(tag)) {
-        from += (height - 1) * down;
-        down = -down;
-    }
-    if (is_mirrored(tag)) {
-        from += (width - 1) * across;
-        across = -across;
-    }
-    for (int64_t row = 0; row < height; row++)
-        for (int64_t column = 0; column < width; column++, to += 3)
-            memcpy(to, from + row * down + column * across, 3);
-}
-
 /* Decodes the box into the arena, and divides the rest of the arena. */
 static enum state decode(struct decoder *decoder)
 {
@@ -247,7 +235,6 @@ static enum state decode(struct decoder *decoder)
         return state;
     j_decompress_ptr jpeg = &decoder->jpeg;
     const struct image *image = decoder->image;
-    int tag = decoder->tag;
     /* The options that Pillow sets. */
     jpeg->out_color_space = JCS_EXT_RGB;
     jpeg->scale_num = 1;
@@ -255,33 +242,25 @@ static enum state decode(struct decoder *decoder)
     jpeg->dct_method = JDCT_ISLOW;
     jpeg->do_fancy_upsampling = TRUE;
     jpeg_start_decompress(jpeg);
-    int64_t height = is_transposed(tag) ? jpeg->output_width : jpeg->output_height;
-    int64_t width = is_transposed(tag) ? jpeg->output_height : jpeg->output_width;
-    struct box box = {image->top, image->left, image->box_height, image->box_width};
-    scale_side(&box.top, &box.height, height, image->height);
-    scale_side(&box.left, &box.width, width, image->width);
-    if (box.top + box.height > height || box.left + box.width > width)
+    int64_t height = jpeg->output_height, width = jpeg->output_width;
+    int64_t top = image->top, rows = image->box_height, left = image->left, across = image->box_width;
+    scale_side(&top, &rows, height, image->height);
+    scale_side(&left, &across, width, image->width);
+    if (top + rows > height || left + across > width)
         return DAMAGED; /* never: at each scale the box has at least a row and a column */
-    struct box stored = stored_box(box, height, width, tag);
-    int64_t first = crop_columns(jpeg, stored.left, stored.width);
+    int64_t first = crop_columns(jpeg, left, across);
     int64_t columns = jpeg->output_width, stride = 3 * columns;
-    if (stored.left < first || stored.left + stored.width > first + columns)
+    if (left < first || left + across > first + columns)
         return DAMAGED; /* never: libjpeg decodes more columns than it was asked for, not fewer */
     /* So the box is inside this memory. Of each row, libjpeg writes `output_width` pixels. */
-    uint8_t *decoded = take(decoder->arena, stored.height * stride);
-    uint8_t *turned = tag > 1 ? take(decoder->arena, box.height * box.width * 3) : NULL;
-    lay_out(&decoder->work, image, decoder->plan, box.height, box.width, decoder->arena);
+    uint8_t *decoded = take(decoder->arena, rows * stride);
+    lay_out(&decoder->work, image, decoder->plan, rows, across, decoder->arena);
     if (!fits(decoder->arena))
         return TOO_LARGE;
-    if (!decode_rows(jpeg, stored.top, stored.height, decoded, stride))
+    if (!decode_rows(jpeg, top, rows, decoded, stride))
         return DAMAGED;
-    decoder->pixels = decoded + 3 * (stored.left - first);
+    decoder->pixels = decoded + 3 * (left - first);
     decoder->stride = stride;
-    if (turned) {
-        turn(decoder->pixels, stride, box.height, box.width, tag, turned);
-        decoder->pixels = turned;
-        decoder->stride = 3 * box.width;
-    }
     return DONE;
 }
 

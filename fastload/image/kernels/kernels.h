@@ -11,7 +11,7 @@
 
 #define ENTRY __attribute__((visibility("default")))
 
-/* ---- tables that Python fills: 8 bytes a field, in the order of tables.py ---- */
+/* ---- tables that Python fills: 8 bytes a number, in the order of tables.py ---- */
 
 struct image {
     uint64_t key;       /* of the sample's random stream */
@@ -26,7 +26,6 @@ struct image {
     int64_t box_height;
     int64_t box_width;
     int64_t flip;       /* 0 or 1 */
-    int64_t stride;     /* bytes from one row of decoded pixels to the next */
     int64_t row;        /* address of the first element of the result */
     int64_t state;      /* one of the states below */
     int64_t read_ns;    /* the time of each stage */
@@ -37,19 +36,18 @@ struct image {
 struct plan {
     int64_t kind;                   /* one of the kinds below */
     int64_t height, width;          /* of the result, in pixels */
-    double area_base, area_span;    /* float32 values, as doubles: a draw is `base + unit * span` */
+    double area_base, area_span;    /* float32 values, as doubles: a draw is `base + unit * span`, rounded once */
     double log_ratio_base, log_ratio_span;
     double ratio_low, ratio_high;   /* as given, in double precision */
     double flip;                    /* the probability, rounded to float32; 0: draw nothing for it */
-    int64_t fused;                  /* 1: torch rounds `unit * span + base` once, 0: after each step */
     int64_t resize_height;          /* the size before a center crop; with resize_width -1 that of the shorter side */
     int64_t resize_width;
     int64_t scaled;                 /* 1: a decoder may decode at 1/2, 1/4, 1/8 */
-    int64_t upright;                /* 1: a decoder applies the EXIF orientation */
     int64_t colour_step;            /* distances in the result, in elements: from a colour, a row, a pixel to the next */
     int64_t row_step;
     int64_t pixel_step;
-    int64_t levels;                 /* address of float32[3][256], the results for each level; 0: results are uint8 */
+    int64_t floats;                 /* 1: results are float32, `byte * factor - shift`, 0: uint8 */
+    double factors[3], shifts[3];   /* float32 values, as doubles, of red, green and blue */
     int64_t most_pixels;            /* a larger image is refused; 0: no limit */
 };
 
@@ -122,8 +120,8 @@ void read_ahead(const struct image *images, int64_t count);
 
 /* ---- checksum.c ---- */
 
-/* Returns zlib's CRC-32. `begin` is that of the bytes before. */
-uint32_t checksum(const uint8_t *bytes, int64_t count, uint32_t begin);
+/* Returns zlib's CRC-32. */
+uint32_t checksum(const uint8_t *bytes, int64_t count);
 
 /* ---- resample.c ---- */
 
@@ -165,7 +163,6 @@ struct work {
     uint8_t *assembled;    /* a row of the result, if it is not written directly */
     int planes;            /* of lines and result: 3, or 1 if colours are interleaved */
     bool is_direct;
-    bool is_linear;        /* levels are `level * factor - shift`, to the bit */
     bool past_caches;
     float factors[3][PATTERN]; /* of the elements of a plane, repeated */
     float shifts[3][PATTERN];
@@ -180,15 +177,6 @@ void lay_out(struct work *work, const struct image *image, const struct plan *pl
  * in planes nor interleaved. `lay_out` must have been given enough memory. */
 void resample(struct work *work, struct image *image, const struct plan *plan, const uint8_t *pixels, int64_t stride);
 
-/* ---- floats.c ---- */
-
-/* Finds a factor and a shift for each colour that give its 256 levels to the bit, if there are such. */
-void find_factors(struct work *work, const struct plan *plan);
-
-/* Writes `count` bytes of a plane as elements of the result. */
-void write_row(const struct work *work, const struct plan *plan, const uint8_t *bytes, int64_t count, int plane,
-               void *to);
-
 /* ---- jpeg.c ---- */
 
 /* Draws the box of a JPEG in memory, decodes no more than it needs, and writes the row. Sets the state. */
@@ -196,12 +184,6 @@ void render_jpeg(struct image *image, const struct plan *plan, const uint8_t *pa
 
 /* The name and version of libjpeg-turbo, or NULL if this was built without it. */
 extern const char *const jpeg_library;
-
-/* ---- exif.c ---- */
-
-/* Returns the EXIF orientation, 1 to 8, of a JPEG that libjpeg has accepted up to its scan, or 1 if not `upright`. Returns
- * -1 if only Pillow can tell, or if Pillow may refuse the image. */
-int orientation(const uint8_t *payload, const uint8_t *scan, bool upright);
 
 /* ---- passes_*.c: the inner loops, for each kind of processor ---- */
 
@@ -230,10 +212,7 @@ struct passes {
     void (*finish)(void);
 };
 
-void plain_to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
-                     float *to);
-
-extern const struct passes plain_passes, avx2_passes, neon_passes;
+extern const struct passes plain_passes, avx2_passes;
 
 /* ---- passes.c ---- */
 

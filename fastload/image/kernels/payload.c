@@ -37,7 +37,7 @@ static bool read_part(const struct image *image, int64_t first, int64_t count, u
 
 static bool has_checksum(const struct image *image, const uint8_t *bytes, int64_t count)
 {
-    return image->checksum < 0 || checksum(bytes, count, 0) == image->checksum;
+    return image->checksum < 0 || checksum(bytes, count) == image->checksum;
 }
 
 const uint8_t *read_payload(struct image *image, int64_t first, int64_t count, uint8_t *room)

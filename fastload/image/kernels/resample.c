@@ -56,7 +56,7 @@ void lay_out(struct work *work, const struct image *image, const struct plan *pl
     lay_out_table(columns, width, resized.width, plan->width, image->flip, arena);
     columns->groups = take(arena, 4 * (columns->kept + GROUP));
     work->planes = plan->colour_step == 1 ? 1 : 3;
-    work->is_direct = rows->kept == plan->height && columns->kept == plan->width && !plan->levels;
+    work->is_direct = rows->kept == plan->height && columns->kept == plan->width && !plan->floats;
     work->padded_bytes = rounded_up(3 * (width + smaller(width + 1, columns->most_taps)) + PAST_PIXELS);
     work->padded = take(arena, 2 * work->padded_bytes);
     int64_t plane_bytes = rounded_up(columns->kept + PAST_PIXELS), taps = smaller(height + 1, rows->most_taps);
@@ -118,6 +118,21 @@ static void fill_table(struct table *table, int64_t unit)
         table->begins[place] = table->begins[table->kept - 1];
 }
 
+/* ---- floats ---- */
+
+static const int64_t BEYOND_CACHES = 1 << 18; /* bytes of a result that evicts itself from the second-level cache */
+
+static void repeat_factors(struct work *work, const struct plan *plan)
+{
+    for (int plane = 0; plane < 3; plane++)
+        for (int k = 0; k < PATTERN; k++) {
+            int colour = work->planes == 1 ? k % 3 : plane;
+            work->factors[plane][k] = (float)plan->factors[colour];
+            work->shifts[plane][k] = (float)plan->shifts[colour];
+        }
+    work->past_caches = 3 * (int64_t)sizeof(float) * plan->height * plan->width >= BEYOND_CACHES;
+}
+
 /* ---- rows ---- */
 
 /* Returns a row of the box at an address where it can be read beyond its end. */
@@ -142,7 +157,7 @@ static void make_lines(const struct work *work, int64_t row, uint8_t *line)
 /* Returns the elements of a row of a plane in the result. */
 static uint8_t *elements(const struct plan *plan, uint8_t *result, int64_t row, int plane)
 {
-    int64_t size = plan->levels ? (int64_t)sizeof(float) : 1;
+    int64_t size = plan->floats ? (int64_t)sizeof(float) : 1;
     return result + size * (row * plan->row_step + plane * plan->colour_step);
 }
 
@@ -150,8 +165,14 @@ static uint8_t *elements(const struct plan *plan, uint8_t *result, int64_t row, 
 static void write_assembled(const struct work *work, const struct plan *plan, uint8_t *result, int64_t row)
 {
     int64_t count = 3 / work->planes * plan->width;
-    for (int plane = 0; plane < work->planes; plane++)
-        write_row(work, plan, work->assembled + plane * count, count, plane, elements(plan, result, row, plane));
+    for (int plane = 0; plane < work->planes; plane++) {
+        const uint8_t *bytes = work->assembled + plane * count;
+        void *to = elements(plan, result, row, plane);
+        if (plan->floats)
+            work->passes->to_floats(bytes, count, work->factors[plane], work->shifts[plane], work->past_caches, to);
+        else
+            memcpy(to, bytes, (size_t)count);
+    }
 }
 
 /* Blends a row of a plane, and writes no byte beyond. */
@@ -220,8 +241,8 @@ void resample(struct work *work, struct image *image, const struct plan *plan, c
     fill_table(&work->columns, 3);
     fill_table(&work->rows, 1);
     work->columns.is_grouped = work->passes->prepare && work->passes->prepare(&work->columns);
-    if (plan->levels)
-        find_factors(work, plan);
+    if (plan->floats)
+        repeat_factors(work, plan);
     work->pixels = pixels;
     work->stride = stride;
     int64_t before_last = (work->rows.before - 1) * stride - 3 * work->columns.taps - PAST_PIXELS;

@@ -9,14 +9,6 @@
 /* Renders one image. It may need more bytes of the arena than there are. */
 typedef void renderer(struct image *image, const struct plan *plan, struct arena *arena);
 
-static void render_box(struct image *image, const struct plan *plan, struct arena *arena)
-{
-    struct work work;
-    lay_out(&work, image, plan, image->box_height, image->box_width, arena);
-    if (fits(arena))
-        resample(&work, image, plan, pointer(image->source), image->stride);
-}
-
 static void render_raw(struct image *image, const struct plan *plan, struct arena *arena)
 {
     if (!draw(image, plan))
@@ -81,23 +73,8 @@ static int64_t run(struct image *images, int64_t count, const struct plan *plan,
 
 /* ---- entry points ---- */
 
-/* Draws the boxes and flips of the images that are DONE. Returns how many are DONE after that. */
-ENTRY int64_t draw_run(struct image *images, int64_t count, const struct plan *plan)
-{
-    int64_t done = 0;
-    for (struct image *image = images; image < images + count; image++)
-        done += image->state == DONE && draw(image, plan);
-    return done;
-}
-
-/* The four runs below write the row of each image that is DONE. They return the bytes of the arena that the largest image
+/* The three runs below write the row of each image that is DONE. They return the bytes of the arena that the largest image
  * needs beyond those that there are, or 0 if all fit. */
-
-/* From its box at `source`. */
-ENTRY int64_t resample_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes)
-{
-    return run(images, count, plan, arena, arena_bytes, render_box);
-}
 
 /* From raw pixels in a file or in memory. */
 ENTRY int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes)
@@ -118,9 +95,6 @@ ENTRY int64_t file_run(struct image *images, int64_t count, const struct plan *p
 {
     return run(images, count, plan, arena, arena_bytes, render_file);
 }
-
-/* Returns `zlib.crc32` of bytes. */
-ENTRY uint32_t crc32(const uint8_t *bytes, int64_t count, uint32_t begin) { return checksum(bytes, count, begin); }
 
 /* Returns the name and version of libjpeg, or NULL if this was built without it. */
 ENTRY const char *jpeg_name(void) { return jpeg_library; }

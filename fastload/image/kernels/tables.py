@@ -1,6 +1,6 @@
 """The tables that Python fills and the kernels read: a row for each image, and a row for the plan.
 
-Every field has 8 bytes. kernels.h has the same fields in the same order.
+Every number has 8 bytes. kernels.h has the same fields in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ IMAGE = np.dtype(
         ("box_height", np.int64),
         ("box_width", np.int64),
         ("flip", np.int64),  # 0 or 1
-        ("stride", np.int64),  # bytes from one row of decoded pixels to the next
         ("row", np.int64),  # address of the first element of the result
         ("state", np.int64),  # one of the states below
         ("read_ns", np.int64),  # the time of each stage
@@ -36,7 +35,7 @@ PLAN = np.dtype(
         # Size of the result, in pixels.
         ("height", np.int64),
         ("width", np.int64),
-        # RandomResizedCrop: float32 values, as doubles. A draw is `base + unit * span`.
+        # RandomResizedCrop: float32 values, as doubles. A draw is `base + unit * span`, rounded once.
         ("area_base", np.float64),
         ("area_span", np.float64),
         ("log_ratio_base", np.float64),
@@ -44,18 +43,17 @@ PLAN = np.dtype(
         ("ratio_low", np.float64),  # as given, in double precision
         ("ratio_high", np.float64),
         ("flip", np.float64),  # the probability, rounded to float32; 0: draw nothing for it
-        ("fused", np.int64),  # 1: torch rounds `unit * span + base` once, 0: after each step
         # ResizeCenterCrop: the size before the crop. With resize_width -1, resize_height is that of the shorter side.
         ("resize_height", np.int64),
         ("resize_width", np.int64),
         ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 1/4, 1/8
-        ("upright", np.int64),  # 1: a decoder applies the EXIF orientation
         # Distances in the result, in elements: from a colour, a row, a pixel to the next.
         ("colour_step", np.int64),
         ("row_step", np.int64),
         ("pixel_step", np.int64),
-        # Address of float32[3, 256], the results for each level of a colour; 0: the results are uint8.
-        ("levels", np.int64),
+        ("floats", np.int64),  # 1: the results are float32, `byte * factor - shift`, 0: uint8
+        ("factors", np.float64, (3,)),  # float32 values, as doubles, of red, green and blue
+        ("shifts", np.float64, (3,)),
         ("most_pixels", np.int64),  # a larger image is refused; 0: no limit
     ]
 )
