@@ -48,32 +48,14 @@ class Column:
         return [self.values[self.offsets[k] : self.offsets[k + 1]].clone() for k in rows]
 
 
-def fill_value(field: pa.Field, value: Any) -> Any:
-    """Return the value that replaces nulls in a column: a number for NumPy, or an Arrow scalar. Raises TypeError."""
-    kind = field.type
-    while not _is_text(kind) and hasattr(kind, "value_type"):
-        kind = kind.value_type
-    try:
-        # Arrow cannot convert Python's numbers to float16.
-        scalar = pa.scalar(value, pa.float32() if pa.types.is_float16(kind) else kind)
-        if value is None or (not pa.types.is_floating(kind) and scalar.as_py() != value):
-            raise ValueError(f"{value!r} would become {scalar}")
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise TypeError(
-            f"fill: {value!r} is not a value of column {field.name!r}, of type {field.type}. Give each column its own "
-            "value: fill={column: value}"
-        ) from error
-    return scalar if _is_text(kind) else scalar.as_py()
-
-
-def decoded(field: pa.Field, array: pa.ChunkedArray, fill: Any = None) -> Column:
-    """Return a column in memory of its own, with nulls filled if `fill` is given.
+def decoded(field: pa.Field, array: pa.ChunkedArray) -> Column:
+    """Return a column in memory of its own.
 
     Raises TypeError, which names the column, if its type cannot be read.
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if _is_text(kind):
-        return _python_values(array, fill)
+        return _python_values(array)
     array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -92,9 +74,6 @@ def decoded(field: pa.Field, array: pa.ChunkedArray, fill: Any = None) -> Column
             "or leave it out with columns="
         )
     values = _numbers(array)
-    if valid is not None and fill is not None:
-        values[~valid] = fill
-        valid = None
     values = values.reshape(elements, *shape)
     if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation:
         values = np.ascontiguousarray(values.transpose(0, *(axis + 1 for axis in kind.permutation)))
@@ -111,11 +90,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return str(kind).partition("[")[0] in _TEXT.split()
 
 
-def _python_values(array: pa.ChunkedArray, fill: Any) -> Column:
-    if fill is not None and array.null_count:
-        if pa.types.is_dictionary(array.type):
-            array = array.cast(array.type.value_type)
-        array = array.fill_null(fill)
+def _python_values(array: pa.ChunkedArray) -> Column:
     valid = array.is_valid().to_numpy() if array.null_count else None
     return Column(array.chunk(0) if array.num_chunks == 1 else array, valid)
 

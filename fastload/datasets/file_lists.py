@@ -60,16 +60,11 @@ def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line without white space around it) of every line that is not blank."""
     try:
         with open(path, "rb") as file:
-            beginning = file.peek()
-            if b"\0" in beginning:
-                raise FileListError(f"{path}: the {kind} is not a text file")
-            if beginning.startswith(b"\xef\xbb\xbf"):  # a byte order mark
+            if file.peek(3).startswith(b"\xef\xbb\xbf"):  # a byte order mark
                 file.seek(3)
             for number, line in enumerate(file, 1):
                 if b"\0" in line:
-                    raise FileListError(
-                        f"{path}, line {number}: the {kind} is not a text file, because it contains a NUL byte"
-                    )
+                    raise FileListError(f"{path}, line {number}: the {kind} is not a text file")
                 if text := line.strip():
                     yield number, text
     except OSError as error:

@@ -152,7 +152,7 @@ class ImageFileList(ImageFiles):
         FileListError: `base_dir` is not a directory, or the list is missing, empty, not a text file, or shorter than
             the number of ranks. Also for a path without a parent directory, or of a class that is not in `classes`.
             The message names file and line.
-        FileNotFoundError: a listed file is missing, when it is read. A note names its line in the list.
+        FileNotFoundError: a listed file is missing, when it is read.
 
     Examples:
         >>> images = fastload.datasets.ImageFileList("train.txt")
@@ -195,19 +195,7 @@ class ImageFileList(ImageFiles):
             target_transform=target_transform,
         )
 
-    def load_image(self, index: int) -> tuple[Any, Any]:
-        """See `ImageFiles`. The error about a missing file says which path of the list it is."""
-        try:
-            return super().load_image(index)
-        except FileNotFoundError as error:
-            number = index * self.world_size + self.rank + 1
-            note = f"this file is path {number} of {self.file_list} (blank lines not counted)"
-            if len(os.path.basename(self.locate(index)).split()) > 1:
-                note += "; a line must be a path only, without a label after it"
-            error.add_note(note)
-            raise
-
-    fill_rows = ImageFiles.fill_rows  # valid for this class's `load_image` too
+    fill_rows = ImageFiles.fill_rows
 
     def __repr__(self) -> str:
         return self._described(self.file_list)
@@ -216,16 +204,15 @@ class ImageFileList(ImageFiles):
 class ImageFolder(ImageFiles):
     """The images below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
 
-    Classes are the sorted names of the directories in `root`. Files are found in them at any depth, through
-    links too, by their `extensions` in any case. They are ordered by class, directory and name: the same
-    samples in the same order as torchvision's.
+    Classes are the sorted names of the directories in `root`. Files are found in them at any depth, through links too, by
+    torchvision's extensions, in any case. They are ordered by class, directory and name: the same samples in the same
+    order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
 
     Args:
         root: the folder.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
-        extensions: the extensions of the files to take, such as ".jpg".
         rank, world_size: take only every `world_size`-th file, from number `rank` on.
 
     Raises:
@@ -248,13 +235,10 @@ class ImageFolder(ImageFiles):
         *,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
-        extensions: str | Sequence[str] = EXTENSIONS,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.root = os.path.expanduser(os.fspath(root))
-        if isinstance(extensions, str):
-            extensions = (extensions,)
         if not os.path.isdir(self.root):
             there = os.path.exists(self.root)
             raise (NotADirectoryError if there else FileNotFoundError)(
@@ -263,7 +247,7 @@ class ImageFolder(ImageFiles):
             )
         with os.scandir(self.root) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
-        files = _walk(self.root, classes, tuple(e.lower() for e in extensions))
+        files = _walk(self.root, classes)
         paths = PathTable(files, rank=rank, world_size=world_size)
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
@@ -271,7 +255,7 @@ class ImageFolder(ImageFiles):
             lacking = f"no image of class {', '.join(empty)}" if classes else "no class directory"
             raise FileNotFoundError(
                 f"{self.root}: found {lacking}. Expected {self.root}/<class>/<image>, where the name of the image "
-                f"ends in {', '.join(extensions)}"
+                f"ends in {', '.join(EXTENSIONS)}"
             )
         if paths.total < world_size:
             raise FileListError(
@@ -361,9 +345,7 @@ class _Samples(_Lazy[tuple[str, int]]):
         return self._files.image_paths[position], int(self._files.targets[position])
 
 
-def _walk(
-    root: str, classes: Iterable[str], extensions: tuple[str, ...]
-) -> Iterator[tuple[bytes, bytes]]:
+def _walk(root: str, classes: Iterable[str]) -> Iterator[tuple[bytes, bytes]]:
     """Yield (directory, file name) of every image, by class, directory and name. Sort them as str, as torchvision does.
 
     Bytes would sort differently for names that are not UTF-8, or that have characters beyond U+FFFF.
@@ -372,7 +354,7 @@ def _walk(
         top = os.path.join(root, name)
         for directory, _, found in sorted(os.walk(top, onerror=_raise, followlinks=True)):
             for file in sorted(found):
-                if file.lower().endswith(extensions):
+                if file.lower().endswith(EXTENSIONS):
                     yield os.fsencode(os.path.join(directory, "")), os.fsencode(file)
 
 

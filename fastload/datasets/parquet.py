@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from glob import glob
 from typing import Any
 
@@ -21,14 +21,11 @@ from fastload.errors import FastloadError, ParquetError, needs
 
 try:
     import pyarrow as pa
-    import pyarrow.dataset as pads
-    import pyarrow.parquet as pq
-    from pyarrow.fs import LocalFileSystem
 except ModuleNotFoundError as error:
     raise needs("ParquetDataset", "pyarrow", "arrow", error) from error
 
 from fastload._kit.integers import as_indices
-from fastload.datasets.arrow_columns import Column, decoded, fill_value
+from fastload.datasets.arrow_columns import Column, decoded
 from fastload.datasets.row_groups import ParquetPart, RowGroup, RowGroupCache
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.reading.rows import Gatherer
@@ -44,9 +41,6 @@ class ParquetDataset(Dataset[Any]):
         columns: the column, or columns, of a sample. One name: a sample is its value. Several: a tuple of values.
             None: a dict of all columns but that of `label`. Other columns are not read.
         label: the column that follows them: a sample is `(data, label)`.
-        filters: keep only the rows that pass it: an expression of `pyarrow.compute`, or a list as
-            `pyarrow.parquet.read_table` takes it.
-        fill: the value that replaces nulls: one for all columns, or a mapping of columns to values.
         cache_bytes: bytes of decoded row groups to cache (default 256 MiB). The newest one always stays.
 
     A number or bool becomes a tensor of the column's dtype, without dimensions. Fixed-shape tensors and lists of fixed
@@ -54,16 +48,14 @@ class ParquetDataset(Dataset[Any]):
     are Python values. Other types, such as timestamps and decimals, raise TypeError. If the lists of a column vary in
     length, torch's collate raises its own error: pass a `collate_fn`.
 
-    A sample that is null, or has a null in it, raises `ParquetError` when it is read, unless `fill` is given. A list
-    without a fixed length cannot be filled if it is null itself.
+    A sample that is null, or has a null in it, raises `ParquetError` when it is read. To leave rows out, take a
+    `torch.utils.data.Subset` of the others.
 
-    Cost: the constructor reads all footers. With filters it also reads the columns that these name, except in row
-    groups that the files' statistics rule out. It then stores 8 bytes for each row that passes. Reading one row decodes
-    its row group, in 8 workers at most 8 at once, and caches it. Threads share the cache; processes do not. So read in
-    order, or with row groups small enough for `cache_bytes`. A full shuffle of a set larger than
-    `cache_bytes` decodes a row group for nearly every row. Shuffle by windows instead, with
-    `RankSampler(window=, run=)` and a `run` of about a row group, or put the rows into mapped memory once, with
-    `fastload.store.put(pyarrow.parquet.ParquetFile(path).iter_batches(), name)`.
+    Cost: the constructor reads all footers. Reading one row decodes its row group, in 8 workers at most 8 at once, and
+    caches it. Threads share the cache; processes do not. So read in order, or with row groups small enough for
+    `cache_bytes`. A full shuffle of a set larger than `cache_bytes` decodes a row group for nearly every row. Shuffle
+    by windows instead, with `RankSampler(window=, run=)` and a `run` of about a row group, or put the rows into mapped
+    memory once, with `fastload.store.put(pyarrow.parquet.ParquetFile(path).iter_batches(), name)`.
 
     The dataset can be pickled, copied and used after a fork: no file stays open. Flipped bits are certain to be found
     only if the file has page checksums (`write_page_checksum=True`).
@@ -71,8 +63,8 @@ class ParquetDataset(Dataset[Any]):
     Attributes:
         files: the files, in order.
         schema: names and types of all columns, a `pyarrow.Schema`.
-        columns, label, filters: the arguments.
-        set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state contains it.
+        columns, label: the arguments.
+        set_id: hash of the files' names, sizes and footers. A loader's state contains it.
 
     Raises:
         FileNotFoundError: `path` has no such file.
@@ -96,8 +88,6 @@ class ParquetDataset(Dataset[Any]):
         *,
         columns: str | Sequence[str] | None = None,
         label: str | None = None,
-        filters: Any = None,
-        fill: Any = None,
         cache_bytes: int = 256 << 20,
     ) -> None:
         if cache_bytes < 0:
@@ -109,25 +99,19 @@ class ParquetDataset(Dataset[Any]):
         self.schema = _common_schema(parts)
         where = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
         self._sample = SampleColumns(columns, label, known=self.schema.names, where=where)
-        self.columns, self.label, self.filters = self._sample.data, label, filters
+        self.columns, self.label = self._sample.data, label
         self._fields = [self.schema.field(name) for name in self._sample.names]
-        self._fills = _fills(fill, self._fields)
         self._without_rows()  # a type that cannot be read is an error here
         # For each row group of all files: its file, and its number in that file.
         self._groups = [(part, k) for part in parts for k in range(len(part.groups))]
         sizes = [size for part in parts for size in part.groups]
         self._begins = np.cumsum([0, *sizes])  # of each row group, among all rows
-        self._rows: NDArray[np.int64] | None = None  # the rows that pass
-        self._starts = self._begins  # of each row group, among the rows of this dataset
-        if filters is not None:
-            self._rows = np.flatnonzero(np.concatenate([*_passing(parts, filters, self.schema)]))
-            self._starts = np.searchsorted(self._rows, self._begins)
-        self.set_id = _hash(parts, None if filters is None else str(filters))
+        self.set_id = _hash(parts)
         self._cache = RowGroupCache(cache_bytes)
         self._gatherer = Gatherer()
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._begins[-1])
 
     def __repr__(self) -> str:
         files = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
@@ -136,11 +120,7 @@ class ParquetDataset(Dataset[Any]):
 
     def locate(self, index: int) -> str:
         """Return the file of sample `index`, and its row in the file."""
-        row = (
-            self._checked([index])[0]
-            if self._rows is None
-            else self._rows[self._checked([index])[0]]
-        )
+        row = self._checked([index])[0]
         number = int(np.searchsorted(self._begins, row, side="right")) - 1
         part, group = self._groups[number]
         return f"{part.path}, row {row - self._begins[number] + sum(part.groups[:group])}"
@@ -228,30 +208,27 @@ class ParquetDataset(Dataset[Any]):
         self, indices: NDArray[np.int64]
     ) -> Iterator[tuple[int, RowGroup, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each row group of `indices`: its number, the group, positions in `indices`, rows in the group."""
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        numbers = np.searchsorted(self._begins, indices, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             if len(places):
                 number = int(numbers[places[0]])
-                yield number, self._group(number), places, indices[places] - self._starts[number]
+                yield number, self._group(number), places, indices[places] - self._begins[number]
 
     def _group(self, number: int) -> RowGroup:
         def read() -> RowGroup:
             part, group = self._groups[number]
-            begin, end = self._starts[number : number + 2]
-            kept = None if self._rows is None else self._rows[begin:end] - self._begins[number]
-            return part.read(group, self._fills, kept)
+            return part.read(group, self._sample.names)
 
         return self._cache.get(number, read)
 
     def _refuse_nulls(self, number: int, group: RowGroup, local: NDArray[np.int64]) -> None:
         for name, column in group.items():
             if column.valid is not None and not column.valid[local].all():
-                index = int(self._starts[number] + local[~column.valid[local]][0])
-                fill = f"pass fill={{{name!r}: value}}, or " if column.offsets is None else ""
+                index = int(self._begins[number] + local[~column.valid[local]][0])
                 raise ParquetError(
-                    f"{self.locate(index)}, column {name!r}: expected a value, found null: {fill}leave such rows out "
-                    "with filters="
+                    f"{self.locate(index)}, column {name!r}: expected a value, found null. Replace it in the file, or "
+                    "leave such rows out with a torch.utils.data.Subset"
                 )
 
 
@@ -291,44 +268,8 @@ def _typed(kind: pa.DataType | None) -> str:
     return "is missing" if kind is None else f"has type {kind}"
 
 
-def _fills(fill: Any, fields: Sequence[pa.Field]) -> dict[str, Any]:
-    """Return the value that replaces nulls in each column, or None."""
-    found = dict.fromkeys([field.name for field in fields])
-    if fill is not None and not isinstance(fill, Mapping):
-        fill = dict.fromkeys(found, fill)
-    for name in set(fill or ()) - {*found}:
-        raise KeyError(f"fill: {name!r} is not a column of a sample. The columns are {[*found]}")
-    filled = {f.name: fill_value(f, fill[f.name]) for f in fields if f.name in (fill or ())}
-    return found | filled
-
-
-def _passing(
-    parts: Sequence[ParquetPart], filters: Any, schema: pa.Schema
-) -> Iterator[NDArray[np.bool_]]:
-    """Yield, for each file, a mask of its rows that pass."""
-    expression = filters
-    if not isinstance(filters, pads.Expression):
-        expression = pq.filters_to_expression(filters)
-    # Checked here, so that a wrong expression is not reported as a fault of a file.
-    try:
-        pads.dataset([], schema=schema).to_table(columns=[], filter=expression)
-    except pa.ArrowException as error:
-        raise ValueError(f"filters: {filters} does not fit the columns: {error}") from error
-    for part in parts:
-        passes = np.zeros(sum(part.groups), bool)
-        begins = np.cumsum([0, *part.groups])
-        with part.guarded("expected rows to filter"):
-            whole = pads.ParquetFileFormat().make_fragment(part.path, LocalFileSystem())
-            for piece in whole.split_by_row_group(filter=expression, schema=schema):
-                # The result of the expression as a column: only what it needs is read.
-                found = piece.to_table(schema=schema, columns={"passes": expression})
-                group = piece.row_groups[0].id
-                mask = found.column(0).fill_null(False).to_numpy()
-                passes[begins[group] : begins[group + 1]] = mask
-        yield passes
-
-
-def _hash(parts: Sequence[ParquetPart], filters: str | None) -> str:
+def _hash(parts: Sequence[ParquetPart]) -> str:
     shapes = [(os.path.basename(part.path), part.identity[2], part.footer) for part in parts]
-    text = repr((shapes, [(field.name, str(field.type)) for field in parts[0].schema], filters))
+    # None: the dataset had filters once, and the states of that time are to be loaded.
+    text = repr((shapes, [(field.name, str(field.type)) for field in parts[0].schema], None))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

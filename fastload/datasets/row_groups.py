@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from fastload.datasets.arrow_columns import Column, decoded
@@ -70,15 +68,10 @@ class ParquetPart:
                 f"{found[2]:,} bytes now, and had {self.identity[2]:,} then. Create the dataset again"
             )
 
-    def read(
-        self, group: int, fills: Mapping[str, Any], kept: NDArray[np.int64] | None
-    ) -> RowGroup:
-        """Return the columns in `fills` of a row group, or of its rows `kept`.
+    def read(self, group: int, names: Sequence[str]) -> RowGroup:
+        """Return the columns `names` of a row group.
 
         In a worker this uses no Arrow threads, because the workers already run in parallel.
-
-        Args:
-            fills: for each column the value that replaces nulls, or None.
         """
         expected = f"row group {group}: expected {self.groups[group]:,} rows"
         checked = {"metadata": self.metadata, "page_checksum_verification": True}
@@ -88,17 +81,12 @@ class ParquetPart:
             pq.ParquetFile(self.path, **checked) as file,
         ):
             threads = get_worker_info() is None
-            table = file.read_row_group(group, columns=[*fills], use_threads=threads)
+            table = file.read_row_group(group, columns=[*names], use_threads=threads)
             table.validate(full=True)  # offsets, indices of dictionaries and strings
             if table.num_rows != self.groups[group]:
                 raise ValueError(f"{table.num_rows:,} rows")
         with stage("decode"), self.guarded(f"{expected} with columns of {self.schema.names}"):
-            if kept is not None and len(kept) < table.num_rows:
-                table = table.take(pa.array(kept))
-            return {
-                name: decoded(self.schema.field(name), table.column(name), fill)
-                for name, fill in fills.items()
-            }
+            return {name: decoded(self.schema.field(name), table.column(name)) for name in names}
 
 
 def _identity(path: str) -> tuple[int, ...]:

@@ -1,9 +1,7 @@
 """Promises:
 - Row `i` of one Parquet file or many is what pyarrow reads there, bit by bit, for any dtype, list and fixed shape.
 - Batches of Parquet rows are those of torch's collate, for 0, 2 and 8 workers, for ranks, and after a resume.
-- Filters keep the rows that pass, in order, across row groups and files. A filter that does not fit the columns is
-  not blamed on a file.
-- A null in a Parquet file is an error in its place with file, row and column, or becomes the value in `fill`.
+- A null in a Parquet file is an error in its place with file, row and column.
 - A Parquet type that cannot be read, and a file with other columns, are named.
 - Workers decode a row group of a Parquet file once while it fits. At most `cache_bytes` are kept, and the newest row
   group in any case.
@@ -26,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -239,48 +236,6 @@ def test_a_type_without_tensors_is_named_if_it_is_read(tmp_path: Path) -> None:
     assert equal(ParquetDataset(path, columns="a")[0], torch.tensor(1))
 
 
-# ---- filters ----
-
-
-@pytest.mark.parametrize(
-    ("filters", "keeps"),
-    [
-        (pc.field("id") >= 70, lambda k: k >= 70),
-        ([("id", ">", 10), ("id", "<", 33)], lambda k: 10 < k < 33),
-        ([[("id", "<", 5)], [("flag", "=", True)]], lambda k: k < 5 or k % 3 == 0),
-        (pc.field("text") == "row 41", lambda k: k == 41),
-        (pc.field("id") < 0, lambda k: False),
-    ],
-    ids=["expression", "and", "or", "text", "none"],
-)
-def test_filters_keep_the_rows_that_pass(
-    filters: Any, keeps: Callable[[int], bool], file: Path, tmp_path: Path
-) -> None:
-    expected = [k for k in range(N) if keeps(k)]
-    dataset = ParquetDataset(file, columns="x", label="text", filters=filters)
-    assert len(dataset) == len(expected)
-    for i, k in enumerate(expected):
-        assert equal(dataset[i], (torch.from_numpy(X[k]), f"row {k}"))
-        assert dataset.locate(i) == f"{file}, row {k}"
-    two = [write(tmp_path / "1", table().slice(0, 44)), write(tmp_path / "2", table().slice(44))]
-    numbers = ParquetDataset(two, columns="id", filters=filters)
-    batches = drain(DataLoader(numbers, batch_size=7, num_workers=2))
-    assert [k for batch in batches for k in batch.tolist()] == expected
-
-
-def test_rows_whose_filter_is_null_do_not_pass(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pa.table({"a": [1, None, 3, None]}), 2)
-    assert [int(a) for a in ParquetDataset(path, columns="a", filters=pc.field("a") > 0)] == [1, 3]
-    valid = ParquetDataset(path, columns="a", filters=pc.field("a").is_valid())
-    assert torch.cat(drain(DataLoader(valid, 2))).tolist() == [1, 3]
-
-
-def test_a_wrong_filter_is_no_fault_of_a_file(file: Path) -> None:
-    with pytest.raises(ValueError, match="nothing") as caught:
-        ParquetDataset(file, filters=pc.field("nothing") > 1)
-    assert not isinstance(caught.value, ParquetError)
-
-
 # ---- nulls ----
 
 
@@ -313,37 +268,6 @@ def test_a_null_is_named_as_its_row_is_read(column: str, row: int, tmp_path: Pat
     assert len(drain(loader)) == 4 - skipped
 
 
-def test_nulls_are_filled(tmp_path: Path) -> None:
-    names = ["a", "f", "b", "pair", "text", "word"]
-    fill = {"a": -1, "f": 0.5, "b": True, "pair": 9, "text": "-", "word": "?"}
-    dataset = ParquetDataset(nulls(tmp_path), columns=names, fill=fill)
-    a, f, b, pair, text, word = zip(*(dataset[k] for k in range(4)), strict=True)
-    assert equal(torch.stack(a), torch.tensor([1, 2, -1, 4]))
-    assert equal(torch.stack(f), torch.tensor([1.0, 0.5, 3.0, 4.0], dtype=torch.float16))
-    assert equal(torch.stack(b), torch.tensor([True, True, False, True]))
-    pairs = torch.tensor([[1, 2], [3, 9], [5, 6], [7, 8]], dtype=torch.int8)
-    assert equal(torch.stack(pair), pairs)
-    assert text == ("a", "-", "c", "d")
-    assert word == ("a", "?", "c", "d")
-    numbers = ParquetDataset(nulls(tmp_path), columns=["a", "pair"], fill=0)
-    (values, rows), *_ = drain(DataLoader(numbers, batch_size=4))
-    assert values.tolist() == [1, 2, 0, 4]
-    assert rows[1].tolist() == [3, 0]
-    assert ParquetDataset(nulls(tmp_path), columns="list", fill=7)[1].tolist() == [7]
-
-
-def test_a_fill_of_another_type_or_column_is_refused(tmp_path: Path) -> None:
-    path = nulls(tmp_path)
-    with pytest.raises(TypeError, match="0.5 is not a value of column 'a', of type int64"):
-        ParquetDataset(path, columns="a", fill=0.5)
-    with pytest.raises(TypeError, match="column 'text'"):
-        ParquetDataset(path, columns=["a", "text"], fill=0)
-    with pytest.raises(KeyError, match="'b' is not a column of a sample"):
-        ParquetDataset(path, columns="a", fill={"b": True})
-    with pytest.raises(TypeError, match="None is not a value of column 'a'"):
-        ParquetDataset(path, columns="a", fill={"a": None})
-
-
 def test_lists_of_several_lengths_fail_as_torch_says(file: Path) -> None:
     dataset = ParquetDataset(file, columns="ragged")
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
@@ -373,9 +297,9 @@ def test_the_workers_decode_each_row_group_once(
     decoded: list[int] = []
     read = ParquetPart.read
 
-    def counted(self: ParquetPart, number: int, fills: Any, kept: Any) -> RowGroup:
+    def counted(self: ParquetPart, number: int, names: Any) -> RowGroup:
         decoded.append(number)
-        return read(self, number, fills, kept)
+        return read(self, number, names)
 
     monkeypatch.setattr(ParquetPart, "read", counted)
     dataset = ParquetDataset(file, columns="id")
@@ -427,7 +351,7 @@ def test_threads_wait_for_the_one_that_decodes_and_try_again_if_it_fails() -> No
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
 def test_copies_begin_with_nothing_kept(way: Callable[[Any], Any], file: Path) -> None:
-    dataset = ParquetDataset(file, columns="x", label="id", filters=pc.field("id") > 9)
+    dataset = ParquetDataset(file, columns="x", label="id")
     assert len(pickle.dumps(dataset)) < 20_000
     assert dataset[3] is not None
     again = way(dataset)
