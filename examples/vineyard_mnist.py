@@ -64,7 +64,7 @@ def dask_preprocess(client: Client, data: str, partitions: int, rows: int) -> st
     datasets = [delayed(get_mnist)() for _ in range(partitions)]
     dfs = [dd.from_delayed(ds, meta=meta) for ds in datasets]
     gdf = dd.concat(dfs)
-    return store.put(gdf, NAME, client=client, placement="spread")
+    return store.put(gdf, NAME, client=client)
 
 
 def mnist_dataset(batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -37,7 +37,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows",
-    "store": "errors _kit rows order reading loader datasets distributed elastic (train)",
+    "store": "errors _kit rows order reading loader datasets distributed (train)",
     "stream": "errors _kit random safety reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }

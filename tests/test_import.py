@@ -143,10 +143,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "printed"),
     [
         ("store ls --root .", "x bfloat16[2], flag bool, name string"),
-        ("store info columns --root .", "row 3: x [1 1], flag True, name d"),
+        ("store info columns --root .", "column x: bfloat16[2]"),
         ("store gc --root .", "0 B freed"),
-        ("inspect columns", "row 3: x [1 1], flag True, name d"),
-        ("inspect packed", "shard-00000.arrow, record 0 (a.bin): 5 B, label 3"),
+        ("inspect columns", "column name: string"),
+        ("inspect packed", "column payload: large_binary"),
         ("flow show pipe.toml", "never ran"),
         ("env", "cores for this rank: "),
     ],

@@ -80,14 +80,9 @@ def own_folder(path: str, name: str) -> str:
     return folder
 
 
-def open_file(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
-    """Open a regular file to read it. Raise OSError for anything else, such as a pipe, which would wait for a writer.
-
-    Args:
-        follow: False: raise OSError for a link, too.
-    """
-    also = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | also))  # noqa: SIM115
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read it. Raise OSError for anything else, such as a pipe, which waits for a writer."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "is not a regular file", path)

@@ -9,7 +9,7 @@ import click
 
 from fastload._kit.options import Count, ExistingFolder, Option, options
 from fastload.cli._command import Command
-from fastload.cli._common import Parallel, bad_values_are_usage_errors, require
+from fastload.cli._common import Parallel, bad_values_are_usage_errors, require, sigterm_raises
 
 
 @options
@@ -49,7 +49,7 @@ def pack(packing: Packing) -> None:
 
     FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT becomes a packed set: an
     index and Arrow files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is
-    stopped, run the command again to complete it. Until then, OUT cannot be opened as a set.
+    stopped, there is no OUT, and the same command begins anew.
 
     Needs pip install '.[arrow]' in the clone.
 
@@ -62,5 +62,5 @@ def pack(packing: Packing) -> None:
     require("images", PIL="Pillow")
     from fastload.datasets.packed.packing import pack as run_pack
 
-    with bad_values_are_usage_errors():
+    with sigterm_raises(), bad_values_are_usage_errors():
         click.echo(str(run_pack(**asdict(packing), progress=True)))

@@ -1,4 +1,4 @@
-"""`fastload set`: make, list, check, copy and serve sets."""
+"""`fastload set`: make, list, check and copy sets."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 
-from fastload._kit.options import ExistingFolder, Folder, Index, Option, options
+from fastload._kit.options import Folder, Option, options
 from fastload.cli._command import Command
 from fastload.cli._common import (
     Parallel,
     Root,
-    Serving,
     bad_values_are_usage_errors,
     require,
     sigterm_raises,
-    wait_for_a_signal,
 )
 from fastload.cli.pack import pack
 from fastload.errors import in_one_line
@@ -62,9 +60,6 @@ class Staging(Parallel):
 
     source: Annotated[str, Option("SRC", exists=True, file_okay=False)]
     target: Annotated[Folder, Option("DST")]
-    verify: bool = False
-    """Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are
-    compared."""
 
 
 @Command
@@ -72,9 +67,9 @@ def stage(options: Staging) -> None:
     """Copy the set SRC to DST, on this node's own disk or in its memory, and print DST.
 
     SRC is the folder of a packed set or of a set of columns. DST becomes such a folder. Every byte is checked
-    against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set.
-    Run the command again to complete it. All ranks may run this at the same time: one rank per node copies, and the
-    others wait. Needs pip install '.[arrow]' in the clone.
+    against its checksum during the copy. A complete copy is used again. If the command is interrupted, there is no DST.
+    Run it again to complete the copy. All ranks may run this at the same time: one rank per node copies, and the others
+    wait. Needs pip install '.[arrow]' in the clone.
 
     If DST is in /dev/shm/fastload-UID, `fastload set ls` lists a set of columns, and `fastload.store.get("mnist")`
     opens it by its name. Open any other copy by its path: `fastload.store.get(DST)`.
@@ -98,8 +93,6 @@ class Shown(Root):
     """What to describe."""
 
     path: Annotated[str, Option("PATH|NAME")]
-    records: Index = 5
-    """Number of records, or rows, to show."""
 
 
 @Command
@@ -107,8 +100,7 @@ def inspect(options: Shown) -> None:
     """Describe a set, or read the position of each loader out of a checkpoint.
 
     PATH is the folder of a set, or a checkpoint. If there is no such path, NAME is the name of a set in --root. Of a
-    set, you see its columns, counts and sizes, how it was made, and its first records. Needs pip install '.[arrow]' in
-    the clone.
+    set, you see its columns, counts and sizes, and how it was made. Needs pip install '.[arrow]' in the clone.
 
     A checkpoint is a file of torch.save, Lightning or JSON, or a folder of torch.distributed.checkpoint or Accelerate.
     You see the epoch, batches and samples of each `loader.state_dict()` in it, at any depth, and the seed, sampler and
@@ -117,7 +109,7 @@ def inspect(options: Shown) -> None:
     \b
     Examples:
         fastload set inspect packed
-        fastload set inspect mnist --records 2
+        fastload set inspect mnist
         fastload set inspect checkpoint.pt
         fastload set inspect checkpoints/step-1000
     """
@@ -136,85 +128,30 @@ def inspect(options: Shown) -> None:
         require("arrow", pyarrow="pyarrow")
         from fastload.store.inspecting import inspect as inspect_set
 
-        click.echo(inspect_set(path, records=options.records))
+        click.echo(inspect_set(path))
     else:
         from fastload.cli._checkpoints import positions
 
         click.echo(positions(Path(path)))
 
 
-@options
-class Listing(Root):
-    """How to list sets."""
-
-    as_json: Annotated[bool, Option("--json")] = False
-    """Print a JSON object, with sizes in bytes."""
-
-
 @Command
-def ls(options: Listing) -> None:
+def ls(options: Root) -> None:
     """List the sets, and the free space.
 
-    Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
+    Prints the rows, parts, size and date of each set, and the dtype and shape of each column. Parts on other nodes are
     counted separately. What cannot be read is named and passed over.
 
     \b
     Examples:
         fastload set ls
         fastload set ls --root /project/sets
-        fastload set ls --json | jq '.sets[].name'
     """
     require("arrow", pyarrow="pyarrow")
     from fastload.store.listing import listed
     from fastload.store.root import existing_root
 
-    found = listed(existing_root(options.root))
-    click.echo(found.as_json() if options.as_json else str(found))
-
-
-@options
-class New(Root):
-    """The set to make."""
-
-    files: Annotated[Sequence[str], Option("FILES...", exists=True, dir_okay=False)]
-    name: str
-    """Name of the set, or its path."""
-    checksums: bool | None = None
-    """Store a CRC-32 of each part, for `fastload set verify` and `stage`. [default: if the set is on a disk]"""
-    columns: Annotated[tuple[str, ...], Option("--columns NAME,NAME,...")] = ()
-    """Columns to keep. [default: all]"""
-
-
-@Command
-def put(new: New) -> None:
-    """Make a set of FILES.
-
-    The set becomes visible only when it is complete. All files must have the same columns, and no value may be missing.
-
-    \b
-    Parquet      one part per row group
-    Arrow IPC    one part per record batch
-    .npz         one part, with its arrays as the columns
-    .npy         all .npy files together make one part, with one column per file, named like the file
-
-    \b
-    Examples:
-        fastload set put images.npy labels.npy --name mnist
-        fastload set put part-*.parquet --name train --columns image,label
-        fastload set put train.arrow --name train --root /project/sets
-    """
-    require("arrow", pyarrow="pyarrow")
-    import fastload
-    from fastload.store.files import parts_of_files
-    from fastload.store.inspecting import inspect as inspect_set
-    from fastload.store.write import put as run_put
-
-    files = [os.path.abspath(file) for file in new.files]
-    made = {"fastload": fastload.__version__, "files": files}
-    how: Any = {"root": new.root, "checksums": new.checksums, "made": made, "progress": True}
-    with sigterm_raises(), bad_values_are_usage_errors((TypeError, ValueError)):
-        run_put(parts_of_files(new.files, new.columns), new.name, **how)
-    click.echo(inspect_set(os.path.join(*_place(new.name, new.root)), records=0))
+    click.echo(listed(existing_root(options.root)))
 
 
 @options
@@ -249,86 +186,32 @@ def rm(options: Removed) -> None:
         click.echo(f"removed {path}: {size_text(freed)}")
 
 
-@options
-class Collection(Root):
-    """What to remove."""
-
-    dry_run: bool = False
-    """Print what would be removed. Remove nothing."""
-
-
 @Command
-def gc(options: Collection) -> None:
+def gc(options: Root) -> None:
     """Remove leftovers of processes that have ended, and print the freed size.
 
-    Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `stage`.
-    An interrupted preparation or copy can resume until its leftovers are removed. After that, it starts from the
-    beginning. Files that a running process writes are kept. What cannot be read is named and passed over.
+    Leftovers are incomplete sets of `pack`, `stage`, `store.put` and `store.prepare`. An interrupted preparation or
+    copy can resume until its leftovers are removed. After that, it starts from the beginning. Files that a running
+    process writes are kept. What cannot be read is named and passed over.
 
     \b
-    Examples:
-        fastload set gc --dry-run
+    Example:
         fastload set gc
     """
     require("arrow", pyarrow="pyarrow")
     from fastload.datasets.packed.texts import size_text
     from fastload.store.root import collect, existing_root
 
-    path, would = existing_root(options.root), options.dry_run
-    removed = collect(path, delete=not would, say=_to_stderr)
-    for name, size in removed:
-        click.echo(f"{'would remove' if would else 'removed'} {name}: {size_text(size)}")
-    freed = size_text(sum(size for _, size in removed))
-    click.echo(f"{path}: {freed} {'would be freed' if would else 'freed'}")
-
-
-@options
-class Served(Serving):
-    """What to serve, and to whom."""
-
-    root: ExistingFolder | None = None
-    """Folder of the sets. [default: $FASTLOAD_STORE, or a folder of this user in shared memory]"""
-    no_token: bool = False
-    """Serve all users of this host, and of others with --host."""
-
-
-@Command
-def serve(options: Served) -> None:
-    """Serve the sets of this node to other nodes, read only, over Arrow Flight.
-
-    Prints the URL, and runs until Ctrl-C or SIGTERM. A program on another node passes the URL as the source of the
-    parts that it lacks: store.get("mnist", parts="all", source="grpc://node7:8815"). It reads the token from the file
-    named in $FASTLOAD_TOKEN_FILE. With grpc+tls://, it reads the certificate of the authority from the file named in
-    $FASTLOAD_TLS_CA. Any client of Arrow Flight can read the sets too.
-
-    Callers need the token in --token-file, or else every user of this host could read all sets. By default, only this
-    host is served. Without TLS, the token can be read on the network.
-
-    \b
-    Examples:
-        fastload set serve --no-token
-        head -c 24 /dev/urandom | base64 > token; chmod 600 token
-        fastload set serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
-    """
-    require("arrow", pyarrow="pyarrow")
-    from fastload.store.flight import StoreServer
-    from fastload.store.root import existing_root
-
-    if not options.token_file and not options.no_token:
-        raise click.UsageError(
-            "without a token, all users of this host could read all sets, even those in a folder that only you can "
-            "open. Give --token-file, or --no-token to allow that."
-        )
     path = existing_root(options.root)
-    server = options.server(StoreServer, path)
-    with sigterm_raises(), server:
-        click.echo(f"{path}: served at {server.address(options.host)}")
-        wait_for_a_signal()
+    removed = collect(path, say=_to_stderr)
+    for name, size in removed:
+        click.echo(f"removed {name}: {size_text(size)}")
+    click.echo(f"{path}: {size_text(sum(size for _, size in removed))} freed")
 
 
-@click.group("set", commands=[pack, verify, stage, inspect, ls, put, rm, gc, serve])
+@click.group("set", commands=[pack, verify, stage, inspect, ls, rm, gc])
 def sets() -> None:
-    """Make, list, check, copy and serve sets.
+    """Make, list, check and copy sets.
 
     A packed set has many images in few files (see `pack`). A set of columns has tensors, numbers or strings, with one
     row per sample. Its rows are divided into parts, of one file each. By default, sets of columns are in shared memory.
@@ -337,7 +220,6 @@ def sets() -> None:
 
     \b
     Examples:
-        fastload set put train.parquet --name train
         fastload set ls
         fastload set inspect train
         fastload set rm train

@@ -3,7 +3,6 @@
     SET/index.json         written last, atomically
     SET/shard-00000.arrow  Arrow IPC file format, uncompressed
     SET/rejected.txt       the inputs that were left out, if any: name, tab, reason
-    SET/.staging           of a copy: the lock of `fastload set stage`, and until it is complete, its index
 
 An index has only one valid form, which ends with a CRC-32 of the text before it. So any change is noticed.
 
@@ -29,7 +28,6 @@ FORMAT = "fastload-packed"
 VERSION = 1
 INDEX = "index.json"
 REJECTED = "rejected.txt"
-STAGING = ".staging"
 Mode = Literal["encoded", "jpeg", "raw", "columns"]
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw", "columns")
 _TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')

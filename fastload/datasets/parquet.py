@@ -54,8 +54,8 @@ class ParquetDataset(Dataset[Any]):
     Cost: the constructor reads all footers. Reading one row decodes its row group, in 8 workers at most 8 at once, and
     caches it. Threads share the cache; processes do not. So read in order, or with row groups small enough for
     `cache_bytes`. A full shuffle of a set larger than `cache_bytes` decodes a row group for nearly every row. Shuffle
-    by windows instead, with `RankSampler(window=, run=)` and a `run` of about a row group, or put the files into mapped
-    memory once, with `fastload.store.put(path, name)`.
+    by windows instead, with `RankSampler(window=, run=)` and a `run` of about a row group, or put the rows into mapped
+    memory once, with `fastload.store.put(pyarrow.parquet.ParquetFile(path).iter_batches(), name)`.
 
     The dataset can be pickled, copied and used after a fork: no file stays open. Flipped bits are certain to be found
     only if the file has page checksums (`write_page_checksum=True`).

@@ -45,8 +45,8 @@ def record_batch(columns: Any) -> pa.RecordBatch:
             columns = columns.to_dict()  # a frame of polars
         if not hasattr(columns, "items"):  # a mapping and a frame of pandas have them
             raise TypeError(
-                f"a part must be a mapping of names to columns, a record batch, a table or a frame, "
-                f"got {type(columns).__name__}"
+                "a part must be a mapping of names to columns, a record batch, a table or a frame, got "
+                f"{columns!r:.80}. Read a file with its own library first, and give what that returns"
             )
         pairs = [_named(str(name), values) for name, values in columns.items()]
     if not pairs:

@@ -1,6 +1,6 @@
-"""`put` of a Dask collection: each partition is written by the worker that holds it, into the root of its node.
+"""`put` of a Dask collection: its partitions are divided evenly, and each is written into the root of its worker.
 
-    begin   each worker that holds a partition makes a folder ROOT/.unsealed/NAME-TOKEN, and locks it (`_Folder`)
+    begin   each worker makes a folder ROOT/.unsealed/NAME-TOKEN, and locks it (`_Folder`)
     write   each partition becomes a part, on its worker
     seal    one worker for each root writes the index, which all roots share, and gives the set its name
 
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import dask
@@ -24,20 +25,12 @@ import pyarrow as pa
 from dask.delayed import Delayed
 
 from fastload.datasets.manifest import Index, Shard, read_index
+from fastload.datasets.packed.unfinished import expect_free, lock_path
 from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
 from fastload.store.dask import as_part, naming, partitions
 from fastload.store.parts import write_part
-from fastload.store.root import (
-    expect_free,
-    in_memory,
-    locate,
-    lock_path,
-    remove,
-    seal,
-    this_node,
-    unsealed_path,
-)
+from fastload.store.root import in_memory, locate, remove, seal, this_node, unsealed_path
 from fastload.store.work import Note, shards_of
 
 LOOK_S = 0.5
@@ -53,7 +46,7 @@ class _Folder:
 
     def __init__(self, name: str, root: str | None, token: str, worker: int) -> None:
         self.root, self.name = locate(name, root)
-        expect_free(self.root, self.name)
+        expect_free(os.path.join(self.root, self.name))
         self.path = unsealed_path(self.root, self.name, token)
         self.durable = not in_memory(self.root)
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
@@ -124,13 +117,11 @@ def _undo(folder: _Folder, index: Index) -> None:
 class DaskPut:
     """One put of a Dask collection on the workers of a client."""
 
-    def __init__(
-        self, client: Any, name: Any, root: Any, placement: Any, checksums: bool | None
-    ) -> None:
+    def __init__(self, client: Any, name: Any, root: Any, checksums: bool | None) -> None:
         name = os.fspath(name)
         self.name = os.path.abspath(name) if os.sep in name else name
         self.root = None if root is None else os.path.abspath(root)
-        self.client, self.placement, self.checksums = client, placement, checksums
+        self.client, self.checksums = client, checksums
         self.folders: dict[str, Any] = {}
         self.tasks: list[Any] = []
         self.sealers: list[str] = []  # a worker for each root
@@ -150,8 +141,10 @@ class DaskPut:
 
     def write(self, data: Any) -> tuple[list[Shard], pa.Schema]:
         """Write the partitions. Return the parts with rows, in order, and the schema. The set is not visible yet."""
-        with dask.config.set({"dataframe.convert-string": False}):
-            holders, parts = self._held(partitions(data))
+        delayed = partitions(data)
+        if not delayed:
+            raise ValueError(f"{self.name}: the data has no partitions. Give data with rows")
+        holders = self._spread(len(delayed))
         workers = sorted(set(holders))
         token = secrets.token_hex(4)
         self.folders = {
@@ -164,11 +157,13 @@ class DaskPut:
         }
         shared = self._results(seen)
         self.sealers = list({group: worker for worker, (group, _) in shared.items()}.values())
-        self.tasks = [
+        parts = self._computed(delayed, holders)
+        written = [
             self._submit(worker, _write, self.folders[worker], part, number, self.checksums)
             for number, (worker, part) in enumerate(zip(holders, parts, strict=True))
         ]
-        found = self._results(dict(enumerate(self.tasks)), holders)
+        self.tasks = [*parts, *written]
+        found = self._results(dict(enumerate(written)), holders)
         everywhere = len(self.sealers) == 1 and all(durable for _, durable in shared.values())
         return self._named(list(found.values()), everywhere=everywhere)
 
@@ -198,35 +193,22 @@ class DaskPut:
                     )
             raise
 
-    def _held(self, delayed: list[Delayed]) -> tuple[list[str], list[Any]]:
-        """Compute the partitions. Return the worker that holds each, and its future."""
-        if not delayed:
-            raise ValueError(f"{self.name}: the data has no partitions. Give data with rows")
-        pinned = self._pinned(len(delayed))
-        futures: dict[int, Any] = {}
-        for target in {None, *pinned.values()}:
-            numbers = [n for n in range(len(delayed)) if pinned.get(n) == target]
-            where = {} if target is None else {"workers": [target], "allow_other_workers": False}
-            made = self.client.compute([delayed[n] for n in numbers], **where)
-            futures.update(zip(numbers, made, strict=True))
-        parts = [futures[number] for number in range(len(delayed))]
-        self._results(dict(enumerate(parts)), list(pinned.values()), fetch=False)
-        who = self.client.who_has(parts)
-        if missing := [n for n, part in enumerate(parts) if not who.get(part.key)]:
-            raise PrepareError(
-                f"partition {missing[0]} was lost because its worker ended. Call put again"
-            )
-        holders = [pinned.get(n) or sorted(who[part.key])[0] for n, part in enumerate(parts)]
-        return holders, parts
-
-    def _pinned(self, count: int) -> dict[int, str]:
-        """Return the worker of each partition, or {} if Dask chooses."""
-        if self.placement not in ("spread", None):
-            raise ValueError(f'placement must be "spread" or None, got {self.placement!r}')
+    def _spread(self, count: int) -> list[str]:
+        """Return the worker of each of `count` partitions: the first worker by name gets the first ones."""
         known = self.client.scheduler_info(n_workers=-1)["workers"]
         addresses = sorted(known, key=lambda address: (str(known[address]["name"]), address))
-        spread = self.placement == "spread"
-        return {n: addresses[n * len(addresses) // count] for n in range(count)} if spread else {}
+        if not addresses:
+            raise PrepareError("Dask has no worker yet. Call client.wait_for_workers() first")
+        return [addresses[number * len(addresses) // count] for number in range(count)]
+
+    def _computed(self, delayed: list[Delayed], holders: list[str]) -> list[Any]:
+        """Begin to compute each partition on its worker. Return their futures."""
+        parts: list[Any] = []
+        with dask.config.set({"dataframe.convert-string": False}):
+            for worker, own in groupby(zip(holders, delayed, strict=True), lambda pair: pair[0]):
+                some = [part for _, part in own]
+                parts += self.client.compute(some, workers=[worker], allow_other_workers=False)
+        return parts
 
     def _submit(self, worker: str, function: Any, *args: Any) -> Any:
         return self.client.submit(

@@ -62,11 +62,10 @@ def predictions(
     that the dataset reads. Code and files are not looked at: if they change, change `version`. Each reuse prints the
     set's version and its date on standard error.
 
-    Ranks take the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
-    padding. Rank 0 seals the set after all ranks are done. The others wait for that, and then open it. A part does not
-    depend on the number of ranks. No batch has samples of two parts, and what a sample draws depends only on its index
-    in the dataset. Random transforms are drawn once, so every epoch reads the same values. A warning names those whose
-    name shows that they are random.
+    The ranks divide the missing parts. Each part is made by one rank, without padding. Rank 0 seals the set after all
+    ranks are done. The others wait for that, and then open it. A part does not depend on the number of ranks. No batch
+    has samples of two parts, and what a sample draws depends only on its index in the dataset. Random transforms are
+    drawn once, so every epoch reads the same values. A warning names those whose name shows that they are random.
 
     A part is written as soon as it is complete. If a rank ends or fails, complete parts are kept. The next call, on any
     number of ranks, makes only the missing ones.
@@ -75,8 +74,7 @@ def predictions(
         The set, opened.
 
     Raises:
-        FileExistsError: another set has this name. The message names the differing parts of the key. A set of an
-            earlier fastload has no version: pass `version=` to reuse it, if weights and rows are the same.
+        FileExistsError: another set has this name. The message names the differing parts of the key.
         StoreFullError: the rows will not fit. It comes after the first batch.
         TypeError: the model does not return tensors with one row per sample.
         PrepareError: on several ranks: names the first rank that failed and its reason, which is `__cause__` there. Or

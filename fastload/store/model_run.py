@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,41 +25,35 @@ class _Batches:
     parts that it has made before.
     """
 
-    def __init__(self, parts: Iterable[Part], size: int) -> None:
+    def __init__(self, parts: Sequence[Part], size: int) -> None:
         self._parts, self._size = parts, size
-        self.begun: deque[Part] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
-        for part in self._parts:
-            self.begun.append(part)
-            _, rows = part
+        for _, rows in self._parts:
             for begin in range(0, len(rows), self._size):
                 yield PlacedBatch(rows[begin : begin + self._size], rows.start + begin)
 
 
 def batches_of(
-    dataset: Any, parts: Iterable[Part], options: Mapping[str, Any]
+    dataset: Any, parts: Sequence[Part], options: Mapping[str, Any]
 ) -> Generator[tuple[Part, Iterator[tuple[int, Any]]], None, None]:
     """Yield each part with its batches, which have to be read before the next part: (number of samples, batch).
 
-    One loader reads all parts, and reads ahead across them. It takes a part from `parts` when it begins to read it.
+    One loader reads all parts, and reads ahead across them.
 
     Args:
         options: arguments of the loader, with `batch_size`.
     """
     options = dict(options)
     size = options.pop("batch_size")
-    sampler = _Batches(parts, size)
-    with DataLoader(dataset, batch_sampler=sampler, **options) as loader:
+    with DataLoader(dataset, batch_sampler=_Batches(parts, size), **options) as loader:
         batches = iter(loader)
-        for first in batches:
-            part = sampler.begun.popleft()
-            yield part, _of_part(len(part[1]), size, first, batches)
+        for part in parts:
+            yield part, _of_part(len(part[1]), size, batches)
 
 
-def _of_part(rows: int, size: int, first: Any, batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
-    yield min(size, rows), first
-    for begin in range(size, rows, size):
+def _of_part(rows: int, size: int, batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    for begin in range(0, rows, size):
         yield min(size, rows - begin), next(batches)
 
 

@@ -6,23 +6,21 @@ import errno
 import json
 import math
 import os
-import secrets
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, Subset
 from tqdm import tqdm
 
-from fastload._kit.disk import write_file
 from fastload._kit.evaluating import evaluating
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
+from fastload.datasets.manifest import INDEX, read_index
 from fastload.distributed import Rank
 from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
@@ -31,7 +29,7 @@ from fastload.store.model_key import key_of, name_of, random_transforms
 from fastload.store.model_run import Forward, Run, batches_of
 from fastload.store.preparation import Preparation, preparation
 from fastload.store.ranks import Ranks, meet
-from fastload.store.root import in_memory, locate, this_node
+from fastload.store.root import locate, this_node
 
 ROWS_OF_PART = 512
 MOST_PARTS = {"features": 64, "predictions": 1024}
@@ -88,8 +86,7 @@ class ModelSet:
             if (found := ranks.first(prepared)) is not None:
                 if is_first:
                     self._warn_of_random_transforms()
-                job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
-                ranks.each(lambda: self._make_share(found, ranks, job, options))
+                ranks.each(lambda: self._make_share(found, ranks, options))
                 ranks.first(lambda: found.seal().rows)
             return ranks.each(lambda: opening(place))
 
@@ -107,31 +104,25 @@ class ModelSet:
         """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there.
 
         Args:
-            says: say that the set is reused, and give one of an earlier fastload its version.
+            says: say that the set is reused.
         """
         try:
             index = read_index(place)
         except FileNotFoundError:
             return False
         there, reason = index.made.get(self.kind), f"which {self.kind}() did not make"
-        if is_old := isinstance(there, dict) and "version" not in there:
-            # An earlier fastload recorded hashes of samples and code. Who names a version vouches for both.
-            made = {part: str(index.made[part]) for part in self.made or () if part in index.made}
-            known = {part: there[part] for part in ("weights", "dtype") if part in there}
-            rows = {"rows": str(index.rows), "version": self.version or None}
-            there = {**key, **made, **known, **rows}
         if isinstance(there, dict):
             differing = [part for part in key if there.get(part) != key[part]]
             if not differing:
                 if says:
-                    about = {**index.made, self.kind: key}
-                    self._reuse(place, replace(index, made=about), new=is_old)
+                    self._say_reused(
+                        place, self.kind, os.stat(os.path.join(place, INDEX)).st_mtime_ns
+                    )
                 return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
-            if is_old and differing == ["version"]:
+            if "version" not in there:
                 reason = (
-                    f"of {self.kind} that an earlier fastload made. Its record of samples and code cannot be checked "
-                    "any more. If the set is still right, name a version, to reuse it under that version"
+                    f"of {self.kind} that an earlier fastload made. store.get() reads it as before"
                 )
             elif "version" in differing:
                 reason += f": it has version {there.get('version')!r}, not {self.version!r}"
@@ -142,15 +133,6 @@ class ModelSet:
             f"a set of this name exists, {reason}. Choose another name, or pass replace=True to make it again",
             place,
         )
-
-    def _reuse(self, place: str, index: Index, *, new: bool) -> None:
-        """Say that the set is reused. With `new`, write its index, which has the version now, with the old date."""
-        name = os.path.join(place, INDEX)
-        date = os.stat(name).st_mtime_ns
-        if new:
-            write_file(name, dump_index(index), durable=not in_memory(place))
-            os.utime(name, ns=(date, date))
-        self._say_reused(place, self.kind, date)
 
     def _say_reused(self, place: str, what: str, date: int) -> None:
         version = f"version {self.version!r}"
@@ -189,10 +171,8 @@ class ModelSet:
                 stacklevel=4,
             )
 
-    def _make_share(
-        self, found: Preparation, ranks: Ranks, job: str, options: Mapping[str, Any]
-    ) -> None:
-        """Make the parts of this rank. `job` names the counter of all ranks."""
+    def _make_share(self, found: Preparation, ranks: Ranks, options: Mapping[str, Any]) -> None:
+        """Make the parts of this rank."""
         work, missing = found.work, [*found.missing.items()]
         if not os.path.isdir(work.folder):
             raise PrepareError(
@@ -211,7 +191,7 @@ class ModelSet:
                 file=sys.stderr,
                 disable=None if self.progress and ranks.rank.rank == 0 else True,
             ) as bar,
-            closing(batches_of(self.dataset, ranks.shares(missing, job), options)) as parts,
+            closing(batches_of(self.dataset, ranks.share(missing), options)) as parts,
         ):
             run = Run(self.forward, on, left, work.folder, bar.update)
             for (name, rows), batches in parts:

@@ -13,12 +13,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fastload._kit.disk import write_file
 from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import REJECTED, Index, read_index
-from fastload.datasets.packed.unfinished import content, rejected_lines
+from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
-from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
+from fastload.store.root import in_memory, locate, remove, seal, this_node, unsealed
 from fastload.store.work import Note, Work, shards_of
 from fastload.store.write import index_of
 
@@ -30,7 +29,6 @@ class Prepared:
     Attributes:
         path, id, rows: path, id and number of rows of the set.
         made, reused: number of parts that this call made, and number of parts that existed before.
-        skipped: (source, reason) of each source that failed, with `on_error="skip"`.
 
     Examples:
         >>> np.savez("a.npz", x=np.arange(3))
@@ -44,11 +42,9 @@ class Prepared:
     rows: int
     made: int
     reused: int
-    skipped: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        skipped = f", {len(self.skipped)} sources skipped" if self.skipped else ""
-        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} reused{skipped}"
+        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} reused"
 
 
 @dataclass(frozen=True)
@@ -69,35 +65,29 @@ class Preparation:
     _root: str
     _classes: tuple[str, ...]
     _made: dict[str, Any]
-    _old: _OldSet | None
+    _old: Index | None
     _is_there: bool
 
-    def seal(self, reasons: Mapping[str, str] | None = None) -> Prepared:
-        """Make the set from the parts. All must exist, except those of failed sources, which are in `reasons`.
+    def seal(self) -> Prepared:
+        """Make the set from the parts. All must exist.
 
         Only the process that called `preparation` may call this, and only once.
         """
-        reasons, reused = reasons or {}, len(self.given) - len(self.missing)
+        reused = len(self.given) - len(self.missing)
         if self._is_there:
             assert self._old is not None
             shutil.rmtree(self.work.folder)
-            index = self._old.index
-            return Prepared(self._old.path, index.id, index.rows, 0, reused, self._old.skipped)
-        skipped = tuple((shown(source), reasons[f]) for f, source in self.given if f in reasons)
-        given = [(f, source) for f, source in self.given if f not in reasons]
-        shards, schema = shards_of(_notes(self.work, given), PrepareError)
+            place = os.path.join(self._root, self.name)
+            return Prepared(place, self._old.id, self._old.rows, 0, reused)
+        shards, schema = shards_of(_notes(self.work, self.given), PrepareError)
         index = index_of(shards, schema, classes=self._classes, made=self._made)
         with unsealed(self._root, self.name, free=self._old is None) as new:
             self.work.gather(shards, new)
-            if skipped:
-                name = os.path.join(new, REJECTED)
-                write_file(name, rejected_lines(skipped), durable=self.work.durable)
             if self._old is not None:
                 remove(self._root, self.name)
             place = seal(new, self._root, self.name, index)
         shutil.rmtree(self.work.folder)
-        made = len(self.missing) - len(reasons)
-        return Prepared(place, index.id, index.rows, made, reused, skipped)
+        return Prepared(place, index.id, index.rows, len(self.missing), reused)
 
 
 @contextmanager
@@ -110,7 +100,6 @@ def preparation(
     checksums: bool | None = None,
     classes: Iterable[str] = (),
     made: Mapping[str, Any] | None = None,
-    strict: bool = True,
     replace: bool = False,
     progress: bool = False,
 ) -> Iterator[Preparation]:
@@ -118,7 +107,6 @@ def preparation(
 
     Args:
         base: the fingerprint of what makes a part of a source.
-        strict: treat a set that was made without some sources as a different one.
         out, root, checksums, classes, made, replace, progress: see `prepare`.
 
     Raises FileExistsError if there is another set of this name, ValueError if there are no sources.
@@ -135,23 +123,20 @@ def preparation(
 
     durable = not in_memory(path)
     with preparing(path, name, wait=waiting) as folder:
-        old = _old_set(os.path.join(path, name))
-        is_there = old is not None and old.is_made_of(whole, strict=strict)
+        place = os.path.join(path, name)
+        old = _index_at(place)
+        # Earlier versions could leave failed sources out, and listed them there.
+        is_whole = not os.path.exists(os.path.join(place, REJECTED))
+        is_there = old is not None and is_whole and old.made.get("fingerprint") == whole
         if old is not None and not is_there and not replace:
-            raise old.refusal(given)
+            raise _refusal(place, old, given)
         work = Work(folder, durable if checksums is None else checksums, durable)
         missing = {}
         if not is_there:
             if old is not None:
-                work.take(old.path, old.index.shards)
+                work.take(place, old.shards)
             there = work.notes()
             missing = {found: source for found, source in given if found not in there}
-            if there and old is None and len(missing) == len(given):
-                tqdm.write(
-                    f"{path}: makes all {len(given)} parts of {name}. The {len(there)} parts of a stopped run are not "
-                    "reused. It had another version or other arguments, or was of an earlier fastload",
-                    file=sys.stderr,
-                )
         about = {**(made or {}), "fingerprint": whole}
         yield Preparation(name, work, given, missing, path, tuple(classes), about, old, is_there)
 
@@ -173,41 +158,26 @@ def shown(source: Any) -> str:
     return os.fspath(source) if isinstance(source, str | os.PathLike) else reprlib.repr(source)
 
 
-@dataclass(frozen=True)
-class _OldSet:
-    """A set that has the name already. `skipped` are the sources that it was made without."""
-
-    path: str
-    index: Index
-    skipped: tuple[tuple[str, str], ...]
-
-    def is_made_of(self, whole: str, *, strict: bool) -> bool:
-        return self.index.made.get("fingerprint") == whole and not (strict and self.skipped)
-
-    def refusal(self, given: list[tuple[str, Any]]) -> FileExistsError:
-        known = {shard.fingerprint for shard in self.index.shards}
-        new = [shown(source) for found, source in given if found not in known]
-        reason = "made from more sources, or from these in another order"
-        if known == {""}:
-            reason = "which prepare did not make"
-        elif self.skipped:
-            reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
-        elif new:
-            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, are new or changed, or the function is"
-            if len(new) == len(given):
-                reason += ", or an earlier fastload made it"
-        return FileExistsError(
-            17,
-            f"a set of this name exists, {reason}. Pass replace=True, or choose another name",
-            self.path,
-        )
-
-
-def _old_set(path: str) -> _OldSet | None:
+def _index_at(path: str) -> Index | None:
     try:
-        index = read_index(path)
+        return read_index(path)
     except FileNotFoundError:
         return None
-    lines = os.fsdecode(content(os.path.join(path, REJECTED)) or b"").splitlines()
-    pairs = (line.partition("\t") for line in lines)
-    return _OldSet(path, index, tuple((source, reason) for source, _, reason in pairs))
+
+
+def _refusal(path: str, old: Index, given: list[tuple[str, Any]]) -> FileExistsError:
+    """Return the error for a set of this name that was made from others."""
+    known = {shard.fingerprint for shard in old.shards}
+    new = [shown(source) for found, source in given if found not in known]
+    reason = "made from more sources, or from these in another order"
+    if known == {""}:
+        reason = "which prepare did not make"
+    elif new:
+        reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, are new or changed, or the function is"
+        if len(new) == len(given):
+            reason += ", or an earlier fastload made it"
+    return FileExistsError(
+        17,
+        f"a set of this name exists, {reason}. Pass replace=True, or choose another name",
+        path,
+    )

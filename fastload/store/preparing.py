@@ -18,7 +18,7 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import current_process, get_context
-from typing import Any, Literal
+from typing import Any
 
 from tqdm import tqdm
 
@@ -44,7 +44,6 @@ def prepare(
     classes: Iterable[str] = (),
     made: Mapping[str, Any] | None = None,
     version: str = "",
-    on_error: Literal["raise", "skip"] = "raise",
     replace: bool = False,
     progress: bool = False,
 ) -> Prepared:
@@ -52,8 +51,8 @@ def prepare(
 
     Args:
         function: takes a source and returns the columns of its part; see `put` for what can be columns. It must return
-            the same rows whenever it gets the same source. It is pickled: a function of a module, or a
-            `functools.partial` of one.
+            the same rows whenever it gets the same source. Columns without rows leave the source out. The function is
+            pickled: a function of a module, or a `functools.partial` of one.
         sources: paths of files or folders, or any values that can be pickled.
         out: the name of the set, or its path.
         executor: runs the parts: any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor()`, Dask's
@@ -61,11 +60,10 @@ def prepare(
             must see `out`. None: processes of this call.
         workers: number of processes. None: one per core. 0: the calling thread makes the parts.
         version: your name for the code that `function` calls. Change it when that code changes.
-        on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
-            `rejected.txt` of the set.
         replace: replace a set of this name that was made from other sources, or by another function, as soon as the new
             one is complete. Parts that both have are not made again.
-        root, checksums, classes, made, progress: see `put`.
+        root, checksums, classes, made: see `put`.
+        progress: show a bar on standard error, if that is a terminal.
 
     A part is made again only if its source, `version`, or the own code of `function` has changed. What `function` calls
     is not looked at. A file counts as changed if its size or its modification time has changed. So, after a killed
@@ -89,7 +87,7 @@ def prepare(
         >>> fastload.store.prepare(np.load, ["a.npz"], "numbers", workers=0).rows
         3
     """
-    _check(sources, executor, workers, on_error)
+    _check(sources, executor, workers)
     with preparation(
         fingerprint(function, version),
         sources,
@@ -98,7 +96,6 @@ def prepare(
         checksums=checksums,
         classes=classes,
         made=made,
-        strict=on_error == "raise",
         replace=replace,
         progress=progress,
     ) as found:
@@ -113,14 +110,12 @@ def prepare(
                 disable=None if progress else True,
             ) as bar,
         ):
-            reasons = _make(found.work, function, found.missing, runs, bar, skip=on_error == "skip")
-        return found.seal(reasons)
+            _make(found.work, function, found.missing, runs, bar)
+        return found.seal()
 
 
-def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> None:
+def _check(sources: Any, executor: Any, workers: int | None) -> None:
     """Raise TypeError, ValueError or RuntimeError if `prepare` cannot run with these arguments, or here."""
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(sources, str | os.PathLike):
         raise TypeError(f"sources must be a list, such as [{os.fspath(sources)!r}], got one path")
     if executor is not None and not isinstance(executor, Executor):
@@ -146,11 +141,8 @@ def _make(
     sources: Mapping[str, Any],
     executor: Executor | None,
     bar: Any,
-    *,
-    skip: bool,
-) -> dict[str, str]:
-    """Make a part of each source. Return the reasons of failed sources, by fingerprint. Raises PrepareError."""
-    reasons = {}
+) -> None:
+    """Make a part of each source. Raises PrepareError."""
     # The token makes the calls new to Dask, which would return the old result, even a failure, of a call it knows.
     call = partial(_make_part, work, function, secrets.token_hex(4))
     for found, result in _results(call, sources, executor):
@@ -167,12 +159,9 @@ def _make(
                 f"{said.rstrip('.')}. {bar.n} of {bar.total} parts are complete and kept. Call prepare again to "
                 "continue"
             ) from error
-        if reason is not None and not skip:
-            raise PrepareError(f"the source {shown(sources[found])}: {reason}")
         if reason is not None:
-            reasons[found] = reason.splitlines()[0]
+            raise PrepareError(f"the source {shown(sources[found])}: {reason}")
         bar.update()
-    return reasons
 
 
 def _results(

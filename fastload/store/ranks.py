@@ -7,12 +7,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from fastload import distributed
 from fastload._kit.cores import usable_cores
 from fastload.distributed import Control, Rank, detect_rank
-from fastload.elastic.stores import find_store
 from fastload.errors import PrepareError, RankError
 
 T = TypeVar("T")
@@ -26,32 +23,18 @@ class Ranks:
 
     Args:
         control: collective calls, by which the ranks agree.
-        store: store in which they count the parts that are taken. None: that of the process group.
     """
 
-    def __init__(self, control: Control, store: Store | None = None) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
-        self._store = store
         self.rank = control.rank
 
     def __str__(self) -> str:
         return "" if self.rank.world_size == 1 else f", {self.rank}"
 
-    def shares(self, parts: Sequence[T], name: str) -> Iterator[T]:
-        """Yield those of the missing parts that this rank makes: a slow rank gets fewer.
-
-        Each is taken when it is asked for, and no other rank gets it. If this rank ends, all ranks raise.
-
-        Args:
-            parts: those that are missing.
-            name: name of a counter, the same on all ranks, and not used before in the store.
-        """
-        if self.rank.world_size == 1:
-            yield from parts
-            return
-        counter = self._store or find_store()
-        while (number := counter.add(f"fastload/{name}", 1) - 1) < len(parts):
-            yield parts[number]
+    def share(self, parts: Sequence[T]) -> Sequence[T]:
+        """Return those of the missing parts that this rank makes."""
+        return parts[self.rank.rank :: self.rank.world_size]
 
     def cores(self) -> int:
         """Return how many threads this rank can keep busy."""

@@ -3,6 +3,7 @@
     ROOT/NAME/            a sealed set
     ROOT/.unsealed/NAME-5f3a9c01/       a set that a process writes
     ROOT/.unsealed/NAME-5f3a9c01.lock   the lock that this process holds
+    ROOT/.unsealed/NAME/                a set that is packed, prepared or copied
 
 A set gets its name by a rename, which fails if the name is taken. So a set is published whole, and only once.
 """
@@ -19,15 +20,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from fastload._kit.disk import lock, locked_path, open_file, own_folder, sync_folder, write_file
-from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
+from fastload._kit.disk import lock, locked_path, open_file, own_folder
+from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
+from fastload.datasets.packed import unfinished
+from fastload.datasets.packed.unfinished import expect_free, lock_path, unsealed_folder
 from fastload.errors import PackedDataError, in_one_line
 from fastload.store.room import room_for
 
 SHARED_MEMORY = "/dev/shm"
-_UNSEALED = ".unsealed"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,127}")
 
 
@@ -110,7 +111,7 @@ def unsealed(root: str, name: str, *, free: bool = True) -> Iterator[str]:
     Raises FileExistsError if the name is taken, unless `free` is False.
     """
     if free:
-        expect_free(root, name)
+        expect_free(os.path.join(root, check_name(name)))
     folder = unsealed_path(root, name)
     # Locked before it exists, so that `collect` never deletes it.
     with locked_path(lock_path(folder), needed=False):
@@ -122,58 +123,20 @@ def unsealed(root: str, name: str, *, free: bool = True) -> Iterator[str]:
             os.unlink(lock_path(folder))
 
 
-@contextmanager
-def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[str]:
-    """Yield the folder in which `prepare` makes a set, to one process at a time. It stays, unless the block deletes it.
-
-    Args:
-        wait: called before waiting for another process.
-    """
-    folder = os.path.join(own_folder(root, _UNSEALED), check_name(name))
-    with locked_path(lock_path(folder), wait=wait, needed=False):
-        os.makedirs(folder, exist_ok=True)
-        yield folder
-
-
-def expect_free(root: str, name: str) -> None:
-    """Raise FileExistsError if there is a set of this name."""
-    path = os.path.join(root, check_name(name))
-    if os.path.lexists(path):
-        raise FileExistsError(
-            17,
-            "a set of this name exists. Remove it (fastload set rm), or choose another name",
-            path,
-        )
-
-
 def seal(folder: str, root: str, name: str, index: Index) -> str:
     """Write the index and give the set its name; return its path.
 
     Raises FileExistsError if the name is taken, StoreFullError.
     """
-    durable, encoded = not in_memory(root), dump_index(index)
-    partial = os.path.join(folder, INDEX)
-    with room_for(partial, len(encoded)):
-        write_file(partial, encoded, durable=durable)
     path = os.path.join(root, name)
-    try:
-        os.rename(folder, path)  # fails if `path` is a folder with files
-    except OSError:
-        expect_free(root, name)
-        raise
-    if durable:
-        sync_folder(root)
+    with room_for(os.path.join(folder, INDEX), len(dump_index(index))):
+        unfinished.seal(folder, path, index, durable=not in_memory(root))
     return path
 
 
 def unsealed_path(root: str, name: str, token: str = "") -> str:
     """Return the path of the folder in which a set is written, a new one unless its `token` is given."""
-    return os.path.join(own_folder(root, _UNSEALED), f"{name}-{token or secrets.token_hex(4)}")
-
-
-def lock_path(folder: str) -> str:
-    """Return the path of the lock file of such a folder."""
-    return f"{folder}.lock"
+    return os.path.join(unsealed_folder(root), f"{name}-{token or secrets.token_hex(4)}")
 
 
 # ---- existing sets ----
@@ -256,93 +219,29 @@ def _discard(root: str, name: str) -> None:
             shutil.rmtree(hidden)
 
 
-# ---- owners ----
+# ---- leftovers ----
 
 
-def owner() -> dict[str, object]:
-    """Return what identifies this process: node, boot, PID namespace, PID and start time."""
-    pid = os.getpid()
-    where = {"node": socket.gethostname(), "boot": _boot(), "space": _space()}
-    return {**where, "pid": pid, "began": _began(pid)}
+def collect(root: str, *, say: Say = _silent) -> list[tuple[str, int]]:
+    """Delete leftovers, and return their names and sizes in bytes.
 
-
-def is_alive(about: dict[str, object]) -> bool:
-    """Return True if the owner of a set may still live: False only if it certainly ended, on this node."""
-    if about.get("node") != socket.gethostname() or about.get("space") != _space():
-        return True  # a container of this node has its own PIDs
-    pid = about.get("pid")
-    return (
-        about.get("boot") == _boot() and isinstance(pid, int) and about.get("began") == _began(pid)
-    )
-
-
-def _boot() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def _space() -> str:
-    with suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
-
-
-def _began(pid: int) -> str:
-    """Return the start time of a process, in clock ticks since the boot, or "" if it does not exist."""
-    try:
-        about = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return about.rpartition(")")[2].split()[19]
-
-
-def collect(root: str, *, delete: bool = True, say: Say = _silent) -> list[tuple[str, int]]:
-    """Delete leftovers, and return their names and sizes in bytes. Without `delete`, only return these.
-
-    Leftovers are files of writers that ended, interrupted copies by `fastload set stage`, and sets whose owner ended.
-    What cannot be read is passed over, and `say` is called with a sentence about it.
+    Leftovers are what writers that ended, and interrupted copies, have left. What cannot be read is passed over, and
+    `say` is called with a sentence about it.
     """
     removed = []
     with passing_over(say):
-        unsealed = own_folder(root, _UNSEALED)
+        unsealed = unsealed_folder(root)
         for name in _folders(unsealed, say):
             with passing_over(say):
                 path = own_folder(unsealed, name)
-                with _left(lock_path(path), delete) as is_left:
+                with _left(lock_path(path)) as is_left:
                     if is_left and os.path.isdir(path):  # a writer may have just sealed it
                         removed.append((name, size_of(path)))
-                        if delete:
-                            shutil.rmtree(path, ignore_errors=True)
-    for name in _folders(root):
-        path = os.path.join(root, name)
-        if not _is_incomplete(path):
-            continue
-        with passing_over(say):
-            work = own_folder(path, STAGING)
-            with _left(os.path.join(work, "lock"), delete) as is_left:
-                if is_left and _is_incomplete(path):  # a writer may have just completed it
-                    size = size_of(path) + size_of(work)
-                    if delete:
-                        _discard(root, name)
-                    removed.append((name, size))
-    for found in list(sets(root, say=say)):
-        about = found.index.made.get("owner")
-        if isinstance(about, dict) and not is_alive(about):
-            with passing_over(say):  # another `gc` may be first
-                if delete:
-                    remove(root, found.name)
-                removed.append((found.name, found.bytes))
+                        shutil.rmtree(path, ignore_errors=True)
     return removed
 
 
-def _is_incomplete(path: str) -> bool:
-    """Return True if the folder has an incomplete copy by `fastload set stage`."""
-    note, index = os.path.join(path, STAGING, INDEX), os.path.join(path, INDEX)
-    return os.path.exists(note) and not os.path.exists(index)
-
-
-def _folders(path: str, say: Say = _silent) -> Iterator[str]:
+def _folders(path: str, say: Say) -> Iterator[str]:
     """Yield the names of the folders in a folder; none if it is not there."""
     try:
         names = sorted(os.listdir(path))
@@ -355,8 +254,8 @@ def _folders(path: str, say: Say = _silent) -> Iterator[str]:
 
 
 @contextmanager
-def _left(path: str, delete: bool) -> Iterator[bool]:
-    """Yield True if no writer holds this lock. It stays free until the block ends. With `delete`, delete it then."""
+def _left(path: str) -> Iterator[bool]:
+    """Yield True if no writer holds this lock. It stays free until the block ends, and is deleted then."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(open_file(path))
@@ -369,6 +268,5 @@ def _left(path: str, delete: bool) -> Iterator[bool]:
             yield False
             return
         yield True
-        if delete:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+        with suppress(FileNotFoundError):
+            os.unlink(path)

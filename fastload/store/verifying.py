@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ class Verified:
     Attributes:
         parts, rows: number of checked parts, and of their rows or records.
         bytes: number of bytes that were read.
-        seconds: run time.
         unread: number of checked parts without a checksum. Their form was checked: sizes, columns, rows, offsets,
             strings. A wrong number in them is not found.
         elsewhere: number of parts on other nodes, by the name of the node.
@@ -30,16 +28,12 @@ class Verified:
     parts: int
     rows: int
     bytes: int
-    seconds: float
     unread: int
     elsewhere: dict[str, int]
     bad: list[str]
 
     def __str__(self) -> str:
-        rate = f", {self.bytes / 1e6 / max(self.seconds, 1e-9):,.0f} MB/s" if self.bytes else ""
-        lines = [
-            f"{counted(self.parts, 'part')} checked in {self.seconds:.1f} s, {self.bytes:,} bytes read{rate}"
-        ]
+        lines = [f"{counted(self.parts, 'part')} checked, {self.bytes:,} bytes read"]
         if self.unread:
             lines.append(
                 f"{self.unread:,} of these parts have no checksums, so only their form was checked, not their values"
@@ -73,7 +67,6 @@ def verify(
     elsewhere = parts_elsewhere(path, index)
     absent = {shard for shards in elsewhere.values() for shard in shards}
     here = [shard for shard in index.shards if shard not in absent]
-    began = time.monotonic()
     bad: list[str] = []
     found = each(faults_of, path, index, here, workers=workers, progress=progress, what="Verifying")
     for _, faults in found:
@@ -85,7 +78,6 @@ def verify(
         parts=len(here),
         rows=sum(shard.rows for shard in here),
         bytes=sum(shard.bytes for shard in here if shard.checksum is not None),
-        seconds=time.monotonic() - began,
         unread=sum(shard.checksum is None for shard in here),
         elsewhere={node: len(shards) for node, shards in elsewhere.items()},
         bad=bad,

@@ -6,17 +6,14 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from fastload.datasets.manifest import Index, Shard, described, shard_name
 from fastload.store.columns import record_batch
-from fastload.store.files import parts_of_files
 from fastload.store.parts import write_part
-from fastload.store.root import in_memory, locate, owner, seal, this_node, unsealed
+from fastload.store.root import in_memory, locate, seal, this_node, unsealed
 
 
 def put(
@@ -27,36 +24,30 @@ def put(
     checksums: bool | None = None,
     classes: Iterable[str] = (),
     made: Mapping[str, Any] | None = None,
-    temporary: bool = False,
-    progress: bool = False,
     client: Any = None,
-    placement: Literal["spread"] | None = None,
 ) -> str:
     """Make a set of `data` under `name`, whole or not at all. Return its id.
 
     Args:
-        data: one of these, see below: columns, an iterable of columns, a path or a list of paths, or a Dask collection.
+        data: one of these, see below: columns, an iterable of columns, or a Dask collection.
         name: 1 to 128 letters, digits and `_.+=-`, or a path whose last part is such a name.
         root: the folder of the sets, if `name` is not a path. None: $FASTLOAD_STORE, or a folder in shared memory.
         checksums: store a CRC-32 of each part, for `fastload set verify` and copying. None: if `root` is on a disk.
         classes: class names in the order of their numbers.
         made: how the set was made, as JSON values.
-        temporary: `fastload set gc` removes the set after this process has ended.
-        progress: show a bar on standard error, if that is a terminal. Not for Dask, which has its own.
-        client: client of Dask. Each partition is written by the worker that holds it, into the root of the worker's own
-            node ($FASTLOAD_STORE there). None: the current client. Without one, the partitions are computed here.
-        placement: placement of Dask's partitions. None: on the workers that hold them, or that Dask chooses. "spread":
-            evenly, with the first ones on the first worker by name.
+        client: client of Dask. Its workers write equal numbers of partitions, the first worker by name the first ones,
+            into the root of their own node ($FASTLOAD_STORE there). None: the current client. Without one, the
+            partitions are computed here.
 
     Forms of `data`:
 
     - One part: a mapping of names to tensors, arrays or lists of the same length; an Arrow record batch or table; or a
       frame of pandas.
     - An iterable of these: one part each.
-    - The path of a file, or a list of paths: one part per row group of Parquet, per record batch of Arrow, or per
-      `.npz`, with its arrays as the columns. All `.npy` files of the list are one part, with one column each.
     - Dask: a frame, an array, a bag, a mapping of names to arrays with the same chunks, or a list of delayed parts. It
       has one part per partition. An array alone is the column "data", and the rows of a bag are mappings.
+    - A file, as its own library reads it: `pyarrow.parquet.ParquetFile(path).iter_batches()` is an iterable of batches,
+      and `numpy.load("a.npz")` a mapping.
 
     A column has one row per sample. All rows have the same shape and dtype, and no row is missing. Memory: one part.
 
@@ -75,14 +66,13 @@ def put(
         >>> len(fastload.store.get("numbers"))
         10
     """
-    made = {**(made or {}), **({"owner": owner()} if temporary else {})}
     if is_dask(data):
         from fastload.store.dask import current_client, local_parts
 
         if client := current_client(client):
             from fastload.store.dask_put import DaskPut
 
-            with DaskPut(client, name, root, placement, checksums) as workers:
+            with DaskPut(client, name, root, checksums) as workers:
                 index = index_of(*workers.write(data), classes=classes, made=made)
                 workers.seal(index)
             return index.id
@@ -93,12 +83,8 @@ def put(
     node = "" if durable else this_node()
     shards: list[Shard] = []
     schema: pa.Schema | None = None
-    with unsealed(path, name) as folder, ExitStack() as stack:
-        parts = parts_of(data)
-        bar = stack.enter_context(
-            tqdm(parts, desc=f"Writing {name}", unit="part", disable=None if progress else True)
-        )
-        for part in bar:
+    with unsealed(path, name) as folder:
+        for part in parts_of(data):
             batch = _checked(part, schema, number=len(shards))
             schema = batch.schema
             file = os.path.join(folder, shard_name(len(shards)))
@@ -144,19 +130,13 @@ def is_dask(data: Any) -> bool:
 
 def parts_of(data: Any) -> Iterator[Any]:
     """Yield the parts of the data that `put` is given."""
-    if isinstance(data, str | os.PathLike):
-        data = [data]
-    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
-        yield from parts_of_files(data)
-        return
-    if isinstance(data, Mapping | pa.Table | pa.RecordBatch) or hasattr(data, "to_dict"):
+    whole = (
+        Mapping | pa.Table | pa.RecordBatch | str | os.PathLike
+    )  # a path is no part, which is said in its place
+    if isinstance(data, whole) or hasattr(data, "to_dict"):
         yield data
-        return
-    for part in data:
-        if isinstance(part, str | os.PathLike):
-            yield from parts_of_files([part])
-        else:
-            yield part
+    else:
+        yield from data
 
 
 def _checked(part: Any, schema: pa.Schema | None, *, number: int) -> pa.RecordBatch:

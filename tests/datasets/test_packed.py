@@ -76,9 +76,8 @@ def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path / "set", request.param)
 
 
-@pytest.mark.parametrize("verify", ["first", "always", "never"])
-def test_images_and_labels_are_those_that_went_in(packed: Path, verify: Any) -> None:
-    dataset = PackedDataset(packed, verify=verify)
+def test_images_and_labels_are_those_that_went_in(packed: Path) -> None:
+    dataset = PackedDataset(packed)
     assert len(dataset) == 20
     assert len(list(packed.glob("shard-*.arrow"))) > 3
     for _ in range(2):
@@ -214,8 +213,6 @@ def test_whatever_the_sizes_of_records_batches_and_shards(
 
 
 def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:
-    with pytest.raises(ValueError, match="verify must be"):
-        PackedDataset(packed, verify="sometimes")  # type: ignore[arg-type]
     dataset = PackedDataset(packed)
     for index in (-1, 20, 10**20):
         with pytest.raises(IndexError, match=r"sample -?\d+ of .* expected 0 to 19"):
@@ -521,7 +518,7 @@ def test_a_payload_is_taken_as_it_is_when_it_is_added(tmp_path: Path) -> None:
         writer.add(memoryview(memory), label=0)
         memory[:] = b"other"  # the caller uses its buffer again
         writer.add(memoryview(np.arange(3, dtype=np.int32)), label=1)  # 3 elements, 12 bytes
-    dataset = PackedDataset(tmp_path / "s", decode=False, verify="always")
+    dataset = PackedDataset(tmp_path / "s", decode=False)
     assert [dataset[k][0] for k in range(2)] == [b"first", np.arange(3, dtype=np.int32).tobytes()]
 
 

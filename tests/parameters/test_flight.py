@@ -2,7 +2,7 @@
 - Over sockets the servers give the same results as in one process. Every tensor is aligned to 64 bytes.
 - Other machines are served only with a token.
 
-See `tests/distributed/test_flight.py` for what the server of sets promises, too.
+See `tests/distributed/test_flight.py` for what all servers promise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Promises:
-- No damage to a set, its index, a Parquet file or a file that `put` reads ends the process. Each read gives a value of
-  the right form, or an error that names the file. See also `tests/promises/damaged_files.py`.
+- No damage to a set, its index, a Parquet file or a mapped table that is put ends the process. Each read gives a
+  value of the right form, or an error. See also `tests/promises/damaged_files.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 from tests.children import run_python
 from tests.promises.damaged_files import FORMATS
 
-QUICK = ["columns", "index", "packed-encoded", "parquet", "put-npz"]
+QUICK = ["columns", "index", "packed-encoded", "parquet", "put"]
 """Of each kind of reader one. The others are read in `test_five_thousand_damaged_files_end_no_process`."""
 
 

@@ -5,10 +5,8 @@
   `tests/datasets/test_staging.py` shows.
 - A staging that meets damage, a kill at any step or a full memory leaves no set. The copy resumes after its last
   complete part.
-- `fastload set gc` collects what stopped copies and ended processes left, and nothing that is in progress.
+- `fastload set gc` collects what stopped copies left, and nothing that is in progress.
 - A staging that waits for a folder while the folder is collected starts again. See also `tests/test_disk.py`.
-- `fastload set put` takes Parquet, Arrow, `.npz` and `.npy` files, which come back row by row.
-- A file that cannot be put is named in one line, and leaves nothing.
 - `rm` removes all of a set or none of it.
 """
 
@@ -16,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import shutil
 import subprocess
@@ -24,9 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -38,7 +32,7 @@ from fastload.store import pieces
 from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
-from tests.children import Python, run_python
+from tests.children import Python
 from tests.contracts.sets import SetContract, call, killed
 from tests.files import files, flip
 
@@ -105,7 +99,7 @@ def test_parts_without_checksums_are_said_and_their_form_is_checked(tmp_path: Pa
     path = make(tmp_path / "set", checksums=False)
     result = call("set", "verify", path)
     assert result.exit_code == 0
-    assert " s, 0 bytes read\n" in result.output
+    assert "checked, 0 bytes read\n" in result.output
     assert (
         "3 of these parts have no checksums, so only their form was checked, not their values"
         in result.output
@@ -129,8 +123,8 @@ def test_parts_without_checksums_are_said_and_their_form_is_checked(tmp_path: Pa
         assert len(verify(path).bad) == number + 1
         with pytest.raises(PackedDataError):
             stage(path, tmp_path / "copy")
-        assert not (tmp_path / "copy" / INDEX).exists()
-        assert not (tmp_path / "copy" / ".staging" / part.name).exists()
+        assert not (tmp_path / "copy").exists()
+        assert not list((tmp_path / ".unsealed" / "copy").glob("*.partial"))
 
 
 def test_parts_of_other_nodes_are_not_here_and_not_bad(source: Path) -> None:
@@ -153,8 +147,8 @@ def test_parts_of_other_nodes_are_not_here_and_not_bad(source: Path) -> None:
 # ---- inspect ----
 
 
-def test_a_set_is_described_with_its_first_rows(source: Path) -> None:
-    result = call("set", "inspect", source, "--records", "2")
+def test_a_set_is_described(source: Path) -> None:
+    result = call("set", "inspect", source)
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert lines[0] == f"{source}: 90 rows, mode columns, 0 classes"
@@ -162,35 +156,20 @@ def test_a_set_is_described_with_its_first_rows(source: Path) -> None:
     assert lines[1].endswith("3 with checksums; 3 here")
     assert lines[2:5] == ["column x: uint8[8, 4]", "column y: int64", "column text: string"]
     assert lines[5] == f"id: {read_index(os.fspath(source)).id}"
-    first = " ".join(str(value) for value in X[0].flatten()[:6].tolist())
-    assert lines[-2] == f"row 0: x [{first} ...], y 0, text row 0"
-    assert lines[-1].startswith("row 1: x [")
+    assert lines[6:] == ["made: -", f"index: {source / INDEX}"]
 
 
-def test_parts_by_node_and_the_rows_of_the_first_part_that_is_here(source: Path) -> None:
+def test_parts_are_counted_by_node(source: Path) -> None:
     on_nodes(source, "node-a", this_node(), "node-b")
     (source / "shard-00000.arrow").unlink()
-    lines = call("set", "inspect", source, "--records", "1").output.splitlines()
+    lines = call("set", "inspect", source).output.splitlines()
     assert f"2 here; by node: node-a 1, {this_node()} 1, node-b 1" in lines[1]
-    assert lines[-1].startswith("row 30: x [")
     for part in source.glob("*.arrow"):
         part.unlink()
     assert "column y: int64" in call("set", "inspect", source).output
 
 
 # ---- stage ----
-
-
-def test_the_command_copies_to_memory_where_the_set_has_its_name(source: Path) -> None:
-    root = Path("/dev/shm") / f"fastload-test-{os.getpid()}"
-    try:
-        result = call("set", "stage", source, root / "mnist")
-        assert (result.exit_code, result.stdout) == (0, f"{root / 'mnist'}\n")
-        assert has_all_rows(root / "mnist")
-        assert "mnist  90" in call("set", "ls", "--root", root).output
-        assert call("set", "verify", root / "mnist").exit_code == 0
-    finally:
-        shutil.rmtree(root)
 
 
 def test_the_default_root_is_made_for_this_user_alone(
@@ -205,8 +184,8 @@ def test_the_default_root_is_made_for_this_user_alone(
     assert len(store.get("mnist")) == ROWS
 
 
-def test_a_copy_has_neither_nodes_nor_an_owner(tmp_path: Path) -> None:
-    source = make(tmp_path / "set", temporary=True, made={"by": "a test"})
+def test_a_copy_has_no_nodes(tmp_path: Path) -> None:
+    source = make(tmp_path / "set", made={"by": "a test"})
     on_nodes(source, "node-a", "node-b", "node-c")
     stage(source, tmp_path / "copy")
     index = read_index(os.fspath(tmp_path / "copy"))
@@ -237,16 +216,12 @@ def test_a_stopped_copy_is_collected_and_a_copy_under_way_is_not(
     root = tmp_path / "root"
     stage(source, root / "whole")
     stop_copy(source, root / "stopped")
-    assert [name for name, _ in collect(os.fspath(root), delete=False)] == ["stopped"]
-    with (root / "stopped" / ".staging" / "lock").open() as lock:
+    with (root / ".unsealed" / "stopped.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert collect(os.fspath(root)) == []
-    result = call("set", "gc", "--root", root, "--dry-run")
-    assert "would remove stopped: " in result.output
-    assert (root / "stopped").exists()
     result = call("set", "gc", "--root", root)
     assert "removed stopped: " in result.output
-    assert not (root / "stopped").exists()
+    assert not (root / ".unsealed" / "stopped").exists()
     assert has_all_rows(root / "whole")
     assert call("set", "gc", "--root", root).output == f"{root}: 0 B freed\n"
 
@@ -257,135 +232,15 @@ def test_a_copy_that_waits_while_its_folder_is_collected_begins_anew(
     root = tmp_path / "root"
     stop_copy(source, root / "copy")
     command = ["-m", "fastload", "set", "stage", source, root / "copy"]
-    with (root / "copy" / ".staging" / "lock").open() as lock:
+    with (root / ".unsealed" / "copy.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with Python(command, stderr=subprocess.PIPE, text=True) as rank:
             assert rank.stderr is not None
             assert "waiting for another process" in rank.stderr.readline()
-            shutil.rmtree(root / "copy")
+            shutil.rmtree(root / ".unsealed")
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert rank.wait(60) == 0
     assert files(root / "copy") == files(source)
-
-
-def test_temporary_sets_are_collected_once_their_process_ended(tmp_path: Path) -> None:
-    script = f"""
-import torch
-from fastload import store
-store.put({{"x": torch.zeros(10)}}, {os.fspath(tmp_path / "left")!r}, temporary=True)
-"""
-    run_python("-c", script, check=True)
-    make(tmp_path / "mine", temporary=True)
-    listed = json.loads(call("set", "ls", "--root", tmp_path, "--json").output)["sets"]
-    assert [(one["name"], one["temporary"]) for one in listed] == [("left", True), ("mine", True)]
-    assert "which ended" in listed[0]["owner"]
-    assert f"of process {os.getpid()} on " in listed[1]["owner"]
-    assert "temporary, of process" in call("set", "ls", "--root", tmp_path).output
-    assert "removed left: " in call("set", "gc", "--root", tmp_path).output
-    assert [found.name for found in sets(os.fspath(tmp_path))] == ["mine"]
-
-
-# ---- put ----
-
-
-@pytest.fixture
-def inputs(tmp_path: Path) -> Path:
-    folder = tmp_path / "inputs"
-    folder.mkdir()
-    table = pa.table({"y": Y.numpy(), "text": [f"row {k}" for k in range(ROWS)]})
-    pq.write_table(table, folder / "a.parquet", row_group_size=20)
-    with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=25)
-    with pa.ipc.new_stream(folder / "a.arrows", table.schema) as writer:
-        writer.write_table(table, max_chunksize=25)
-    np.savez(folder / "a.npz", x=X.numpy(), y=Y.numpy())
-    np.save(folder / "x.npy", X.numpy())
-    np.save(folder / "y.npy", Y.numpy())
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "count", "columns"),
-    [
-        ("a.parquet", 5, ["y", "text"]),
-        ("a.arrow", 4, ["y", "text"]),
-        ("a.arrows", 4, ["y", "text"]),
-        ("a.parquet a.arrow", 9, ["y", "text"]),
-        ("a.npz", 1, ["x", "y"]),
-        ("x.npy y.npy", 1, ["x", "y"]),
-    ],
-)
-def test_what_files_become(
-    inputs: Path, tmp_path: Path, names: str, count: int, columns: list[str]
-) -> None:
-    paths = [inputs / name for name in names.split()]
-    result = call("set", "put", *paths, "--name", "set", "--root", tmp_path / "root")
-    assert result.exit_code == 0, result.output
-    dataset = store.get("set", root=tmp_path / "root")
-    assert f"{count} part" in result.output
-    assert [name for name, _ in dataset.schema] == columns
-    assert dataset.made["files"] == [os.fspath(path) for path in paths]
-    for k in range(ROWS):
-        sample = dataset[k]
-        assert sample["y"] == k
-        assert "x" not in sample or torch.equal(sample["x"], X[k])
-        assert sample.get("text", f"row {k}") == f"row {k}"
-    store.put(paths, "by-python", root=tmp_path / "root")
-    assert store.get("by-python", root=tmp_path / "root").set_id == dataset.set_id
-
-
-def test_columns_are_chosen_and_checksums_are_asked_for(inputs: Path, tmp_path: Path) -> None:
-    for name in ("a.parquet", "a.arrow", "a.npz", "y.npy"):
-        options = ["--columns", "y", "--no-checksums"]
-        path = tmp_path / "root" / name.replace(".", "-")
-        assert call("set", "put", inputs / name, "--name", path, *options).exit_code == 0
-        index = read_index(os.fspath(path))
-        assert index.schema == (("y", "int64"),)
-        assert {shard.checksum for shard in index.shards} == {None}
-
-
-@pytest.mark.parametrize(
-    ("names", "options", "status", "said"),
-    [
-        ("a.parquet", "--columns y,z", 2, "a.parquet: has no column 'z'. The columns are y, t"),
-        ("a.npz", "--columns z", 2, "a.npz: has no column 'z'. The columns are x, y"),
-        ("a.arrow", "--columns z", 2, "a.arrow: has no column 'z'. The columns are y, text"),
-        ("a.parquet a.npz", "", 2, "a.npz: the columns are"),
-        ("a.npz y.npy", "", 2, "y.npy: the columns are"),
-        ("y.npy y.npy", "", 2, "y.npy: another file has the column 'y' already"),
-        ("text.txt", "", 2, "text.txt: is not a Parquet, Arrow, .npy or .npz file: it begins with"),
-        ("cut.parquet", "", 2, "cut.parquet: "),
-        ("cut.arrow", "", 2, "cut.arrow: "),
-        ("cut.npz", "", 2, "cut.npz: "),
-        ("cut.npy", "", 2, "cut.npy: "),
-        ("model.pt", "", 2, "model.pt: is not an .npz file"),
-        ("nulls.parquet", "", 2, "nulls.parquet: column 'y', row 1 is null, and a set has no nulls"),
-        ("nowhere.npy", "", 2, "nowhere.npy' does not exist"),
-        ("y.npy", "--name taken", 1, "a set of this name exists"),
-        ("y.npy", "--name .hidden", 2, "the name of a set must have"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_put_is_said_in_one_line_and_leaves_nothing(
-    inputs: Path, tmp_path: Path, names: str, options: str, status: int, said: str
-) -> None:
-    (inputs / "text.txt").write_text("a text")
-    for kind in ("parquet", "arrow", "npz"):
-        content = (inputs / f"a.{kind}").read_bytes()
-        (inputs / f"cut.{kind}").write_bytes(content[: len(content) // 2])
-    (inputs / "cut.npy").write_bytes((inputs / "x.npy").read_bytes()[:1000])
-    torch.save({"weight": X}, inputs / "model.pt")
-    pq.write_table(pa.table({"y": [1, None]}), inputs / "nulls.parquet")
-    root = tmp_path / "root"
-    make(root / "taken")
-    chosen = [*options.split()] if "--name" in options else ["--name", "set", *options.split()]
-    paths = [inputs / name for name in names.split()]
-    result = call("set", "put", *paths, *chosen, "--root", root)
-    assert result.exit_code == status, result.output
-    last = result.output.splitlines()[-1]
-    assert last.startswith("Error: ")
-    assert said in last
-    assert [found.name for found in sets(os.fspath(root))] == ["taken"]
-    assert not list((root / ".unsealed").iterdir())
 
 
 # ---- ls, info, rm ----
@@ -396,22 +251,16 @@ def test_sets_are_listed_with_the_room_that_is_left(source: Path) -> None:
     on_nodes(source, this_node(), "node-b", "node-c")
     (source / "shard-00002.arrow").unlink()
     header, line, total = call("set", "ls", "--root", root).output.splitlines()
-    assert header.split() == ["NAME", "ROWS", "PARTS", "SIZE", "AGE", "COLUMNS"]
+    assert header.split() == ["NAME", "ROWS", "PARTS", "SIZE", "WRITTEN", "COLUMNS"]
     assert line.startswith("source  90    3 (2 here)  ")
     assert line.endswith("x uint8[8, 4], y int64, text string")
     assert total.startswith(f"{root}: 1 set, ")
     assert total.endswith(" are free")
-    found = json.loads(call("set", "ls", "--root", root, "--json").output)
-    assert found["total"] >= found["free"] > 0
-    (one,) = found["sets"]
-    assert (one["rows"], one["parts"], one["parts_here"]) == (90, 3, 2)
-    assert one["columns"] == {"x": "uint8[8, 4]", "y": "int64", "text": "string"}
 
 
 def test_a_root_that_is_not_there_has_no_sets_and_is_not_made(tmp_path: Path) -> None:
     root = tmp_path / "nowhere"
     assert call("set", "ls", "--root", root).output == f"{root}: no sets\n"
-    assert json.loads(call("set", "ls", "--root", root, "--json").output)["sets"] == []
     assert call("set", "gc", "--root", root).exit_code == 0
     assert call("set", "rm", "set", "--root", root).exit_code == 1
     assert call("set", "inspect", "set", "--root", root).exit_code == 1

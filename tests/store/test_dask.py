@@ -1,5 +1,5 @@
 """Promises:
-- A Dask frame, array, bag or delayed parts become a set, and each partition is written by the worker that holds it.
+- A Dask frame, array, bag or delayed parts become a set, divided evenly among the workers, which write it.
 - Two Dask workers with separate roots write 10 parts each.
 - Text in place of numbers in a Dask frame is refused.
 - `prepare` runs on a Dask client's executor. It continues if a worker is killed, and makes no complete part again.
@@ -52,9 +52,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [tmp_path_factory.mktemp(f"node{number}") for number in range(2)]
 
 
-@pytest.fixture(scope="module")
-def client(roots: list[Path], forkserver: ForkServerContext) -> Iterator[Any]:
-    """Start two workers with a root each. They are forks of a server that has torch, which saves its imports."""
+def cluster_of(roots: list[Path]) -> Any:
+    """Return a cluster of a worker for each root, which is not started again if it ends."""
     workers = {
         f"w{number}": {
             "cls": distributed.Nanny,
@@ -69,9 +68,15 @@ def client(roots: list[Path], forkserver: ForkServerContext) -> Iterator[Any]:
         "cls": distributed.Scheduler,
         "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
     }
+    return distributed.SpecCluster(workers=workers, scheduler=scheduler)
+
+
+@pytest.fixture(scope="module")
+def client(roots: list[Path], forkserver: ForkServerContext) -> Iterator[Any]:
+    """Start two workers. They are forks of a server that has torch, which saves its imports."""
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
-        distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
+        cluster_of(roots) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
@@ -85,7 +90,7 @@ def left(root: Path) -> list[str]:
 def test_twenty_partitions_lie_on_two_nodes(
     client: Any, roots: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = put(frames(20), "mnist", client=client, placement="spread")
+    made = put(frames(20), "mnist", client=client)
     for number, root in enumerate(roots):
         path = root / "mnist"
         assert len(list(path.glob("*.arrow"))) == 10
@@ -100,13 +105,8 @@ def test_twenty_partitions_lie_on_two_nodes(
         assert torch.equal(image, torch.full((4, 4), 10 * number + 1 + 2 / 8).double())
 
 
-def test_another_placement_is_refused(client: Any) -> None:
-    with pytest.raises(ValueError, match="placement must be \"spread\" or None, got 'even'"):
-        put(frames(3), "unplaced", client=client, placement="even")
-
-
 def test_workers_with_one_root_share_a_folder(client: Any, tmp_path: Path) -> None:
-    put(frames(4), "shared", root=tmp_path, placement="spread")  # the current client
+    put(frames(4), "shared", root=tmp_path)  # the current client
     index = read_index(str(tmp_path / "shared"))
     assert [shard.name for shard in index.shards] == sorted(os.listdir(tmp_path / "shared"))[1:]
     assert len(index.shards) == 4
@@ -144,7 +144,7 @@ def test_text_among_numbers_raises_and_leaves_nothing(client: Any, roots: list[P
     meta = frame_of(0)
     data = dd.from_delayed([dask.delayed(bad)(n) for n in range(4)], meta=meta)
     with pytest.raises(ValueError, match="partition 2: column 'x', row 3: .* text"):
-        put(data, "bad", client=client, placement="spread")
+        put(data, "bad", client=client)
     wait_until_empty(client, roots)
     assert not any((root / "bad").exists() for root in roots)
 
@@ -175,7 +175,7 @@ def test_a_full_store_is_told_to_the_client(client: Any, tmp_path: Path) -> None
 def test_a_name_that_one_node_has_stays_free_on_the_other(client: Any, roots: list[Path]) -> None:
     put({"y": np.arange(3)}, "taken", root=roots[1])
     with pytest.raises(FileExistsError):
-        put(frames(4), "taken", client=client, placement="spread")
+        put(frames(4), "taken", client=client)
     assert not (roots[0] / "taken").exists()
     wait_until_empty(client, roots)
 

@@ -1,7 +1,6 @@
 """Promises:
 - A put raises if a Dask worker or client is killed, or if a seal fails on one node. Nothing is left on any node, or
   `gc` collects it.
-- Temporary sets of a Dask client go with it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pytest
 from fastload.errors import PrepareError
 from fastload.store import put
 from fastload.store.root import collect, sets
-from tests.store.test_dask import frames, wait_until_empty
+from tests.store.test_dask import cluster_of, frames, wait_until_empty
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -40,25 +39,7 @@ def roots(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def client(roots: list[Path]) -> Iterator[Any]:
-    """Two workers, which are not started again if they end."""
-    workers = {
-        f"w{number}": {
-            "cls": distributed.Nanny,
-            "options": {
-                "nthreads": 1,
-                "env": {"FASTLOAD_STORE": str(root), "FASTLOAD_NODE": root.name},
-            },
-        }
-        for number, root in enumerate(roots)
-    }
-    scheduler = {
-        "cls": distributed.Scheduler,
-        "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
-    }
-    with (
-        distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
-        distributed.Client(cluster) as client,
-    ):
+    with cluster_of(roots) as cluster, distributed.Client(cluster) as client:
         yield client
 
 
@@ -95,7 +76,7 @@ def test_a_worker_that_is_killed_while_parts_are_written_ends_the_put(
     pid = client.run(os.getpid, workers=[address])[address]
     client.run(stop_at_part, str(fifo), 0 if which == 0 else 5, workers=[address])
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(put, frames(6), "set", client=client, placement="spread")
+        running = pool.submit(put, frames(6), "set", client=client)
         assert fifo.read_text() == "here"
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(PrepareError, match=f"worker {address} ended during the put"):
@@ -114,7 +95,7 @@ from tests.store.test_dask import frames
 
 if __name__ == "__main__":
     with distributed.Client(sys.argv[1]) as client:
-        put(frames(6), "set", client=client, placement="spread", temporary=True)
+        put(frames(6), "set", client=client)
 """
 
 
@@ -138,16 +119,6 @@ def test_a_client_that_is_killed_leaves_nothing(
     assert nothing_is_left(client, roots)
 
 
-def test_a_temporary_set_is_collected_on_each_node_after_its_client(
-    client: Any, roots: list[Path], tmp_path: Path
-) -> None:
-    with program(client, tmp_path) as process:
-        assert process.wait(WAIT_S) == 0
-    assert [[found.name for found in sets(str(root))] for root in roots] == [["set"], ["set"]]
-    assert [[name for name, _ in collect(str(root))] for root in roots] == [["set"], ["set"]]
-    assert nothing_is_left(client, roots)
-
-
 def test_a_seal_that_fails_on_one_node_is_undone_on_the_other(
     client: Any, roots: list[Path]
 ) -> None:
@@ -162,5 +133,5 @@ def test_a_seal_that_fails_on_one_node_is_undone_on_the_other(
     known = client.scheduler_info()["workers"]
     client.run(failing, workers=[a for a, about in known.items() if about["name"] == "w1"])
     with pytest.raises(OSError, match="the disk is gone"):
-        put(frames(6), "set", client=client, placement="spread")
+        put(frames(6), "set", client=client)
     assert nothing_is_left(client, roots)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -261,32 +260,3 @@ def test_a_full_memory_keeps_complete_parts_and_nothing_else(
         dataset._parts.clear()
     finally:
         subprocess.run(["umount", "-l", mount], check=True)
-
-
-@pytest.mark.slow  # the quick test of it has an audit hook: `test_placement.py`
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_strace_sees_that_a_rank_opens_its_node_s_parts_only(tmp_path: Path) -> None:
-    from tests.store.test_placement import nodes_with
-
-    roots = nodes_with(tmp_path, {"a": 19, "b": 1})
-    for part in (tmp_path / "whole" / "x").glob("*.arrow"):  # all are there to be opened
-        shutil.copy(part, roots["b"] / "x")
-    program = """
-import sys
-from fastload import DataLoader, store
-rows = [int(y) for batch in DataLoader(store.get("x", data="y", root=sys.argv[1]), 8, num_workers=2) for y in batch]
-assert rows == list(range(570, 600)), rows
-"""
-    traced = tmp_path / "trace"
-    subprocess.run(
-        [
-            *("strace", "-f", "-e", "trace=open,openat", "-o", traced),
-            *(sys.executable, "-c", program, str(roots["b"])),
-        ],
-        check=True,
-        env={**os.environ, "FASTLOAD_NODE": "b", "PYTHONPATH": os.getcwd()},
-    )
-    opened = {
-        name for name in (f"shard-{n:05d}.arrow" for n in range(20)) if name in traced.read_text()
-    }
-    assert opened == {"shard-00019.arrow"}

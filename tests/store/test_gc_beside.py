@@ -10,8 +10,8 @@ import torch
 from fastload.store import get, put, root
 
 
-def _put(name, folder, **given):
-    put({"x": torch.zeros(4)}, name, root=folder, **given)
+def _put(name, folder):
+    put({"x": torch.zeros(4)}, name, root=folder)
 
 
 def test_sets_and_files_that_vanish_meanwhile_are_no_error(tmp_path, monkeypatch):
@@ -27,12 +27,6 @@ def test_sets_and_files_that_vanish_meanwhile_are_no_error(tmp_path, monkeypatch
     root.remove(str(tmp_path), "a")
     assert os.listdir(tmp_path / ".unsealed") == []
     assert root.size_of(str(tmp_path / "a")) == 0
-
-
-def test_an_owner_that_the_user_has_named_is_no_process(tmp_path):
-    _put("a", tmp_path, made={"owner": "alice"})
-    assert root.collect(str(tmp_path)) == []
-    assert len(get("a", root=tmp_path)) == 4
 
 
 def test_removing_a_link_leaves_the_set_that_it_leads_to(tmp_path):

@@ -3,7 +3,7 @@
 - The model's modes, gradients and the random states are unchanged afterwards.
 - A set of the same weights, version, names and number of samples is opened, and neither dataset nor model runs. Each
   reuse prints version and date. Otherwise the error names what differs, and both remedies.
-- Sets that an earlier fastload wrote are read bit for bit. If the caller names a version, they are reused under it.
+- Sets that an earlier fastload wrote are read bit for bit, and made again only with `replace=True`.
 - A run that was stopped resumes with the missing parts, on any number of ranks, and gives the same bytes.
 - Too little room is an error after the first batch.
 """
@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fastload import DataLoader, store
-from fastload.datasets.manifest import read_index
 from fastload.errors import StoreFullError
 from tests.children import run_python
 from tests.contracts.sets import WrittenSet
-from tests.files import arrow_files, files
+from tests.files import files
 
 ROOT = Path(__file__).parents[2]
 EARLIER = ROOT / "tests" / "data" / "outputs" / "v1"
@@ -400,42 +399,16 @@ def of_earlier() -> dict[str, Any]:
 
 
 @of_each_kind
-def test_a_set_of_an_earlier_fastload_is_read_and_reused_under_a_version(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_set_of_an_earlier_fastload_is_read_and_not_reused(kind: str, tmp_path: Path) -> None:
     path = shutil.copytree(EARLIER / kind, tmp_path / "set")
     column = KINDS[kind][1]
     answers = torch.tensor([[k * 2 + 1.5] * 2 for k in range(6)])
     assert torch.equal(values(store.get(path), column), answers)
-    with pytest.raises(
-        FileExistsError, match=r"an earlier fastload made\. Its record .*name a version,"
-    ):
-        make(kind, path, **of_earlier())
-    with pytest.raises(FileExistsError, match="made with other weights"):
-        make(kind, path, **of_earlier() | {"model": nn.Linear(2, 2)}, version="1")
-    with pytest.raises(FileExistsError, match="made with other rows"):
-        make(kind, path, **of_earlier() | {"dataset": Numbers(7)}, version="1")
-    before, date = arrow_files(path), (path / "index.json").stat().st_mtime_ns
-    assert torch.equal(values(make(kind, path, **of_earlier(), version="1"), column), answers)
-    assert arrow_files(path) == before == arrow_files(EARLIER / kind)
-    assert (path / "index.json").stat().st_mtime_ns == date
-    assert read_index(str(path)).id == read_index(str(EARLIER / kind)).id
-    assert f"set: reuses {kind} of " in capsys.readouterr().err
-    with pytest.raises(FileExistsError, match="it has version '1', not '2'"):
-        make(kind, path, **of_earlier(), version="2")
-
-
-def test_the_parts_of_a_run_of_an_earlier_fastload_are_made_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(EARLIER / "half-made", tmp_path / ".unsealed" / "predictions")
-    make("predictions", tmp_path / "predictions", **of_earlier())
-    said = capsys.readouterr().err
-    assert (
-        "makes all 3 parts of predictions. The 2 parts of a stopped run are not reused. It had"
-        in said
-    )
-    assert arrow_files(tmp_path / "predictions") == arrow_files(EARLIER / "predictions")
+    for version in "", "1":
+        with pytest.raises(FileExistsError, match=r"earlier fastload made. store.get\(\) reads it"):
+            make(kind, path, **of_earlier(), version=version)
+    assert files(path) == files(EARLIER / kind)
+    assert torch.equal(values(make(kind, path, **of_earlier(), replace=True), column), answers)
 
 
 # ---- stopped, and full ----

@@ -13,20 +13,18 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, count, islice
+from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed import HashStore
 
 from fastload import store
 from fastload.distributed import Rank
 from fastload.errors import PrepareError, RankError
-from fastload.store.model_run import batches_of
 from fastload.store.ranks import Ranks
 from tests.files import arrow_files
 from tests.store.test_model_outputs import LOADER, Net, Numbers, expected, values
@@ -45,7 +43,6 @@ class Together:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.calls: dict[int, dict[int, Any]] = defaultdict(dict)
-        self.store = HashStore()
 
     def control(self, rank: Rank) -> Any:
         return _Control(self, rank)
@@ -73,7 +70,7 @@ def on_ranks(size: int, call: Callable[[Rank], Any], monkeypatch: pytest.MonkeyP
     @contextmanager
     def meet(rank: Rank) -> Iterator[Ranks]:
         try:
-            yield Ranks(together.control(rank), together.store)
+            yield Ranks(together.control(rank))
         except Exception:
             raise  # all ranks know of it
         except BaseException:
@@ -133,23 +130,6 @@ def test_the_bytes_are_the_same_on_any_number_of_ranks(
         assert sorted(joined(seen)) == list(range(rows)), "each sample once"
         assert arrow_files(path) == arrow_files(tmp_path / "alone")
         assert not (tmp_path / ".unsealed" / str(size)).exists()
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("parts", [0, 1, 7])
-def test_each_part_is_given_to_one_rank_and_a_slow_rank_gets_fewer(size: int, parts: int) -> None:
-    shares: list[list[int]] = [[] for _ in range(size)]
-    together = Together(size)
-    ranks = [Rank(k, size, k, size, "none") for k in range(size)]
-    iterators = [
-        Ranks(together.control(rank), together.store).shares(range(parts), "a name")
-        for rank in ranks
-    ]
-    for rank in [*range(1, size), 0] * parts:  # rank 0 asks last, and only once
-        if not (rank == 0 < size - 1 and shares[0]):
-            shares[rank] += islice(iterators[rank], 1)
-    assert sorted(joined(shares)) == list(range(parts))
-    assert size == 1 or len(shares[0]) <= 1
 
 
 @pytest.mark.parametrize("again_on", [1, 4])
@@ -248,33 +228,6 @@ def test_a_folder_that_a_rank_does_not_see_is_named(
         assert isinstance(error, PrepareError)
         assert str(error).startswith("rank 1 of 2 failed (PrepareError: ")
         assert "not here does not exist on " in str(error)
-
-
-# ---- parts that are given out one by one ----
-
-
-def test_the_loader_takes_a_part_when_it_begins_to_read_it() -> None:
-    """So parts can be leased: the parts here have no end."""
-    taken: list[int] = []
-
-    def leased() -> Iterator[tuple[str, range]]:
-        for number in count():
-            taken.append(number)
-            yield f"part {number}", range(number % 4 * 10, number % 4 * 10 + 10)
-
-    parts = batches_of(Numbers(), leased(), {"batch_size": 4, "num_workers": 2, "seed": 0})
-    for number in range(10):
-        (name, rows), batches = next(parts)
-        found = [(size, x[:, 0].tolist()) for size, (x, _) in batches]
-        assert name == f"part {number}"
-        assert [size for size, _ in found] == [4, 4, 2]
-        assert joined(x for _, x in found) == list(rows)
-        assert taken[-1] <= number + 2, (
-            "batches in flight are at most three, so parts ahead are two"
-        )
-    parts.close()
-    with suppress(StopIteration):
-        next(parts)
 
 
 def test_a_rank_that_no_launcher_has_started_is_refused(

@@ -1,7 +1,7 @@
 """Promises:
 - `prepare` gives the same bytes with processes, threads or any executor, in the order of the sources.
 - `prepare` makes a part again only if its source or the function changed.
-- Errors of `prepare` name the source. "skip" lists what was left out.
+- Errors of `prepare` name the source.
 - A dead worker or a full memory loses no complete part of `prepare`.
 - Several processes prepare a set once.
 - A preparation that was killed resumes, even if processes that it had forked live on.
@@ -84,7 +84,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_become_a_set_in_the_order_of_their_sources(workers: int, tmp_path: Path) -> None:
     """The process is spawned, as it is for users. The bytes are the same in each case."""
     found = store.prepare(rows_of, range(10), tmp_path / "set", workers=workers)
-    assert (found.rows, found.made, found.reused, found.skipped) == (10 * ROWS, 10, 0, ())
+    assert (found.rows, found.made, found.reused) == (10 * ROWS, 10, 0)
     assert rows_in(tmp_path / "set") == list(range(10 * ROWS))
     assert str(found).endswith("500 rows, 10 parts made, 0 reused")
     assert os.listdir(tmp_path / ".unsealed") == ["set.lock"]
@@ -122,25 +122,34 @@ def test_a_set_of_other_sources_is_not_taken_for_this_one(tmp_path: Path) -> Non
         store.prepare(rows_of, range(3), tmp_path / "put", workers=0)
 
 
+FAILING = {3}
+
+
+def fails(number: int) -> dict[str, Any]:
+    return fails_at(FAILING, number)
+
+
 @pytest.mark.usefixtures("forked")
-def test_a_source_that_fails_is_named_and_the_other_parts_stay(tmp_path: Path) -> None:
-    fails = functools.partial(fails_at, {3})
+def test_a_source_that_fails_is_named_and_the_other_parts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(
         PrepareError, match=r"the source 3: HostileError: no such thing: 3"
     ) as caught:
         store.prepare(fails, range(5), tmp_path / "set", workers=1)
     assert "in fails_at" in str(caught.value)  # the traceback
     assert not (tmp_path / "set").exists()
-    skipping = store.prepare(fails, range(5), tmp_path / "set", workers=0, on_error="skip")
-    assert skipping.reused >= 3  # a worker may have begun the last part before the error was seen
-    assert skipping.made + skipping.reused == 4
-    assert skipping.skipped == (("3", "HostileError: no such thing: 3"),)
-    assert (tmp_path / "set" / "rejected.txt").read_text() == "3\tHostileError: no such thing: 3\n"
-    assert rows_in(tmp_path / "set") == [k for k in range(5 * ROWS) if k // ROWS != 3]
-    again = store.prepare(fails, range(5), tmp_path / "set", workers=0, on_error="skip")
-    assert (again.made, again.skipped) == (0, skipping.skipped)
-    with pytest.raises(FileExistsError, match="made without 1 sources that failed, such as 3"):
-        store.prepare(fails, range(5), tmp_path / "set", workers=0)
+    monkeypatch.setattr(sys.modules[__name__], "FAILING", set())
+    found = store.prepare(fails, range(5), tmp_path / "set", workers=0)
+    assert found.reused >= 3  # a worker may have begun the last part before the error was seen
+    assert rows_in(tmp_path / "set") == list(range(5 * ROWS))
+
+
+def test_a_set_that_an_earlier_version_made_without_some_sources_is_refused(tmp_path: Path) -> None:
+    store.prepare(rows_of, range(2), tmp_path / "set", workers=0)
+    (tmp_path / "set" / "rejected.txt").write_text("3\tValueError: no such thing\n")
+    with pytest.raises(FileExistsError, match="a set of this name exists"):
+        store.prepare(rows_of, range(2), tmp_path / "set", workers=0)
 
 
 @pytest.mark.usefixtures("forked")
@@ -249,7 +258,7 @@ def test_memory_that_is_full_is_no_failed_source(
 ) -> None:
     monkeypatch.setattr("fastload.store.room.free_bytes", lambda path: 1000)
     with pytest.raises(StoreFullError, match=r"needs .* 1,000 are free"):
-        store.prepare(rows_of, range(3), tmp_path / "set", workers=0, on_error="skip")
+        store.prepare(rows_of, range(3), tmp_path / "set", workers=0)
     assert list(sets(str(tmp_path))) == []
 
 

@@ -39,10 +39,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class PackResult:
-    """The result of packing. `records`, `rejected`, `shards` and `bytes` count the set, the rest counts this run.
-
-    `taken_over` is the number of records of a stopped run, `input_bytes` the size of this run's inputs.
-    """
+    """The result of packing. `bytes` is the size of the set, `input_bytes` that of its inputs."""
 
     path: str
     records: int
@@ -50,22 +47,16 @@ class PackResult:
     shards: int
     classes: int
     bytes: int
-    taken_over: int
     input_bytes: int
     seconds: float
 
     def __str__(self) -> str:
-        new = self.records - self.taken_over
         lines = [
             f"{self.path}: {counted(self.records, 'record')} of {counted(self.classes, 'class', 'classes')} in "
             f"{counted(self.shards, 'shard')}, {size_text(self.bytes)}",
-            f"{new:,} records from {size_text(self.input_bytes)} in {self.seconds:.1f} s: "
-            f"{new / max(self.seconds, 1e-9):,.0f} records/s",
+            f"packed from {size_text(self.input_bytes)} in {self.seconds:.1f} s: "
+            f"{self.records / max(self.seconds, 1e-9):,.0f} records/s",
         ]
-        if self.taken_over:
-            lines.append(
-                f"{self.taken_over:,} records were kept from an earlier run that was stopped"
-            )
         if self.rejected:
             name = os.path.join(self.path, REJECTED)
             lines.append(f"{self.rejected:,} inputs left out: see {name}")
@@ -92,13 +83,10 @@ def pack(
     """Pack the images in `source` into the set `out`.
 
     Every byte of the set is a function of the inputs, the arguments, the decoder and the encoder, and not of
-    `workers`. If it is stopped or killed, the directory does not open as a set. The same call resumes after the last
-    complete shard.
+    `workers`. If it is stopped or killed, there is no set, and the next call begins anew.
 
     Args:
-        source: a file list, a tree with one directory per class, a Parquet file, or a directory of Parquet files. Do
-            not change it until the run is complete: a call that resumes compares only names, and sizes of Parquet
-            files.
+        source: a file list, a tree with one directory per class, a Parquet file, or a directory of Parquet files.
         mode: "encoded": the files' bytes as they are. "jpeg": images of `max_size` as JPEGs of `quality`.
             "raw": the pixels of such images. These two neither apply nor keep an EXIF orientation.
         max_size: the longest side, in pixels (default 256). Smaller images stay as they are.
@@ -129,7 +117,8 @@ def pack(
         named=(image_column, label_column, *columns),
     )
     check = check or mode != "encoded"
-    made = {"fastload": fastload.__version__, **inputs.about, **pixels, "check": check}
+    name = os.path.basename(os.path.normpath(source))
+    made = {"fastload": fastload.__version__, "source": name, **pixels, "check": check}
     began = time.monotonic()
     with PackedWriter(
         out,
@@ -139,13 +128,13 @@ def pack(
         made=made,
         shard_bytes=int(shard_mb * 1e6),
     ) as writer:
-        taken_over, input_bytes = writer.records, 0
+        input_bytes = 0
         prepare = _Prepare(mode, skip=on_error == "skip", check=check, **pixels)
         # None: hidden unless standard error is a terminal.
         hidden = None if progress else True
         with (
-            _prepared(prepare, inputs.inputs(writer.done), workers) as results,
-            tqdm(total=len(inputs), initial=writer.done, unit="record", disable=hidden) as bar,
+            _prepared(prepare, inputs.inputs(), workers) as results,
+            tqdm(total=len(inputs), unit="record", disable=hidden) as bar,
         ):
             for made_of, payload, sides, size, reason in results:
                 if payload is None:
@@ -163,7 +152,6 @@ def pack(
         len(index.shards),
         len(index.classes),
         sum(shard.bytes for shard in index.shards),
-        taken_over,
         input_bytes,
         time.monotonic() - began,
     )

@@ -7,16 +7,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastload._kit.disk import preadv
-from fastload.datasets.packed.format import Table, fault_of
+from fastload.datasets.packed.format import fault_of
 from fastload.datasets.packed.shards import Shards
 
-Verify = Literal["first", "always", "never"]
 _scratch = threading.local()  # `buffer`: uint8[n], into which the thread reads encoded records
 
 
@@ -25,14 +23,13 @@ class Payloads:
 
     Args:
         shards: the shards of the set.
-        verify, read_ahead_bytes: see `PackedDataset`.
+        read_ahead_bytes: see `PackedDataset`.
 
     Raises PackedDataError, with shard and record, if the set is damaged. Raises OSError if a disk fails.
     """
 
-    def __init__(self, shards: Shards, verify: Verify, read_ahead_bytes: int) -> None:
+    def __init__(self, shards: Shards, read_ahead_bytes: int) -> None:
         self.shards = shards
-        self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes
 
     @contextmanager
@@ -48,10 +45,10 @@ class Payloads:
             _scratch.buffer = buffer
 
     def read(self, number: int, row: int, buffer: NDArray[np.uint8] | None = None) -> memoryview:
-        """Return a payload, in `buffer` or in new memory, checked as `verify` says."""
+        """Return a payload, in `buffer` or in new memory. The first read of it is checked."""
         table = self.shards.table(number)
         payload = self._fetch(number, row, buffer, 0, int(table.lengths[row]))
-        if self._is_checked(row, table):
+        if not table.seen[row]:
             if fault := fault_of(payload, table, row):
                 raise self.shards.bad(number, row, fault)
             table.seen[row] = True
@@ -60,23 +57,19 @@ class Payloads:
     def read_rows(
         self, number: int, row: int, buffer: NDArray[np.uint8], first: int, stop: int
     ) -> NDArray[np.uint8]:
-        """Return rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
+        """Return rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3].
 
-        It reads no other rows, unless the checksum needs all rows.
+        It reads no other rows, unless the checksum needs them: at the first read of this record.
         """
         table = self.shards.table(number)
         assert table.sides is not None
         width = int(table.sides[row, 1])
         begin, end = 3 * width * first, 3 * width * stop
-        if self._is_checked(row, table):
-            payload = self.read(number, row, buffer)[begin:end]
-        else:
+        if table.seen[row]:
             payload = self._fetch(number, row, buffer, begin, end)
+        else:
+            payload = self.read(number, row, buffer)[begin:end]
         return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
-
-    def _is_checked(self, row: int, table: Table) -> bool:
-        """Return whether to compare the record's payload with its checksum now."""
-        return self.verify == "always" or (self.verify == "first" and not table.seen[row])
 
     def _fetch(
         self, number: int, row: int, buffer: NDArray[np.uint8] | None, first: int, stop: int

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from fastload._kit.integers import as_indices
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
-from fastload.datasets.packed.payloads import Payloads, Verify
+from fastload.datasets.packed.payloads import Payloads
 from fastload.datasets.packed.shards import Shards
 from fastload.errors import DecodeError, PackedDataError
 from fastload.rows import Run
@@ -30,7 +30,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     """A packed set, written by `fastload set pack`, as a map-style dataset of `(transform(image), label)`.
 
     It reads records by position, with the GIL released, without Arrow and without a lock. It can be shared between
-    threads, pickled, copied, and used after a fork.
+    threads, pickled, copied, and used after a fork. The first read of a record in a process compares its payload with
+    its checksum (0.7 ms a MB), and the first read from a shard all other bytes.
 
     Args:
         path: the directory of the set.
@@ -41,8 +42,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             payload as `bytes`, or in a set of mode "raw" as pixels, `uint8[H, W, 3]`.
         columns: names of extra columns. Their values, as Python objects, follow the label in a sample. After the
             first read from a shard, its columns stay in memory, including those of fastload.
-        verify: when to compare a record's payload with its checksum (0.7 ms a MB): at the "first" read of it in this
-            process, "always" or "never". All other bytes are always checked, at the first read from a shard.
         read_ahead_bytes: if a record is not in memory yet, ask the kernel to read the whole aligned piece of this many
             bytes around it. This helps slow storage with an order that soon returns to the same piece:
             `RankSampler(window=, run=)`, with a piece of about a run. 0 reads only the record.
@@ -86,11 +85,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         target_transform: Callable[[Any], Any] | None = None,
         decode: bool = True,
         columns: Sequence[str] = (),
-        verify: Verify = "first",
         read_ahead_bytes: int = 0,
     ) -> None:
-        if verify not in ("first", "always", "never"):
-            raise ValueError(f'verify must be "first", "always" or "never", got {verify!r}')
         if read_ahead_bytes < 0:
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
         # The working directory may change before a shard is opened.
@@ -104,7 +100,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                 f"{self.path} has no extra columns {unknown}. Its extra columns are {known}"
             )
         self.columns = tuple(columns)
-        self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes
         self.decode = decode
         self.transform = transform
@@ -161,11 +156,11 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return f"{place} ({_extras(sources, row)[0]})"
 
     def read(self, index: int) -> bytes:
-        """Return the payload of sample `index`, unchanged from the file, checked as `verify` says."""
+        """Return the payload of sample `index`, unchanged from the file. Its first read is checked."""
         return bytes(self._payloads().read(*self._place(index)))
 
     def _payloads(self) -> Payloads:
-        return Payloads(self._shards, self.verify, self.read_ahead_bytes)
+        return Payloads(self._shards, self.read_ahead_bytes)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         number, row = self._place(index)
@@ -220,9 +215,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return range(len(run))  # reading a sample of that shard raises it again
         columns = shards.columns
         labels[:] = columns.labels[records]
-        checked = np.full(len(records), self.verify == "always")
-        if self.verify == "first":
-            checked = ~columns.seen[records]
+        checked = ~columns.seen[records]
         source = _Source(
             np.array([files[number].fd for number in numbers.tolist()]),
             np.where(checked, columns.checksums[records].astype(np.int64), -1),

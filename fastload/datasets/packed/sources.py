@@ -1,14 +1,12 @@
-"""The inputs of packing: lists and trees of image files, Parquet files. They can begin at any input."""
+"""The inputs of packing: lists and trees of image files, Parquet files."""
 
 from __future__ import annotations
 
 import json
 import os
-import zlib
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +33,7 @@ class Input:
 class Files:
     """The images of a file list or of a tree with one directory per class, in a fixed order.
 
-    `about` identifies the inputs: JSON values that differ if the inputs differ. `columns` are their extra columns.
+    `columns` are their extra columns.
     """
 
     def __init__(self, source: str, *, base_dir: str | None) -> None:
@@ -48,23 +46,13 @@ class Files:
         self._base = os.path.join(base, "") if base else ""
         self.classes = self._files.classes
         self.columns: dict[str, pa.DataType] = {}
-        names = zlib.crc32(b"")
-        for path in self._files.image_paths:
-            names = zlib.crc32(os.fsencode(path.removeprefix(self._base)) + b"\n", names)
-        self.about = {
-            "source": os.path.basename(os.path.normpath(source)),
-            "inputs": len(self),
-            "names": names,
-        }
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def inputs(self, start: int) -> Iterator[Input]:
-        """Yield the inputs from number `start` on."""
-        samples = self._files.samples
-        for number in range(start, len(self)):
-            path, label = samples[number]
+    def inputs(self) -> Iterator[Input]:
+        """Yield the inputs, in order."""
+        for path, label in self._files.samples:
             yield Input(path.removeprefix(self._base), label, path=path)
 
 
@@ -82,7 +70,7 @@ class Parquet:
     """
 
     def __init__(self, source: str, paths: list[str], named: Sequence[str]) -> None:
-        self._paths, self._rows = paths, []
+        self._paths, self._rows = paths, 0
         self._image, self._label, *columns = named
         schema = None
         for path in paths:
@@ -94,7 +82,7 @@ class Parquet:
                 ) from error
             except pa.ArrowException as error:
                 raise FileListError(f"{path}: this is not a Parquet file: {error}") from error
-            self._rows.append(found.num_rows)
+            self._rows += found.num_rows
             arrow = found.schema.to_arrow_schema()
             schema = schema or arrow
             if not arrow.equals(schema):
@@ -107,13 +95,6 @@ class Parquet:
         self.columns = {name: schema.field(name).type for name in columns}
         self.classes = _class_names(schema, self._label)
         self._numbers = self._numbers_of_names(schema.field(self._label).type, source)
-        sizes = [os.path.getsize(path) for path in paths]
-        self.about = {
-            "source": os.path.basename(os.path.normpath(source)),
-            "inputs": len(self),
-            "sizes": zlib.crc32(json.dumps(sizes).encode()),
-            "columns": [*named],
-        }
 
     def _numbers_of_names(self, kind: pa.DataType, source: str) -> dict[str, int] | None:
         """Return the number of each name of a class, or None if labels are numbers. Names become the classes."""
@@ -132,27 +113,17 @@ class Parquet:
         return {name: number for number, name in enumerate(self.classes)}
 
     def __len__(self) -> int:
-        return sum(self._rows)
+        return self._rows
 
-    def inputs(self, start: int) -> Iterator[Input]:
-        """Yield the inputs from number `start` on."""
-        for path, rows in zip(self._paths, self._rows, strict=True):
-            if start < rows:
-                yield from self._of_file(path, start)
-            start = max(0, start - rows)
-
-    def _of_file(self, path: str, start: int) -> Iterator[Input]:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            rows = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
-            ends = [*accumulate(rows)]
-            first = bisect_right(ends, start)  # the row group with this row
-            columns = list(dict.fromkeys((self._image, self._label, *self.columns)))
-            groups, number = range(first, len(rows)), ends[first] - rows[first]
-            for batch in file.iter_batches(_ROWS, row_groups=groups, columns=columns):
-                for row in batch.to_pylist():
-                    if number >= start:
-                        yield self._input(f"{os.path.basename(path)}:{number}", row)
-                    number += 1
+    def inputs(self) -> Iterator[Input]:
+        """Yield the inputs, in order."""
+        columns = list(dict.fromkeys((self._image, self._label, *self.columns)))
+        for path in self._paths:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                batches = file.iter_batches(_ROWS, columns=columns)
+                rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+                for number, row in enumerate(rows):
+                    yield self._input(f"{os.path.basename(path)}:{number}", row)
 
     def _input(self, name: str, row: dict[str, Any]) -> Input:
         image, label = row[self._image], row[self._label]

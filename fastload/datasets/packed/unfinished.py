@@ -1,75 +1,82 @@
-"""The folder of a set that is being made: complete shards have their names, and the index comes last."""
+"""The folder in which a set is made. It lies beside the set to come, and becomes that by a rename.
+
+    ROOT/.unsealed/NAME        the folder, while a process makes the set ROOT/NAME
+    ROOT/.unsealed/NAME.lock   the lock that this process holds
+
+In a ROOT of another user, such as /tmp, each user has a folder .unsealed-UID.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fastload._kit.disk import locked_path, open_file, own_folder, write_file
-from fastload.datasets.manifest import INDEX, REJECTED, Index, dump_index
-
-_TAB = "\t"
+from fastload._kit.disk import locked_path, open_file, own_folder, sync_folder, write_file
+from fastload.datasets.manifest import INDEX, Index, dump_index
 
 
-class Unfinished:
-    """A folder that becomes a set. One process at a time makes it.
+def unsealed_folder(root: str) -> str:
+    """Return the path of the folder in which this user makes the sets of `root`. Raise OSError if it is a link."""
+    user = os.getuid()
+    mine = not os.path.exists(root) or os.stat(root).st_uid == user
+    return own_folder(root, ".unsealed" if mine else f".unsealed-{user}")
+
+
+@contextmanager
+def preparing(root: str, name: str, *, wait: bool | Callable[[], object]) -> Iterator[str]:
+    """Yield the folder in which a set is made, to one process at a time. It stays, unless the block deletes it.
 
     Args:
-        path: the folder.
-        work: folder in it with the lock, notes on what is made, and all files that are not complete.
-        durable: sync what is published, so that it survives a power loss.
+        wait: what to do while another process has the folder; see `fastload._kit.disk.lock`.
     """
-
-    def __init__(self, path: str, work: str, *, durable: bool = True) -> None:
-        self.path, self.work, self.durable = path, work, durable
-
-    def name(self, *names: str) -> str:
-        """Return the path of a file of the set."""
-        return os.path.join(self.path, *names)
-
-    def note(self, *names: str) -> str:
-        """Return the path of a file of the work."""
-        return os.path.join(self.path, self.work, *names)
-
-    @contextmanager
-    def locked(self, wait: bool | Callable[[], object]) -> Iterator[None]:
-        """Hold the lock in the block. The kernel frees it if the process dies. Raises BlockingIOError unless `wait`."""
-        try:
-            with locked_path(os.path.join(own_folder(self.path, self.work), "lock"), wait=wait):
-                yield
-        except OSError as error:
-            error.filename = error.filename or self.path  # neither flock nor fsync names the file
-            raise
-
-    def shards(self, begin: str = "") -> list[str]:
-        """Return the names of the complete shards, which begin with `begin`."""
-        return [n for n in os.listdir(self.path) if n.startswith(begin) and n.endswith(".arrow")]
-
-    def publish(self, path: str, content: bytes) -> None:
-        """Write a file of the set, or a note, that exists completely or not at all."""
-        write_file(path, content, partial=self.note("partial"), durable=self.durable)
-
-    def finish(self, index: Index, rejected: bytes | None) -> None:
-        """Write the index: now the folder is a set."""
-        if rejected:
-            self.publish(self.name(REJECTED), rejected)
-        self.publish(self.name(INDEX), dump_index(index))
+    folder = own_folder(unsealed_folder(root), name)
+    with locked_path(lock_path(folder), wait=wait, needed=False):
+        os.makedirs(folder, exist_ok=True)
+        yield folder
 
 
-def content(path: str, *, follow: bool = True) -> bytes | None:
-    """Return the content of a file, or None if there is none. See `open_file` for `follow`."""
+def lock_path(folder: str) -> str:
+    """Return the path of the lock file of such a folder."""
+    return f"{folder}.lock"
+
+
+def expect_free(path: str) -> None:
+    """Raise FileExistsError if there is a set, or another file, at `path`. An empty folder is free."""
+    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        found = "a set" if os.path.exists(os.path.join(path, INDEX)) else "another file or folder"
+        raise FileExistsError(
+            17,
+            f"{found} of this name exists. Remove it (a set with fastload set rm), or choose another name",
+            path,
+        )
+
+
+def seal(folder: str, path: str, index: Index, *, durable: bool) -> None:
+    """Write the index, and give the set its name.
+
+    Args:
+        durable: sync both, so that they survive a power loss.
+
+    Raises FileExistsError if the name is taken, OSError.
+    """
+    partial = os.path.join(
+        folder, "partial"
+    )  # a killed process leaves it, and the next one writes it again
+    write_file(os.path.join(folder, INDEX), dump_index(index), partial=partial, durable=durable)
     try:
-        with open_file(path, follow=follow) as file:
+        os.rename(folder, path)  # fails if `path` is a folder with files
+    except OSError:
+        expect_free(path)
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def content(path: str) -> bytes | None:
+    """Return the content of a file, or None if there is none."""
+    try:
+        with open_file(path) as file:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def rejected_lines(rejected: Iterable[tuple[str, str]]) -> bytes:
-    """Return the content of `rejected.txt`: a line for each input that was left out, with the reason."""
-    lines = (
-        f"{' '.join(name.replace(_TAB, ' ').splitlines())}{_TAB}{' '.join(reason.split())}\n"
-        for name, reason in rejected
-    )
-    return os.fsencode("".join(lines))

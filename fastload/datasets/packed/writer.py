@@ -14,39 +14,36 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload._kit.disk import sync_folder
-from fastload.datasets.manifest import INDEX, Index, Mode, Shard, described, shard_name
+from fastload._kit.disk import write_file
+from fastload.datasets.manifest import REJECTED, Index, Mode, Shard, described, shard_name
 from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
-from fastload.datasets.packed.unfinished import Unfinished, content, rejected_lines
+from fastload.datasets.packed.unfinished import expect_free, preparing, seal
 from fastload.errors import PackedDataError
 
-_ARGUMENTS = "arguments.json"
+_TAB = "\t"
 
 
 class PackedWriter:
     """Writes a packed set, record by record.
 
-    Leaving the `with` block completes the set. After an exception or a kill, the directory does not open as a set, but
-    its complete shards stay there. A writer with the same arguments takes them over, and says in `done` how many inputs
-    they hold. Add only the inputs after these. If you give the same records, the set is the same, byte by byte, as
-    without the interruption.
+    Leaving the `with` block completes the set. Until then, its files lie in a hidden folder `.unsealed` beside it.
+    After an exception, nothing is left. After a kill, the next writer of this set deletes what is left.
 
     Args:
-        path: the directory to create. It may exist, but must not hold a set.
+        path: the directory to create. It may exist, but must be empty.
         mode: the form of payloads. "encoded": any bytes; "jpeg": JPEGs; "raw": pixels.
         columns: name and Arrow type of each extra column.
         classes: class names in the order of their numbers; () if labels are not class numbers.
-        made: how the set is written, as JSON values. A stopped writer's shards are taken over only if its value is
-            equal.
+        made: how the set is written, as JSON values.
         shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
             fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
 
     Raises:
-        FileExistsError: `path` already holds a set, or shards of a stopped writer with other arguments.
-        BlockingIOError: another process writes there.
+        FileExistsError: `path` has files already.
+        BlockingIOError: another process writes this set.
         ValueError: an argument is out of range.
         OSError: the disk is full or cannot be written.
 
@@ -85,26 +82,22 @@ class PackedWriter:
             )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
-        self.done = 0  # inputs in complete shards: records and rejected ones
         self.rejected: list[tuple[str, str]] = []
         self.shards: list[Shard] = []
         self._inputs = 0  # all inputs so far
-        self._kept = 0  # length of `rejected` before the shard that is being written
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
         # Bytes of payloads and extra columns: of waiting rows, and of those in the file.
         self._waiting_bytes = self._written_bytes = 0
         self._file: ShardFile | None = None
-        self._folder = Unfinished(self.path, ".packing")
-        self._lock = ExitStack()
         self._index: Index | None = None
-        self._is_open = False
-        self._begin()
+        self._folder = self._begin()
+        self._is_open = True
 
     @property
     def records(self) -> int:
-        """The number of records written so far, including those of shards that were taken over."""
+        """The number of records written so far."""
         waiting = len(self._rows) + (self._file.rows if self._file else 0)
         return waiting + sum(shard.rows for shard in self.shards)
 
@@ -180,25 +173,21 @@ class PackedWriter:
         index = Index(
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
-        for name in {*self._folder.shards("shard-")} - {shard.name for shard in self.shards}:
-            os.unlink(self._folder.name(name))  # renamed, but not yet listed before a kill
-        self._folder.finish(index, rejected_lines(self.rejected))
+        if self.rejected:
+            write_file(os.path.join(self._folder, REJECTED), self._rejected_lines())
+        seal(self._folder, self.path, index, durable=True)
         self._index = index
-        shutil.rmtree(self._folder.note())
-        self._close()
+        self.abandon()
         return index
 
     def abandon(self) -> None:
-        """Stop without completing the set. Complete shards stay for the next writer, and the rest is deleted."""
-        if self._file is not None:
-            self._file.discard()
-            self._file = None
-        self._rows.clear()
-        self._close()
-
-    def _close(self) -> None:
-        self._is_open = False
-        self._lock.close()
+        """Stop, and delete what is written, unless the set is complete."""
+        if self._is_open:
+            self._is_open = False
+            if self._file is not None:
+                self._file.discard()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._lock.close()
 
     def __enter__(self) -> PackedWriter:
         return self
@@ -210,70 +199,19 @@ class PackedWriter:
         finally:
             self.abandon()
 
-    # ---- beginning, and beginning again ----
-
-    def _begin(self) -> None:
-        try:
-            self._lock.enter_context(self._folder.locked(wait=False))
-        except BlockingIOError as error:
-            error.filename, error.strerror = self.path, "another process packs into this folder"
-            raise
-        self._is_open = True
-        try:
-            self._take_over()
-        except BaseException:
-            self._close()
-            raise
-
-    def _take_over(self) -> None:
-        wanted = {
-            "mode": self.mode,
-            "classes": list(self.classes),
-            "schema": [list(field) for field in described(self.schema)],
-            "made": self.made,
-            "shard_bytes": self.shard_bytes,
-        }
-        found = content(self._folder.note(_ARGUMENTS))
-        reason = ""
-        if os.path.exists(self._folder.name(INDEX)):
-            # A writer was killed between writing the index and this, or a set existed before.
-            reason = "the folder already holds a packed set. Remove it, or name another folder"
-        elif found is None and self._folder.shards("shard-"):
-            reason = (
-                "the folder holds shards without an index. Delete them, or choose another folder"
-            )
-        if reason:
-            shutil.rmtree(self._folder.note())
-            raise FileExistsError(17, reason, self.path)
-        if found is None:
-            self._folder.publish(self._folder.note(_ARGUMENTS), json.dumps(wanted).encode())
-        elif (others := json.loads(found)) != wanted:
-            differing = [name for name in wanted if others.get(name) != wanted[name]]
-            raise FileExistsError(
-                17,
-                f"packing into this folder with other arguments ({', '.join(differing)}) was stopped. Give the "
-                "same arguments, delete the folder, or choose another",
-                self.path,
-            )
-        while self._take_over_shard(self._note_of(len(self.shards))):
-            pass
-
-    def _note_of(self, number: int) -> str:
-        return self._folder.note(f"{number}.json")
-
-    def _take_over_shard(self, note: str) -> bool:
-        if (found := content(note)) is None:
-            return False
-        about = json.loads(found)
-        shard = Shard.of(about["shard"])
-        file_name = self._folder.name(shard.name)
-        if not os.path.exists(file_name) or os.path.getsize(file_name) != shard.bytes:
-            return False
-        self.shards.append(shard)
-        self.rejected += [(source, reason) for source, reason in about["rejected"]]
-        self._kept = len(self.rejected)
-        self.done = self._inputs = about["done"]
-        return True
+    def _begin(self) -> str:
+        """Lock the folder in which the set is made, and delete what a killed writer has left there."""
+        expect_free(self.path)
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(preparing(*os.path.split(self.path), wait=False))
+            except BlockingIOError as error:
+                error.filename, error.strerror = self.path, "another process packs into this folder"
+                raise
+            shutil.rmtree(folder)
+            os.mkdir(folder)
+            self._lock = stack.pop_all()
+        return folder
 
     # ---- writing ----
 
@@ -294,8 +232,8 @@ class PackedWriter:
         ]
         batch = pa.record_batch([payload, *columns], schema=self.schema)
         if self._file is None:
-            name = self._folder.note(shard_name(len(self.shards)))
-            self._file = ShardFile(name, self.schema, payloads=True)
+            name = shard_name(len(self.shards))
+            self._file = ShardFile(os.path.join(self._folder, name), self.schema, payloads=True)
         self._file.append(batch)
         self._written_bytes += self._waiting_bytes
         self._rows, self._waiting_bytes = [], 0
@@ -310,16 +248,16 @@ class PackedWriter:
 
     def _end_shard(self) -> None:
         assert self._file is not None
-        shard = self._file.complete()
-        os.replace(self._file.name, self._folder.name(shard.name))
-        sync_folder(self.path)
+        self.shards.append(self._file.complete())
         self._file, self._written_bytes = None, 0
-        self.done = self._inputs
-        rejected = self.rejected[self._kept :]
-        about = {"shard": vars(shard), "done": self.done, "rejected": rejected}
-        self._kept = len(self.rejected)
-        self._folder.publish(self._note_of(len(self.shards)), json.dumps(about).encode())
-        self.shards.append(shard)
+
+    def _rejected_lines(self) -> bytes:
+        """Return a line for each input that was left out, with the reason."""
+        lines = (
+            f"{' '.join(name.replace(_TAB, ' ').splitlines())}{_TAB}{reason}\n"
+            for name, reason in self.rejected
+        )
+        return os.fsencode("".join(lines))
 
 
 def _nbytes(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""A peer of a server that lies: `liar.py parameters|store ADDRESS`.
+"""A peer of a server that lies: `liar.py ADDRESS`.
 
 Each line of the input, "malformed SEED COUNT" or "lies SEED COUNT", is answered with a line of JSON: how often each
 status came. Malformed messages are made without Arrow's writer, which would not make them. Lies are well-formed calls
@@ -117,10 +117,10 @@ def malformed_messages(draw: random.Random) -> list[bytes]:
     return messages
 
 
-def malformed(draw: random.Random, kind: str) -> tuple[str, list[bytes]]:
-    if kind == "parameters" and draw.random() < 0.9:
+def malformed(draw: random.Random) -> tuple[str, list[bytes]]:
+    if draw.random() < 0.9:
         return "DoExchange", malformed_messages(draw)
-    messages = [*lie_to_store(draw)[1], *malformed_messages(draw), DESCRIPTOR, b""]
+    messages = [*malformed_messages(draw), DESCRIPTOR, b""]
     return draw.choice(METHODS), [damaged(draw, draw.choice(messages))]
 
 
@@ -185,7 +185,7 @@ def lie(draw: random.Random) -> tuple[Any, Any]:
     return method, arguments
 
 
-def lie_to_parameters(draw: random.Random) -> tuple[str, list[bytes]]:
+def well_formed_lie(draw: random.Random) -> tuple[str, list[bytes]]:
     messages = [DESCRIPTOR + field(2, SCHEMA_HEAD)]
     method, arguments = lie(draw)
     encoded = Encoded({"method": method, "arguments": arguments})
@@ -195,28 +195,6 @@ def lie_to_parameters(draw: random.Random) -> tuple[str, list[bytes]]:
         messages.append(data(metadata, head, body))
         head = b""
     return "DoExchange", messages
-
-
-def lie_to_store(draw: random.Random) -> tuple[str, list[bytes]]:
-    """Return a method of Flight, and its one message."""
-    name = draw.choice(("s", "t", "../s", "s/../s", ".", "", "index.json", draw.choice(ANYTHING)))
-    part = draw.choice(
-        ("shard-00000.arrow", "index.json", "../s/shard-00000.arrow", draw.choice(ANYTHING))
-    )
-    ticket = f"{draw.choice(('file', 'columns', *ANYTHING))}/{name}/{part}"
-    text = draw.choice((ticket, ticket, ticket, str(name))).encode(errors="replace")
-    said = str(name).encode(errors="replace")
-    path = field(3, said) + field(3, str(part).encode(errors="replace"))
-    return draw.choice((
-        ("DoGet", [field(1, text)]),
-        ("DoGet", [field(1, draw.choice((b"", b"/" * 100_000, b"\xff\xfe", b"5")))]),
-        ("DoAction", [field(1, draw.choice((b"set 2", b"", b"other"))) + field(2, said)]),
-        ("DoAction", [field(1, b"set 2") + field(2, draw.choice((b"\xff", b"s" * 100_000, b"s\0")))]),
-        ("GetFlightInfo", [b"\x08\x01" + path]),
-        ("GetFlightInfo", [b"\x08\x02" + field(2, text)]),
-        ("ListFlights", [field(1, text)]),
-        (draw.choice(("DoExchange", "DoPut")), [DESCRIPTOR + field(2, SCHEMA_HEAD)]),
-    ))  # fmt: skip
 
 
 # ---- the program ----
@@ -234,18 +212,16 @@ def sent(channel: grpc.Channel, method: str, messages: list[bytes]) -> str:
 
 
 def main() -> None:
-    kind, address = sys.argv[1:]
+    (address,) = sys.argv[1:]
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(address.removeprefix("grpc://"), options=unlimited) as channel:
         for line in sys.stdin:
             what, seed, times = line.split()
-            draw = random.Random(f"{kind} {what} {seed}")
-            lying = lie_to_parameters if kind == "parameters" else lie_to_store
+            draw = random.Random(f"parameters {what} {seed}")
+            making = malformed if what == "malformed" else well_formed_lie
             found: Counter[str] = Counter()
             for _ in range(int(times)):
-                found[
-                    sent(channel, *(malformed(draw, kind) if what == "malformed" else lying(draw)))
-                ] += 1
+                found[sent(channel, *making(draw))] += 1
             print(json.dumps(found), flush=True)
 
 
