@@ -21,7 +21,7 @@ from tests.docs.pages import ROOT, command_lines, spans
 from tests.docs.test_command_lines import CHECKED, lines_of_help
 
 EXTRAS = {
-    r"fastload (featurize|parameters|set (?!inspect check))": "arrow",
+    r"fastload (featurize|parameters|set )": "arrow",
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
     r"fastload tensorboard|fastload train .*--scalars": "tensorboard",

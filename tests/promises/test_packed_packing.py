@@ -411,7 +411,7 @@ def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path)
         (("pack", listed, path), "3.png: cannot be decoded"),
         (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
         (("verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}: no set (index.json), and no loader's state"),
+        (("inspect", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
     ]:
         result = call(*arguments)
         assert result.exit_code in (1, 2)
