@@ -46,7 +46,7 @@ CORE_TESTS = (
 )
 NOT_CORE_TESTS = tuple(
     f"tests/test_{name}"
-    for name in ("benchmarks", "check", "cli", "examples", "peers", "tensorboard")
+    for name in ("benchmarks", "check", "cli", "examples", "peers")
 )
 ELSEWHERE = {
     ".github/": (),

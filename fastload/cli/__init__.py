@@ -20,7 +20,6 @@ from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
 from fastload.cli.sets import inspect, sets, stage, verify
 from fastload.cli.submit import submit
-from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
 
 
@@ -64,7 +63,7 @@ def main() -> None:
 
 for command in (
     *(images, mnist, bench, check, sets, parameters),
-    *(env, tensorboard, train, featurize, predict, flow, submit),
+    *(env, train, featurize, predict, flow, submit),
 ):
     main.add_command(command)
 # Names of earlier versions, which no list shows.

@@ -8,6 +8,10 @@ So one test puts an empty library in its place: the charts stay empty, and the r
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +23,6 @@ from fastload import DataLoader
 from fastload.train.profiling import StepProfiler
 from fastload.train.tensorboard import loader_scalars
 from tests.browser.conftest import Browser
-from tests.tensorboard_process import tensorboard
 
 STEPS = 16
 RUN = "2026-11-21-18-30-05-workers2-ranks1"
@@ -64,10 +67,15 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             for name, value in loader_scalars(loader.stats()).items():
                 scalars.add_scalar(name, value, step)
             profiler.step()
+    assert len([*logdir.rglob("*.pt.trace.json.gz")]) == 2
     errors = tmp_path_factory.mktemp("errors") / "stderr"
-    with tensorboard(logdir, "--port", "0", errors=errors) as running:
-        assert "(runs: 1, profiles: 2)" in running.said
-        yield running.url
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0"]
+    with open(errors, "w") as stderr, subprocess.Popen(command, stderr=stderr) as server:
+        while not (found := re.search(r" at (http://\S+)", errors.read_text())):
+            assert server.poll() is None, errors.read_text()
+            time.sleep(0.1)
+        yield found[1]
+        server.terminate()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ EXTRAS = {
     r"fastload (featurize|parameters|set )": "arrow",
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
-    r"fastload tensorboard|fastload train .*--scalars": "tensorboard",
+    r"fastload train .*--scalars": "tensorboard",
     r"fastload predict .*--source (inbox|'kafka)": "stream",
 }
 GENERATED = {"promises.md"}
@@ -130,7 +130,6 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("train --packed .", "arrow"),
         ("predict mine:model mine:samples --name a", "arrow"),
         ("bench --file-list-path index.json --html a.html", "bench"),
-        ("tensorboard .", "tensorboard"),
         ("train --file-list-path index.json --scalars", "tensorboard"),
         ("predict mine:model --source inbox --decode mine:model --sink .", "stream"),
     ],
