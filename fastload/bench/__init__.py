@@ -6,8 +6,7 @@
     figures.py     the figures of a run, as pure values, and those of several ranks together
     report.py      outcomes to rows, rows to a table, all of it to JSON
     plot.py        that JSON and the rows as one figure (matplotlib)
-    page.py        that JSON, the table and the figure as report.html, by the template page.html
 
-Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON, charts -> page. A sweep is a longer plan.
+Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON, charts. A sweep is a longer plan.
 This package and `train` never import each other. What both need is in `measure`.
 """

@@ -23,7 +23,7 @@ LOADER_NAMES: dict[LoaderKind, str] = {
     "torch": "torch processes",
     "serial": "serial, one thread",
 }
-"""Names in the legends of plots and pages, in this order."""
+"""Names in the legends of plots, in this order."""
 _WORKERS = {"thread": "thread", "process": "process", "torch": "torch process"}
 
 

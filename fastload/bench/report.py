@@ -193,6 +193,12 @@ def verdict(rows: Sequence[Row]) -> str | None:
     return "\n".join(sentences) or None
 
 
+def findings(outcomes: Sequence[Outcome]) -> str:
+    """Return what bounds each loader, a line for each that measures itself."""
+    found = {it.run.name: it.figures.finding for it in outcomes if it.figures}
+    return "\n".join(f"{name}: {finding}" for name, finding in found.items() if finding)
+
+
 def partial(done: int, planned: int) -> str:
     """Return the line that says how many runs were completed, or "" if all were."""
     return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
@@ -238,10 +244,5 @@ def _flat(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the document whole or not at all, and make missing folders."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and make missing folders. Escape bytes of file names that are not UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, text.encode("utf-8", "backslashreplace"), durable=False)
+    write_file(path, json.dumps(content, indent=2).encode() + b"\n", durable=False)

@@ -48,7 +48,7 @@ from fastload.measure import fresh
 from fastload.measure.fresh import ending
 from fastload.measure.processes import descendants
 from fastload.measure.provenance import provenance
-from tests.bench.documents import failure, outcome
+from tests.bench.documents import RACE, document, failure, outcome
 from tests.children import Python, warm_runs
 from tests.distributed.launching import is_over
 from tests.image_files import listed_images
@@ -287,7 +287,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The signal comes within the second run."""
-    scratch, written, page = (tmp_path / name for name in ("scratch", "race.json", "race.html"))
+    scratch, written = tmp_path / "scratch", tmp_path / "race.json"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     watch, started = fresh._watch, []
@@ -308,9 +308,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     monkeypatch.setattr(fresh, "_watch", signalled)
     options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --json {written}"
     options += " --status-print-interval 1"
-    result = CliRunner().invoke(
-        main, ["bench", *options.split(), "--file-list", str(file_list), "--html", str(page)]
-    )
+    result = CliRunner().invoke(main, ["bench", *options.split(), "--file-list", str(file_list)])
     assert result.exit_code == code, result.output
     assert result.stderr.splitlines()[-1] == said
     for said in (
@@ -322,7 +320,6 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     document = json.loads(written.read_text())
     assert (document["partial"], document["planned_runs"]) == (True, 100)
     assert len(document["runs"]) == 1
-    assert "Partial: stopped after 1 of 100 runs." in page.read_text()
     assert wait_for_the_end_of(started, limit_s=5) == []
     assert list(scratch.iterdir()) == []
 
@@ -378,6 +375,32 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     table = report.table(report.summarise(noisy), noisy[0].run.workload)
     assert one_thread not in table, "of the serial loader alone"
     assert busy in table
+    simulated = outcome("thread", 2, 150.0, step_ms=12.5)
+    table = report.table(report.summarise([simulated]), simulated.run.workload)
+    assert "simulated: waits 12.5 ms, without an accelerator" in table
+
+
+def test_what_bounds_each_loader_is_a_line_for_each_that_measures_itself() -> None:
+    outcomes = [outcome("thread", 2, 1.0), outcome("torch", 2, 1.0), failure("serial", 0)]
+    assert report.findings(outcomes) == "2 threads: The moon bounds 2 threads."
+
+
+def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks() -> None:
+    pytest.importorskip("matplotlib")
+    from fastload.bench import plot
+
+    figure = plot.draw(document(RACE), report.summarise(RACE))
+    left, _, ranks, _ = figure.axes
+    lines = {str(line.get_label()): [*line.get_ydata()] for line in left.lines}  # type: ignore[arg-type]
+    assert lines["serial, one thread"] == [101.0, 101.0]
+    points = {str(bar.get_label()): [*bar[0].get_ydata()] for bar in left.containers}  # type: ignore[index,union-attr]
+    assert points["fastload threads"] == [111.0, 206.0]
+    legend = left.get_legend()
+    assert legend is not None
+    named = {text.get_text() for text in legend.get_texts()}
+    assert named == {*points, "serial, one thread"}
+    assert ranks.get_xlabel().endswith("in each of 2 ranks")
+    assert "cache warm\nstep none" in figure.get_supxlabel()
 
 
 def test_the_verdict_names_the_best_of_each_whichever_is_faster() -> None:
