@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,10 +155,10 @@ def test_a_case_that_hangs_is_ended() -> None:
 def test_what_ends_the_runner_ends_the_case(
     signum: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    children = []
+    children: list[fresh.Child] = []
 
-    def signalled(started: list[subprocess.Popen[bytes]], *_: object) -> None:
-        children.extend(started)
+    def signalled(started: fresh.Child, *_: object) -> None:
+        children.append(started)
         signal.raise_signal(signum)
 
     monkeypatch.setattr(fresh, "_watch", signalled)

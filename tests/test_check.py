@@ -620,8 +620,7 @@ def test_the_command_ends_with_0_1_or_2(
 ) -> None:
     def here(_: str, options: dict[str, Any], **__: Any) -> Ended:
         """Stand in for the child: a new Python imports torch for seconds."""
-        result = checked(options, 0, lambda: None)
-        return Ended(results=[result], error=None, status=0, peak_bytes=None, messages="")
+        return Ended(result=checked(options), error=None, status=0, peak_bytes=None, messages="")
 
     monkeypatch.setattr("fastload.measure.fresh.run_fresh", here)
     monkeypatch.syspath_prepend(tmp_path)

@@ -42,7 +42,7 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
     \b
     Examples:
         fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json
-        fastload bench --file-list-path train.txt --workers 1,2,4,8 --ranks 1,2,4 -q
+        fastload bench --file-list-path train.txt --workers 1,2,4,8 -q
         fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
         fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png

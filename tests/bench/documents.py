@@ -13,23 +13,21 @@ from fastload.measure.provenance import provenance
 
 
 def outcome(
-    loader: LoaderKind, workers: int, rate: float, *, ranks: int = 1, repeat: int = 0, **work: Any
+    loader: LoaderKind, workers: int, rate: float, *, repeat: int = 0, **work: Any
 ) -> Outcome:
     options = {"file_list": "list.txt", "batch_size": 10, "steps": 15, **work}
-    run = Run(
-        workload=Workload(**options), loader=loader, workers=workers, ranks=ranks, repeat=repeat
-    )
+    run = Run(workload=Workload(**options), loader=loader, workers=workers, repeat=repeat)
     stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
         rate=rate,
-        rank_rates=[rate / ranks] * ranks,
+        rank_rates=[rate],
         window_rates=[rate],
         first_batch_s=0.25,
         steady_s=2.0,
-        wait_shares=[0.5] * ranks,
+        wait_shares=[0.5],
         cpu_s_per_1000=3.0 if loader != "torch" else None,
         total_s=3.0,
-        samples=150 * ranks,
+        samples=150,
         unique_samples=140,
         loader_stats=None if loader == "torch" else stats,
         finding=None if loader == "torch" else f"The moon bounds {run.name}.",
@@ -74,5 +72,4 @@ RACE = [
     *(outcome("thread", 2, 205.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("torch", 2, 150.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("plan", 2, 260.0 + repeat, repeat=repeat) for repeat in range(3)),
-    outcome("thread", 2, 390.0, ranks=2),
 ]

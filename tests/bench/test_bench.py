@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
     lines: list[str] = []
     figures = loop.measure(
         run_over(file_list, loader, workers, status_print_interval=3), lines.append
-    ).figures
+    )
     rate = r"\d+\.\d\d"
     expected = [
         "Batch size: 4",
@@ -195,7 +195,7 @@ def test_a_loader_that_delivers_other_samples_fails_the_run(
 def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
     file_list: Path,
 ) -> None:
-    figures = loop.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None).figures
+    figures = loop.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None)
     assert figures.steady_s >= 2 * 0.030
     assert (figures.wait_shares[0] or 0.0) <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
 
@@ -292,10 +292,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     watch, started = fresh._watch, []
 
-    def signalled(
-        children: Sequence[fresh.Child], folder: Path, say: Callable[[str], None], *given: Any
-    ) -> int | None:
-        [run] = children
+    def signalled(run: fresh.Child, say: Callable[[str], None], *given: Any) -> None:
         started.append(run.pid)
 
         def heard(line: str) -> None:
@@ -303,7 +300,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
             if len(started) == 2 and line.startswith("step_img_rate"):
                 signal.raise_signal(sent)
 
-        return watch(children, folder, heard, *given)
+        watch(run, heard, *given)
 
     monkeypatch.setattr(fresh, "_watch", signalled)
     options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --json {written}"
@@ -385,12 +382,12 @@ def test_what_bounds_each_loader_is_a_line_for_each_that_measures_itself() -> No
     assert report.findings(outcomes) == "2 threads: The moon bounds 2 threads."
 
 
-def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks() -> None:
+def test_the_chart_has_the_rates_of_each_loader() -> None:
     pytest.importorskip("matplotlib")
     from fastload.bench import plot
 
     figure = plot.draw(document(RACE), report.summarise(RACE))
-    left, _, ranks, _ = figure.axes
+    left, right = figure.axes
     lines = {str(line.get_label()): [*line.get_ydata()] for line in left.lines}  # type: ignore[arg-type]
     assert lines["serial, one thread"] == [101.0, 101.0]
     points = {str(bar.get_label()): [*bar[0].get_ydata()] for bar in left.containers}  # type: ignore[index,union-attr]
@@ -399,7 +396,7 @@ def test_the_chart_has_the_rates_of_each_loader_and_number_of_ranks() -> None:
     assert legend is not None
     named = {text.get_text() for text in legend.get_texts()}
     assert named == {*points, "serial, one thread"}
-    assert ranks.get_xlabel().endswith("in each of 2 ranks")
+    assert right.get_title(loc="left").startswith("Seconds to the first batch")
     assert "cache warm\nstep none" in figure.get_supxlabel()
 
 
