@@ -20,10 +20,10 @@ from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
 
 LOADERS = (
-    "images latency engine tensor_dataset small memory collate thread_cost randomness processes"
+    "images latency engine tensor_dataset small memory collate thread_cost processes"
 )
-NAMES = (*LOADERS.split(), "packing", "store")
-ASKED_FOR = ("device", "kinds", "peers", "scale", "sequences")
+NAMES = (*LOADERS.split(), "store")
+ASKED_FOR = ("device", "kinds", "peers", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -60,7 +60,7 @@ class Section:
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except those that take long: kinds, scale, device, and peers and
+    Without NAME, all benchmarks run except those that take long: kinds, device, and peers and
     sequences, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
