@@ -1,7 +1,6 @@
 """Promises:
 - `fastload check` finds what threads cannot share, and says what to do.
 - `fastload check` compares the rows that a dataset fills with its samples.
-- `fastload check` distinguishes random draws from a sample that seeds the generator that it draws from.
 - `fastload check` reports a dataset that ends the process, and in which reading.
 """
 
@@ -224,19 +223,6 @@ def test_draws_from_global_random_state_are_named_and_are_no_fault() -> None:
     report = check(DrawsForNothing("held"), samples=32, workers=2)
     assert "No sample depends on these draws" in words(report, "note")
     assert "bit for bit" in str(report)
-
-
-def test_draws_that_shall_be_alike_and_are_not_are_a_fault() -> None:
-    class ImageAndMask(Draws):
-        def __getitem__(self, index: int) -> Any:
-            random.seed(index)
-            image = super().__getitem__(index)
-            random.seed(index)
-            return image, super().__getitem__(index)
-
-    report = check(ImageAndMask("held"), samples=32, workers=2)
-    assert not report.ok
-    assert "an image and its mask" in words(report, "fault")
 
 
 def test_what_raises_in_threads_alone_is_found_though_samples_are_random() -> None:
