@@ -53,14 +53,6 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- what it teaches ----
 
 
-def test_the_old_names_of_commands_are_those_of_set() -> None:
-    for line in ("store ls", "store info", "store serve", "pack", "verify", "stage", "inspect"):
-        old = call(*line.split(), "--help").output
-        new = call("set", line.split()[-1].replace("info", "inspect"), "--help").output
-        assert old.split("\n\n", 1)[1] == new.split("\n\n", 1)[1]
-    assert "  store" not in call("--help").output
-
-
 def test_module_and_command_are_the_same_and_load_no_torch() -> None:
     """`python -m fastload` is run by the code that `-m` runs, after a look at what the command imported."""
     code = (

@@ -142,11 +142,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
-        ("store ls --root .", "x bfloat16[2], flag bool, name string"),
-        ("store info columns --root .", "row 3: x [1 1], flag True, name d"),
-        ("store gc --root .", "0 B freed"),
-        ("inspect columns", "row 3: x [1 1], flag True, name d"),
-        ("inspect packed", "shard-00000.arrow, record 0 (a.bin): 5 B, label 3"),
+        ("set ls --root .", "x bfloat16[2], flag bool, name string"),
+        ("set inspect columns --root .", "row 3: x [1 1], flag True, name d"),
+        ("set gc --root .", "0 B freed"),
+        ("set inspect columns", "row 3: x [1 1], flag True, name d"),
+        ("set inspect packed", "shard-00000.arrow, record 0 (a.bin): 5 B, label 3"),
         ("flow show pipe.toml", "never ran"),
         ("env", "cores for this rank: "),
     ],

@@ -408,10 +408,10 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
 def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path) -> None:
     path = tmp_path / "set"
     for arguments, message in [
-        (("pack", listed, path), "3.png: cannot be decoded"),
-        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
-        (("verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
+        (("set", "pack", listed, path), "3.png: cannot be decoded"),
+        (("set", "pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
+        (("set", "verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
+        (("set", "inspect", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
     ]:
         result = call(*arguments)
         assert result.exit_code in (1, 2)
