@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from benchmarks._report import Row, table
 from benchmarks._run import Case, Outcome, execute, load
@@ -117,18 +116,13 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
     cases = benchmark.cases(smoke=smoke)
     count = 1 if smoke else repeats or benchmark.REPEATS
     outcomes: dict[str, list[Outcome]] = {case.name: [] for case in cases}
-    total = count * len(cases)
-    with tqdm(total=total, unit="run", leave=False, file=sys.stderr, disable=None) as bar:
-        for repeat in range(count):
-            for case in cases if repeat % 2 == 0 else cases[::-1]:
-                bar.set_description(f"{name}: {case.name}")
-                if bar.disable:
-                    click.echo(f"{name}: {case.name}", err=True)
-                outcome = execute(name, case)
-                outcomes[case.name].append(outcome)
-                if outcome.failed:
-                    bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
-                bar.update()
+    for repeat in range(count):
+        for case in cases if repeat % 2 == 0 else cases[::-1]:
+            click.echo(f"{name}: {case.name}", err=True)
+            outcome = execute(name, case)
+            outcomes[case.name].append(outcome)
+            if outcome.failed:
+                click.echo(f"{name}: {case.name}: {outcome.error}", err=True)
     results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
     versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
     versions |= getattr(benchmark, "machine", dict)()
