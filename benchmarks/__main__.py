@@ -18,9 +18,7 @@ from benchmarks._run import Case, Outcome, execute, load
 from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
 
-LOADERS = (
-    "images latency engine tensor_dataset small memory collate thread_cost processes"
-)
+LOADERS = "images latency engine tensor_dataset small memory collate thread_cost processes"
 NAMES = (*LOADERS.split(), "store")
 ASKED_FOR = ("device", "kinds", "peers", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.multiprocessing import spawn
+from torch.multiprocessing import get_start_method, set_start_method, spawn
 from torch.utils.data import Dataset, DistributedSampler, default_collate
 
 from benchmarks._data import Photos, sample_images
@@ -211,12 +211,13 @@ def measure_forks(forks: int, seconds: float) -> Figures:
 def measure_ranks(samples: int) -> Figures:
     """Train in two ranks with a loader each, and check that they read each sample once in each epoch."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_train_rank, (samples, folder), nprocs=RANKS)
+        spawn(_train_rank, (samples, folder, get_start_method()), nprocs=RANKS)
         figures: Figures = json.loads(Path(folder, "figures").read_text())
     return figures
 
 
-def _train_rank(rank: int, samples: int, folder: str) -> None:
+def _train_rank(rank: int, samples: int, folder: str, method: str) -> None:
+    set_start_method(method, force=True)  # of its workers, which `spawn` would spawn too
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     own_gpus = torch.cuda.device_count() >= RANKS

@@ -172,7 +172,9 @@ class Numbers:
     def __iter__(self) -> Iterator[torch.Tensor]:
         for images, numbers in self.batches:
             if (images.dtype, images.shape) != (torch.uint8, self.shape):
-                raise BenchError(f"expected a batch of uint8{[*self.shape]}, got {images.dtype}{[*images.shape]}")
+                raise BenchError(
+                    f"expected a batch of uint8{[*self.shape]}, got {images.dtype}{[*images.shape]}"
+                )
             yield numbers
 
 

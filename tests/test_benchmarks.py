@@ -22,6 +22,7 @@ from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, row, table
 from benchmarks._run import Case, execute, load
+from fastload._kit.guard import PARENT_DIED
 from fastload.bench.figures import BenchError
 from fastload.measure import fresh
 from tests.children import run_python, warm_runs
@@ -163,7 +164,7 @@ def test_what_ends_the_runner_ends_the_case(
     monkeypatch.setattr(fresh, "_watch", signalled)
     result = click.testing.CliRunner().invoke(main, ["latency", "--smoke"])
     assert result.exit_code == status
-    assert [child.returncode for child in children] == [-signal.SIGKILL]
+    assert [child.returncode for child in children] == [-PARENT_DIED]
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,10 @@ def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path)
     path = tmp_path / "set"
     for arguments, message in [
         (("set", "pack", listed, path), "3.png: cannot be decoded"),
-        (("set", "pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
+        (
+            ("set", "pack", listed, path, "--quality", "3", "--mode", "raw"),
+            "quality works only with mode",
+        ),
         (("set", "verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
         (("set", "inspect", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
     ]:

@@ -237,7 +237,14 @@ def test_number_and_kind_of_workers_change_nothing_that_is_learned(
 
 def test_a_packed_set_is_trained_on(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    arguments = ["set", "pack", str(images / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
+    arguments = [
+        "set",
+        "pack",
+        str(images / "list.txt"),
+        str(tmp_path / "packed"),
+        "--max-size",
+        "16",
+    ]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     arguments = ["train", "--packed", str(tmp_path / "packed"), "-b", "8", "-s", "3"]
     arguments += ["--logdir", str(tmp_path), "--image-size", "8", "--device", "cpu"]
