@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from benchmarks._report import Row, table
 from benchmarks._run import Case, Outcome, execute, load
 from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
 
-LOADERS = (
-    "images latency engine tensor_dataset small memory collate thread_cost randomness processes"
-)
-NAMES = (*LOADERS.split(), "packing", "store")
-ASKED_FOR = ("device", "kinds", "peers", "scale", "sequences")
+LOADERS = "images latency engine tensor_dataset small memory collate thread_cost processes"
+NAMES = (*LOADERS.split(), "store")
+ASKED_FOR = ("device", "kinds", "peers", "sequences")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -60,7 +57,7 @@ class Section:
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except those that take long: kinds, scale, device, and peers and
+    Without NAME, all benchmarks run except those that take long: kinds, device, and peers and
     sequences, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
@@ -117,18 +114,13 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
     cases = benchmark.cases(smoke=smoke)
     count = 1 if smoke else repeats or benchmark.REPEATS
     outcomes: dict[str, list[Outcome]] = {case.name: [] for case in cases}
-    total = count * len(cases)
-    with tqdm(total=total, unit="run", leave=False, file=sys.stderr, disable=None) as bar:
-        for repeat in range(count):
-            for case in cases if repeat % 2 == 0 else cases[::-1]:
-                bar.set_description(f"{name}: {case.name}")
-                if bar.disable:
-                    click.echo(f"{name}: {case.name}", err=True)
-                outcome = execute(name, case)
-                outcomes[case.name].append(outcome)
-                if outcome.failed:
-                    bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
-                bar.update()
+    for repeat in range(count):
+        for case in cases if repeat % 2 == 0 else cases[::-1]:
+            click.echo(f"{name}: {case.name}", err=True)
+            outcome = execute(name, case)
+            outcomes[case.name].append(outcome)
+            if outcome.failed:
+                click.echo(f"{name}: {case.name}: {outcome.error}", err=True)
     results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
     versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
     versions |= getattr(benchmark, "machine", dict)()

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -127,17 +126,6 @@ class FileNames(Floats):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return len(self.names[index]), index
-
-
-class Drawn(Floats):
-    """Samples that do nothing but draw, from what the dataset holds or from a global generator."""
-
-    def __init__(self, length: int, held: Any, draw: Callable[[Any], Any]) -> None:
-        super().__init__(length)
-        self.held, self.draw = held, draw
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return float(self.draw(self.held)), index
 
 
 def pixels(length: int) -> TensorDataset:

@@ -109,27 +109,24 @@ def steady(
     warm_s: float,
     seconds: float,
     step: Callable[[Any], object] = lambda _: None,
-    count: Callable[[], float] | None = None,
 ) -> tuple[float, float]:
     """Return the steps a second, and the median seconds of a step without the wait for its batch.
 
     The loop goes over `batches` again and again. It is measured for `seconds`, from `warm_s` after the first batch on.
-    `count`: counts something else than steps.
     """
     times: list[float] = []
-    counted = count or times.__len__
-    warm = began = start = 0.0
+    warm = began = 0.0
     for batch in chain.from_iterable(repeat(batches)):
         now = perf_counter()
         warm = warm or now + warm_s
         if not began and now >= warm:
             times.clear()
-            began, start = now, counted()
+            began = now
         if began and now - began >= seconds:
             break
         step(batch)
         times.append(perf_counter() - now)
-    return (counted() - start) / (now - began), median(times)
+    return len(times) / (now - began), median(times)
 
 
 def in_turns(

@@ -26,8 +26,6 @@ class Case:
     """The arguments of the benchmark's `measure`; JSON values."""
     watch_memory: bool = False
     """Raise its figure "peak_mib" to what is seen from outside while it runs."""
-    ranks: int = 1
-    """Processes that measure together. If there are several, each gets `rank` and `ranks`. The figures are rank 0's."""
     limit_s: float | None = None
     """Seconds after which it counts as hanging, and is killed. None: DEADLINE_S."""
 
@@ -76,8 +74,7 @@ def execute(name: str, case: Case) -> Outcome:
     try:
         ended = run_fresh(
             "benchmarks._run",
-            {"name": name, "options": case.options, "ranks": case.ranks},
-            ranks=case.ranks,
+            {"name": name, "options": case.options},
             watch_memory=case.watch_memory,
             limit_s=case.limit_s or DEADLINE_S,
             environ=os.environ | {"PYTHONPATH": path},
@@ -87,20 +84,17 @@ def execute(name: str, case: Case) -> Outcome:
     if ended.error is not None:
         message = f"ended with {ended.status}:\n{ended.messages or ended.error}"
         return Outcome(None, message, failed=True)
-    result = ended.results[0]
-    if "not_measured" in result:
-        return Outcome(None, result["not_measured"])
-    figures: Figures = result["figures"]
+    if "not_measured" in ended.result:
+        return Outcome(None, ended.result["not_measured"])
+    figures: Figures = ended.result["figures"]
     if ended.peak_bytes is not None:
         figures["peak_mib"] = max(ended.peak_bytes / 2**20, figures["peak_mib"])
     return Outcome(figures)
 
 
-def _measured(content: Any, rank: int, _: object) -> dict[str, Any]:
-    ranks = content["ranks"]
-    together = {"rank": rank, "ranks": ranks} if ranks > 1 else {}
+def _measured(content: Any) -> dict[str, Any]:
     try:
-        return {"figures": load(content["name"]).measure(**content["options"], **together)}
+        return {"figures": load(content["name"]).measure(**content["options"])}
     except NotMeasuredError as reason:
         return {"not_measured": str(reason)}
 

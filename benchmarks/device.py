@@ -9,18 +9,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.multiprocessing import get_start_method, set_start_method, spawn
 from torch.utils.data import Dataset, DistributedSampler, default_collate
 
 from benchmarks._data import Photos, sample_images
@@ -37,7 +40,7 @@ REPEATS = 1
 KINDS = ("thread", "process", "spread", "torch")
 COUNTS = (1, 2, 4, 8, 16)
 THERE = "a batch that is on the device"
-BATCH, FORKS = 16, 1_000
+BATCH, FORKS, RANKS = 16, 1_000, 2
 
 
 def machine() -> dict[str, str]:
@@ -97,13 +100,13 @@ def cases(*, smoke: bool) -> list[Case]:
         Case(_beside(n), {"what": "steps", "readers": n, "seconds": seconds}, limit_s=55)
         for n in counts
     ]
-    for what, limit_s, ranks, options in (
-        ("values", 50, 1, {"seconds": 2 * seconds}),
-        ("overlap", 50, 1, {"steps": 2 if smoke else 30}),
-        ("forks", 150, 1, {"forks": 6 if smoke else FORKS, "seconds": 120.0}),
-        ("ranks", 60, 2, {"samples": 64 if smoke else 1024}),
+    for what, limit_s, options in (
+        ("values", 50, {"seconds": 2 * seconds}),
+        ("overlap", 50, {"steps": 2 if smoke else 30}),
+        ("forks", 150, {"forks": 6 if smoke else FORKS, "seconds": 120.0}),
+        ("ranks", 60, {"samples": 64 if smoke else 1024}),
     ):
-        found.append(Case(what, {"what": what, **options}, ranks=ranks, limit_s=limit_s))
+        found.append(Case(what, {"what": what, **options}, limit_s=limit_s))
     return found
 
 
@@ -205,37 +208,45 @@ def measure_forks(forks: int, seconds: float) -> Figures:
     return {"forks": done, "first batch": 1000 * median(starts), "worst": 1000 * max(starts)}
 
 
-def measure_ranks(samples: int, rank: int = 0, ranks: int = 1) -> Figures:
-    """Train in ranks with a loader each, and check that they read each sample once in each epoch."""
-    at, home = device(rank), torch.device("cpu")
-    if ranks > 1:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        own_gpus = torch.cuda.device_count() >= ranks
-        home = at if own_gpus else home
-        place = f"file://{tempfile.gettempdir()}/fastload-ranks-{os.getppid()}"
-        distributed.init_process_group(
-            "nccl" if own_gpus else "gloo", init_method=place, rank=rank, world_size=ranks
-        )
+def measure_ranks(samples: int) -> Figures:
+    """Train in two ranks with a loader each, and check that they read each sample once in each epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_train_rank, (samples, folder, get_start_method()), nprocs=RANKS)
+        figures: Figures = json.loads(Path(folder, "figures").read_text())
+    return figures
+
+
+def _train_rank(rank: int, samples: int, folder: str, method: str) -> None:
+    set_start_method(method, force=True)  # of its workers, which `spawn` would spawn too
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    own_gpus = torch.cuda.device_count() >= RANKS
+    at = device(rank)
+    home = at if own_gpus else torch.device("cpu")
+    distributed.init_process_group(
+        "nccl" if own_gpus else "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=RANKS,
+    )
     step, dataset, figures = training(at), photos(samples), {}
     for kind in KINDS:
         counts, began = torch.zeros(samples, device=home), perf_counter()
-        sampler = DistributedSampler(dataset, ranks, rank)
+        sampler = DistributedSampler(dataset, RANKS, rank)
         with open_readers(kind, dataset, 4, processes=2, **_loading(sampler)) as loader:
             for epoch in range(2):
                 sampler.set_epoch(epoch)
                 for batch in prefetch_to(loader, at):
                     loss = step(batch).to(home)
                     counts[batch[1].to(home)] += 1
-                    if ranks > 1:
-                        distributed.all_reduce(loss)
-        if ranks > 1:
-            distributed.all_reduce(counts)
+                    distributed.all_reduce(loss)
+        distributed.all_reduce(counts)
         if not (counts == 2).all():
             raise BenchError(f"{kind}: the ranks did not read each sample once in each epoch")
         figures[kind] = 2 * samples / (perf_counter() - began)
-    if ranks > 1:
-        distributed.destroy_process_group()
-    return figures
+    if rank == 0:
+        Path(folder, "figures").write_text(json.dumps(figures))
+    distributed.destroy_process_group()
 
 
 MEASURES: dict[str, Callable[..., Figures]] = {

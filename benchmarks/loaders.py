@@ -10,7 +10,6 @@
 - A slow `collate_fn` is no bottleneck: several batches are read and collated at once.
 - The time to start and to stop 64 threads is measured, with samples that cost nothing.
 - The first batch of 2 workers is measured for threads, forks and a fork server, beside torch's default, and the import.
-- The cost per sample of a random stream is measured, for each kind of generator, used and unused.
 - Worker processes are measured against torch's own, with the same start method and number of workers.
 - The hand-over of samples that are ready in memory is measured beside torch's persistent processes, as is pure Python
   under the GIL.
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import subprocess
 import sys
 import time
@@ -34,11 +32,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
-import fastload
 from benchmarks import _data as data
 from benchmarks._measure import READERS, NotMeasuredError, open_readers, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, best, row
@@ -57,7 +53,7 @@ LATENCY, COLLATE = "workers / latency", "workers / (read + collate)"
 FIRST = "1.2 x ceil(batch / workers) reads + 10 ms"
 IDEALS = (LATENCY, COLLATE, FIRST)
 IMPORT = "from time import perf_counter; t = perf_counter(); import NAME; print(perf_counter() - t)"
-UNCHECKED = (data.Drawn, data.Photos, data.Slow)
+UNCHECKED = (data.Photos, data.Slow)
 """Datasets whose samples differ from read to read, or are slow."""
 
 
@@ -274,27 +270,6 @@ def photos(length: int, recipe: TransformName = "rrc") -> data.Photos:
     return data.Photos(paths, image_transform(recipe))
 
 
-def drawn(draw: Callable[[Any], Any], make: Callable[[], Any] = lambda: None) -> Work:
-    return Work(lambda length: data.Drawn(length, make(), draw), 64, 16_000, epochs=3)
-
-
-HELD: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
-    "RandomState": (lambda g: g.rand(), lambda: np.random.RandomState(0)),
-    "Generator (PCG64)": (lambda g: g.random(), lambda: np.random.default_rng(0)),
-    "Generator (Philox)": (lambda g: g.random(), lambda: np.random.Generator(np.random.Philox(0))),
-    "random.Random": (lambda g: g.random(), lambda: random.Random(0)),
-    "torch.Generator": (lambda g: torch.rand((), generator=g), torch.Generator),
-}
-"""Generators that a dataset holds: a draw from one, and how it is made."""
-DRAWS = {
-    "draws nothing": drawn(lambda _: 0),
-    "one random.random()": drawn(lambda _: random.random()),
-    "one np.random.rand()": drawn(lambda _: np.random.rand()),
-    "one torch.rand": drawn(lambda _: torch.rand(1)),
-    "one draw of sample_rng()": drawn(lambda _: fastload.sample_rng().random()),
-    **{f"{name}, unused": drawn(lambda _: 0, make) for name, (_, make) in HELD.items()},
-    **{f"{name}, used": drawn(*held) for name, held in HELD.items()},
-}
 SECTIONS = {
     "images": Section(
         "images: JPEG, Pillow + torchvision v1, float32, batches of 64, 2 workers; second epoch, files in page cache",
@@ -379,13 +354,6 @@ SECTIONS = {
             Shown("close", "ms", "torch", (Aim("<=", 500, of="figure"),)),
             Shown("import", "ms"),
         ],
-    ),
-    "randomness": Section(
-        "randomness: microseconds per sample in the loader, less those of indexing; one draw a sample, one thread",
-        5,
-        DRAWS,
-        loaders("thread 1"),
-        [Shown("cost", "us/sample")],
     ),
     "processes": Section(
         "processes: 2 worker processes and 2 threads beside torch's 2 processes, forked; second to sixth epoch, first "

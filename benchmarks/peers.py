@@ -1,8 +1,7 @@
 """Promises:
 - fastload is measured beside other loaders, each by its own recipe: rates, first batch, CPU, memory, cold cache.
   `scripts/bench --peers` runs it.
-- Every run of `peers` checks what was delivered, and a loader that did less has no figure. See also
-  `tests/test_peers.py`.
+- Every run of `peers` checks that each epoch had every image once. See also `tests/test_peers.py`.
 
 The images, crops, flips and batches are the same for each, by the recipe of its own documents.
 """
@@ -13,19 +12,20 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from benchmarks._judge import check, run_pass
-from benchmarks._measure import NotMeasuredError
+from benchmarks._measure import NotMeasuredError, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, best, row
 from benchmarks._run import Case
-from benchmarks.recipes import RECIPES, SIZE, Task, files, packed, tree
+from benchmarks.recipes import RECIPES, SIZE, Batch, Task, packed, tree
+from fastload.bench.figures import BenchError
 from fastload.measure.page_cache import cached_share, prepare_cache
-from fastload.measure.processes import tree_memory
+from fastload.measure.processes import cpu_seconds, tree_memory
 
 TITLE = (
     "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; second and later epochs, files "
@@ -130,7 +130,7 @@ def measure(
     batch: int,
     cache: Literal["warm", "cold"],
 ) -> Figures:
-    """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all images."""
+    """Rates and costs of one contender. BenchError unless each epoch has all images once, in batches of the shape."""
     if recipe == "ffcv" and not ffcv_is_there():
         raise NotMeasuredError("ffcv is not installed")
     root = tree(count)
@@ -143,22 +143,39 @@ def measure(
     torch.manual_seed(0)
     began = perf_counter()
     with RECIPES[recipe](Task(source, group, how, batch, workers)) as batches:
-        passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
+        passes = partial(run_epochs, Numbers(batches, batch), indices=range(count))
+        opened_s = perf_counter() - began
+        [first] = passes(count=1)
+        figures = {"first_batch_s": opened_s + first.first_batch_s}
+        if cached is not None:
+            figures["cached"] = cached
+        if cache == "cold":
+            # Not from the start: what is compiled or started before the first batch is in that batch's figure.
+            return figures | {"rate": (count - batch) / (first.seconds - first.first_batch_s)}
+        before_s = cpu_seconds() or 0.0
+        later = passes(count=PASSES - 1)
+        cpu_s = (cpu_seconds() or 0.0) - before_s
         memory = tree_memory(os.getpid())
-    check(passes, files(root), shape=[batch, 3, SIZE, SIZE])
-    first, last = passes[0], passes[-1]
-    figures = {"first_batch_s": first.first_at - began}
-    if cached is not None:
-        figures["cached"] = cached
-    if cache == "cold":
-        # Not from the start: what is compiled or started before the first batch is in that batch's figure.
-        return figures | {"rate": (count - batch) / (last.ended_at - first.first_at)}
-    samples = count * (len(passes) - 1)
     return figures | {
-        "rate": samples / (last.ended_at - first.ended_at),
-        "cpu_ms": 1000 * (last.cpu_s - first.cpu_s) / samples,
+        "rate": rate(later),
+        "cpu_ms": 1000 * cpu_s / sum(epoch.samples for epoch in later),
         "peak_mib": (memory or 0) / 2**20,
     }
+
+
+class Numbers:
+    """The numbers of the images in each batch of a loader. Raises BenchError for a batch of another type or shape."""
+
+    def __init__(self, batches: Iterable[Batch], size: int) -> None:
+        self.batches, self.shape = batches, (size, 3, SIZE, SIZE)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for images, numbers in self.batches:
+            if (images.dtype, images.shape) != (torch.uint8, self.shape):
+                raise BenchError(
+                    f"expected a batch of uint8{[*self.shape]}, got {images.dtype}{[*images.shape]}"
+                )
+            yield numbers
 
 
 def rows(results: Results) -> list[Row]:

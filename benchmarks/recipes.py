@@ -147,11 +147,6 @@ def tree(count: int) -> Path:
     return root
 
 
-def files(root: Path) -> list[str]:
-    """The images of a tree, by number."""
-    return [str(root / line) for line in (root / "filelist.txt").read_text().splitlines()]
-
-
 def packed(recipe: str, group: str, root: Path) -> Path:
     """What a tree became for a recipe; kept beside it between runs, and made by a process of its own.
 

@@ -45,8 +45,7 @@ CORE_TESTS = (
     "tests/test_",
 )
 NOT_CORE_TESTS = tuple(
-    f"tests/test_{name}"
-    for name in ("benchmarks", "check", "cli", "examples", "peers", "tensorboard")
+    f"tests/test_{name}" for name in ("benchmarks", "check", "cli", "examples", "peers")
 )
 ELSEWHERE = {
     ".github/": (),

@@ -25,7 +25,7 @@ CORE = {
 }
 
 PLUG_INS = {
-    "bench": "__init__ errors _kit telemetry order datasets image measure",
+    "bench": "__init__ errors _kit telemetry datasets image measure",
     "check": "errors _kit random safety reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
     "datasets": "__init__ errors _kit telemetry rows reading image",

@@ -6,7 +6,6 @@ command as well, in processes of its own.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import signal
@@ -45,7 +44,7 @@ def _warm_cases() -> Iterator[None]:
 
 @pytest.mark.usefixtures("forkserver")  # of `thread_cost`
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-@pytest.mark.parametrize("name", [*NAMES, "scale"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,20 +135,6 @@ def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.M
     assert "engine: broken: ended with 1" in result.stderr
     assert "ValueError: num_workers option should be non-negative" in result.stderr
     assert "1 runs failed" in result.stderr
-
-
-def test_a_set_that_lacks_images_or_has_others_is_no_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_data.tempfile, "gettempdir", lambda: str(tmp_path))
-    packing = importlib.import_module("benchmarks.packing")
-    one, other = _data.sample_images(16)[:2]
-    out = packing._pack("jpeg", [one, other], tmp_path / "packed")
-    packing.check(out, [one, other], copies=1)
-    with pytest.raises(BenchError, match="the set has 2 records, expected 4"):
-        packing.check(out, [one, other], copies=2)
-    with pytest.raises(BenchError, match=f"record 0 is not {other} as mode jpeg makes it"):
-        packing.check(out, [other, one], copies=1)
 
 
 @pytest.mark.parametrize(

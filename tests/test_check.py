@@ -1,7 +1,6 @@
 """Promises:
 - `fastload check` finds what threads cannot share, and says what to do.
 - `fastload check` compares the rows that a dataset fills with its samples.
-- `fastload check` distinguishes random draws from a sample that seeds the generator that it draws from.
 - `fastload check` reports a dataset that ends the process, and in which reading.
 """
 
@@ -202,19 +201,6 @@ def test_draws_from_global_random_state_are_named_and_are_no_fault() -> None:
     report = check(DrawsForNothing("held"), samples=32, workers=2)
     assert "No sample depends on these draws" in words(report, "note")
     assert "bit for bit" in str(report)
-
-
-def test_draws_that_shall_be_alike_and_are_not_are_a_fault() -> None:
-    class ImageAndMask(Draws):
-        def __getitem__(self, index: int) -> Any:
-            random.seed(index)
-            image = super().__getitem__(index)
-            random.seed(index)
-            return image, super().__getitem__(index)
-
-    report = check(ImageAndMask("held"), samples=32, workers=2)
-    assert not report.ok
-    assert "an image and its mask" in words(report, "fault")
 
 
 def test_an_iterable_that_every_worker_reads_whole_is_found() -> None:
@@ -511,8 +497,7 @@ def test_the_command_ends_with_0_1_or_2(
 ) -> None:
     def here(_: str, options: dict[str, Any], **__: Any) -> Ended:
         """Stand in for the child: a new Python imports torch for seconds."""
-        result = checked(options, 0, lambda: None)
-        return Ended(results=[result], error=None, status=0, peak_bytes=None, messages="")
+        return Ended(result=checked(options), error=None, status=0, peak_bytes=None, messages="")
 
     monkeypatch.setattr("fastload.measure.fresh.run_fresh", here)
     monkeypatch.syspath_prepend(tmp_path)

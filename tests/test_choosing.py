@@ -107,7 +107,7 @@ def test_every_slow_file_has_one_turn_and_every_variant() -> None:
     said = [int(turn.split()[0]) for turn in _choose.last_turns()]
     assert said[0] == _choose.changes() % _choose.TURNS + 1
     assert len(said) == len({*said}) or _choose.changes() < _choose.TURNS
-    by_contract = {"tests/browser/test_report.py", "tests/elastic/test_stores.py"}
+    by_contract = {"tests/browser/test_site.py", "tests/elastic/test_stores.py"}
     own = {test for test in _choose.test_files() if "mark.slow" in (ROOT / test).read_text()}
     assert by_contract | own <= set(_choose.slow_files())
 

@@ -81,7 +81,7 @@ def test_module_and_command_are_the_same_and_load_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and_plot(
+def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_and_plot(
     file_list: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torchvision")
@@ -90,7 +90,7 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
         *("-m", "fastload", "bench", "--file-list", file_list),
         *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
         *("--repeats", "1", "--step-ms", "5", "--json", tmp_path / "race.json"),
-        *("--html", tmp_path / "race.html", "--plot", tmp_path / "race.png"),
+        *("--plot", tmp_path / "race.png"),
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -127,10 +127,8 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
         assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
 
-    page = (tmp_path / "race.html").read_text()
     for row in document["rows"]:
-        assert f"{row['rate_global']['median']:.1f}" in page
-    assert str(tmp_path / "race.html") in output
+        assert f"{row['rate_global']['median']:.1f}" in output
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -145,7 +143,7 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
         broken = run.loader == "torch"
         return Outcome(
             run=run,
-            figures=None if broken else loop.measure(run, say).figures,
+            figures=None if broken else loop.measure(run, say),
             error="OSError: the disk is gone" if broken else None,
             peak_bytes=None,
             cached_share=None,
@@ -307,7 +305,7 @@ def test_how_a_command_ends(
         ("train", ["--profile", "-s", "12"], "--nsteps 16"),
         ("train", ["--every", "5"], "--every needs a folder for the checkpoint"),
         ("train", ["--resume"], "--resume needs a folder for the checkpoint"),
-        ("train", ["--checkpoint", "x", "--loader", "cached"], "cannot resume within an epoch"),
+        ("train", ["--checkpoint", "x", "--loader", "torch"], "cannot resume within an epoch"),
         ("bench", [], "--file-list-path"),
         ("env", ["--timeout", "nan"], "nan"),
         ("submit", ["--walltime", "1:99:00"], "'1:99:00'"),

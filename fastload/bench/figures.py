@@ -14,18 +14,6 @@ class BenchError(FastloadError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The figures of one rank of a run."""
-
-    figures: Figures
-    steady_from_s: float
-    """`time.monotonic()`, which is one clock for all processes of a machine."""
-    steady_to_s: float
-    delivered: list[int]
-    """The index of each sample, in order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A run and its result: figures, or an error in one line."""
 
@@ -33,7 +21,7 @@ class Outcome:
     figures: Figures | None
     error: str | None
     peak_bytes: int | None
-    """The largest memory seen of all processes, or None if unknown."""
+    """The largest memory seen, with child processes, or None if unknown."""
     cached_share: float | None
     """Share (0 to 1) of the run's bytes that were in the page cache when it started, or None if unknown."""
     others_share: float | None

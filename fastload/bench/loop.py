@@ -1,4 +1,4 @@
-"""One rank of a run: N steps over one loader. `run` starts this module in a new process, and does not import it."""
+"""A run: N steps over one loader. `run` starts this module in a new process, and does not import it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 import fastload
-from fastload.bench.figures import BenchError, Part
-from fastload.bench.plan import Run, TransformName, rank_order
+from fastload.bench.figures import BenchError
+from fastload.bench.plan import Run, TransformName, sample_order
 from fastload.datasets import ImageFileList
 from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Plan, RandomResizedCrop, Resize
 from fastload.measure.averages import average_line
@@ -58,35 +58,23 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
     return fastload.DataLoader(dataset, size, worker_method=method, **options)
 
 
-def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
-    """Return the loader of a rank over the files of the run's list, and the indices that it must deliver."""
+def open_run(run: Run) -> tuple[TorchDataLoader[Any], list[int]]:
+    """Return the loader over the files of the run's list, and the indices that it must deliver."""
     work = run.workload
     transform = (image_plan if run.loader == "plan" else image_transform)(work.transform)
     listed = ImageFileList(str(work.file_list), base_dir=work.base_dir, transform=transform)
-    order = rank_order(run, len(listed), rank)
+    order = sample_order(len(listed), run.ordered_samples, seed=work.seed)
     return open_loader(run, Numbered(listed), order), order
 
 
-def measure(
-    run: Run,
-    say: Callable[[str], None],
-    *,
-    rank: int = 0,
-    barrier: Callable[[], None] = lambda: None,
-) -> Part:
-    """Take `steps` batches from a rank's loader, one per step. Pass each line of the run to `say` at once.
-
-    `barrier` is called when the rank is ready. It returns when all ranks are, and loading starts.
-    """
+def measure(run: Run, say: Callable[[str], None]) -> Figures:
+    """Take `steps` batches from the loader of a run, one per step. Pass each line of the run to `say` at once."""
     began = time.monotonic()
     work = run.workload
-    loader, order = open_run(run, rank)
+    loader, order = open_run(run)
     say(f"Batch size: {work.batch_size}")
     say(f"num workers: {run.workers}")
-    if run.ranks > 1:
-        say(f"ranks: {run.ranks} on this node; the rates below are those of rank {rank}")
     say("Starting data loader")
-    barrier()
     ours = loader if isinstance(loader, fastload.DataLoader) else None
     meter = Meter(None if ours is None else ours.stats, step_ms=work.step_ms)
     batches = iter(loader)
@@ -109,20 +97,14 @@ def measure(
 
     if delivered != order[: work.samples]:
         raise BenchError(f"{run.name}: the loader delivered wrong samples or a wrong order")
-    return Part(
-        figures=Figures.of(measured, unique_samples=len(set(delivered))),
-        steady_from_s=measured.steady_from,
-        steady_to_s=measured.steady_to,
-        delivered=delivered,
-    )
+    return Figures.of(measured, unique_samples=len(set(delivered)))
 
 
-def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
+def _measured(content: Any) -> dict[str, Any]:
     # As in each worker of any loader. Otherwise serial loading alone, on the loop's thread, would have several.
     torch.set_num_threads(1)
-    say = partial(print, flush=True)
-    return asdict(measure(Run.from_json(content), say, rank=rank, barrier=barrier))
+    return asdict(measure(Run.from_json(content), partial(print, flush=True)))
 
 
 if __name__ == "__main__":
-    sys.exit(answer(_rank))
+    sys.exit(answer(_measured))

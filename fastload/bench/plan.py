@@ -23,7 +23,7 @@ LOADER_NAMES: dict[LoaderKind, str] = {
     "torch": "torch processes",
     "serial": "serial, one thread",
 }
-"""Names in the legends of plots and pages, in this order."""
+"""Names in the legends of plots, in this order."""
 _WORKERS = {"thread": "thread", "process": "process", "torch": "torch process"}
 
 
@@ -41,7 +41,7 @@ class Workload(Loop, ImageList):
 
     @property
     def samples(self) -> int:
-        """Number of samples that a rank of a run delivers: `steps` full batches, even if the list is shorter."""
+        """Number of samples that a run delivers: `steps` full batches, even if the list is shorter."""
         return self.steps * self.batch_size
 
     @property
@@ -65,9 +65,7 @@ class Plan:
     process: fastload with these. torch: torch's DataLoader with worker processes. plan: as auto, with a plan of
     fastload.image in place of torchvision's transforms."""
     workers: Annotated[tuple[Count, ...], Option("--workers N,N,...")] = (1, 2, 4)
-    """Numbers of workers per rank to measure with each loader but serial."""
-    ranks: Annotated[tuple[Count, ...], Option("--ranks N,N,...")] = (1,)
-    """Numbers of ranks to measure. Ranks are processes on this node that each load a part at the same time."""
+    """Numbers of workers to measure with each loader but serial."""
     repeats: Count = 3
     """Runs of each configuration, interleaved. The table shows medians."""
 
@@ -79,24 +77,20 @@ class Run:
     workload: Workload
     loader: LoaderKind
     workers: int
-    """Workers per rank."""
-    ranks: int = 1
-    """Processes on this node that load at the same time, each its part of the order."""
     repeat: int = 0
 
     @property
     def name(self) -> str:
-        """Name of the run: the loader, its workers and its ranks."""
-        ranks = "" if self.ranks == 1 else f"{self.ranks} ranks x "
+        """Name of the run: the loader and its workers."""
         if self.loader == "serial":
-            return f"{ranks}serial"
+            return "serial"
         kind = _WORKERS.get(self.loader, "worker")
         plural = "" if self.workers == 1 else "es" if kind.endswith("s") else "s"
-        return f"{ranks}{self.workers} {kind}{plural}{', plan' * (self.loader == 'plan')}"
+        return f"{self.workers} {kind}{plural}{', plan' * (self.loader == 'plan')}"
 
     @property
     def ordered_samples(self) -> int:
-        """Number of samples in the order of each rank's loader: more than the loop takes.
+        """Number of samples in the order of the loader: more than the loop takes.
 
         At the end of its order a loader stops reading ahead, and batches read during the warm-up would then count as
         speed. So the order is longer than any loader here reads ahead: torch at most 2 batches per worker, fastload at
@@ -112,34 +106,21 @@ class Run:
 
 
 def plan_runs(workload: Workload, plan: Plan) -> list[Run]:
-    """Return runs of each loader with each number of workers and ranks, `repeats` times. Serial loading has no workers.
+    """Return runs of each loader with each number of workers, `repeats` times. Serial loading has no workers.
 
     The repeats are interleaved. Every second one is in reverse order, so that a machine that slowly gets faster or
     slower favours no loader.
     """
     once = [
-        (together, loader, count)
-        for together in plan.ranks
+        (loader, count)
         for loader in plan.loaders
         for count in ((0,) if loader == "serial" else plan.workers)
     ]
     return [
-        Run(workload=workload, loader=loader, workers=count, ranks=together, repeat=repeat)
+        Run(workload=workload, loader=loader, workers=count, repeat=repeat)
         for repeat in range(plan.repeats)
-        for together, loader, count in (once if repeat % 2 == 0 else reversed(once))
+        for loader, count in (once if repeat % 2 == 0 else reversed(once))
     ]
-
-
-def rank_order(run: Run, length: int, rank: int) -> list[int]:
-    """Return the indices for a rank's loader: its `RankSampler` part of one order over `length` samples.
-
-    Step k of all ranks together is one contiguous piece of that order.
-    """
-    from fastload.order.sampler import RankSampler
-
-    order = sample_order(length, run.ordered_samples * run.ranks, seed=run.workload.seed)
-    part = RankSampler(len(order), rank=rank, world_size=run.ranks, shuffle=False)
-    return [order[position] for position in part]
 
 
 def sample_order(length: int, count: int, *, seed: int) -> list[int]:

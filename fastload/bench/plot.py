@@ -19,18 +19,14 @@ _PANELS = {
 
 
 def draw(document: Mapping[str, Any], rows: Sequence[Row]) -> Figure:
-    """Draw rates and first batches for each number of ranks.
+    """Draw rates and first batches.
 
     Points are medians, and bars reach from the smallest to the largest run. The last lines name the conditions.
     `rows` are those of the document, by `report.summarise`.
     """
-    ranks = sorted({row.ranks for row in rows})
-    figure = Figure((10.0, 0.8 + 4.5 * len(ranks)), dpi=160, layout="constrained")
-    if ranks:
-        grid = figure.subplots(len(ranks), len(_PANELS), squeeze=False)
-        for line, count in zip(grid, ranks, strict=True):
-            for axes, value in zip(line, _PANELS, strict=True):
-                _panel(axes, [row for row in rows if row.ranks == count], value)
+    figure = Figure((10.0, 5.3), dpi=160, layout="constrained")
+    for axes, value in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+        _panel(axes, rows, value)
     figure.supxlabel(_conditions(document, rows), fontsize=7.5)
     return figure
 
@@ -59,10 +55,7 @@ def _panel(axes: Axes, rows: Sequence[Row], value: str) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlim(counts[0] * 0.85, counts[-1] * 1.18)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(
-        "workers (threads or processes)"
-        + f" in each of {rows[0].ranks} ranks" * (rows[0].ranks > 1)
-    )
+    axes.set_xlabel("workers (threads or processes)")
     axes.grid(axis="y")
     axes.set_title(_PANELS[value], loc="left")
     if value == "rate_global":

@@ -17,7 +17,7 @@ from fastload.measure.averages import figure
 from fastload.measure.provenance import busy, caption
 from fastload.measure.tables import Spread, columns
 
-FORMAT = "fastload-bench/3"
+FORMAT = "fastload-bench/4"
 OTHERS = ("serial", "torch")
 QUIET_SHARE = 0.05
 """Share of the cores that other processes may use before the report warns."""
@@ -25,12 +25,11 @@ QUIET_SHARE = 0.05
 
 _TABLE = """
 rate_global    | img/s       | .1f | samples per second after the warm-up; CPU and waited cover the same time
-rate_rank_mean | per rank    | .1f | mean img/s of one rank
 ratio          | x serial    | .2f | img/s divided by that of the serial run in the same repeat
 first_batch_s  | 1st batch s | .3f | seconds from iter(), with the start of threads or processes
 cpu_s_per_1000 | CPU s/1000  | .2f | seconds of user + system per 1000 samples, with child processes
 peak_mib       | peak MiB    | .0f | PSS of anonymous and shared memory, with child processes, without mapped libraries
-wait_share_max | waited      | .0% | share of the time in which the loop waited for the loader, on the slowest rank
+wait_share_max | waited      | .0% | share of the time in which the loop waited for the loader
 cached_share   | cached      | .0% | share of the files that was in the page cache at the start of the run
 """
 COLUMNS = {
@@ -41,11 +40,10 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One loader with one number of workers and ranks, over all repeats that succeeded (at least one)."""
+    """One loader with one number of workers, over all repeats that succeeded (at least one)."""
 
     loader: LoaderKind
     workers: int
-    ranks: int
     name: str
     runs: int
     samples: int
@@ -55,35 +53,34 @@ class Row:
 
     @property
     def rate(self) -> Spread:
-        """Samples per second of all ranks together, in the steady time."""
+        """Samples per second in the steady time."""
         rate = self.figures["rate_global"]
         assert rate is not None
         return rate
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
-    """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs.
+    """Return one row for each loader and number of workers with figures, in order of first runs.
 
-    Ratios are those to the serial loader with the same number of ranks, in the same repeat.
+    Ratios are those to the serial loader in the same repeat.
     """
-    serial: dict[tuple[int, int], Any] = {}
+    serial: dict[int, Any] = {}
     rows: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.figures is not None:
             rows.setdefault(outcome.run.name, []).append(outcome)
             if outcome.run.loader == "serial":
-                serial[outcome.run.repeat, outcome.run.ranks] = outcome.figures.rate
+                serial[outcome.run.repeat] = outcome.figures.rate
     return [_row(of_name, serial) for of_name in rows.values()]
 
 
-def _row(outcomes: Sequence[Outcome], serial: Mapping[tuple[int, int], float]) -> Row:
+def _row(outcomes: Sequence[Outcome], serial: Mapping[int, float]) -> Row:
     run, first = outcomes[0].run, outcomes[0].figures
     assert first is not None
     values = [_values(outcome, serial) for outcome in outcomes]
     return Row(
         loader=run.loader,
         workers=run.workers,
-        ranks=run.ranks,
         name=run.name,
         runs=len(outcomes),
         samples=first.samples,
@@ -92,9 +89,9 @@ def _row(outcomes: Sequence[Outcome], serial: Mapping[tuple[int, int], float]) -
     )
 
 
-def _values(outcome: Outcome, serial: Mapping[tuple[int, int], float]) -> dict[str, float | None]:
+def _values(outcome: Outcome, serial: Mapping[int, float]) -> dict[str, float | None]:
     assert outcome.figures is not None
-    base, rate = serial.get((outcome.run.repeat, outcome.run.ranks)), outcome.figures.rate
+    base, rate = serial.get(outcome.run.repeat), outcome.figures.rate
     return outcome.figures.values() | {
         "ratio": rate / base if base and rate else None,
         "peak_mib": outcome.peak_bytes and outcome.peak_bytes / 2**20,
@@ -121,19 +118,15 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
     """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are n/a."""
-    several = any(row.ranks > 1 for row in rows)
-    shown = {
-        name: column for name, column in COLUMNS.items() if several or name != "rate_rank_mean"
-    }
-    heads = ["loader", *(head for head, _, _ in shown.values()), "unique"]
+    heads = ["loader", *(head for head, _, _ in COLUMNS.values()), "unique"]
     lines = [[*heads[:2], "min-max", *heads[2:]]]
     for row in rows:
-        spreads = [(row.figures[name], form) for name, (_, form, _) in shown.items()]
+        spreads = [(row.figures[name], form) for name, (_, form, _) in COLUMNS.items()]
         first, *others = [figure(None if s is None else s.median, form) for s, form in spreads]
         between = f"{row.rate.low:.1f}-{row.rate.high:.1f}"
         unique = f"{row.unique_samples}/{row.samples}"
         lines.append([row.name, first, between, *others, unique])
-    meanings = {head: meaning for head, _, meaning in shown.values()}
+    meanings = {head: meaning for head, _, meaning in COLUMNS.values()}
     return "\n".join([*columns(lines), "", *_notes(rows, workload, meanings)])
 
 
@@ -147,11 +140,6 @@ def _notes(rows: Sequence[Row], workload: Workload, meanings: Mapping[str, str])
         "step": workload.step,
         "files": f"{cache} each run",
     }
-    if any(row.ranks > 1 for row in rows):
-        meanings["ranks"] = (
-            "processes on this node, started together, each with its part of the samples. img/s counts all "
-            "together. x serial compares equal numbers of ranks"
-        )
     if any(row.loader == "serial" for row in rows):
         meanings["serial"] = (
             "one thread, that of the loop: torch uses one thread within an operation, as in each worker"
@@ -160,7 +148,7 @@ def _notes(rows: Sequence[Row], workload: Workload, meanings: Mapping[str, str])
         meanings["noise"] = warning
     few = " Small differences between single runs mean nothing." if counts == "1" else ""
     return [
-        f"Medians of {counts} runs of {workload.steps} steps of {workload.batch_size} samples in each rank. The first "
+        f"Medians of {counts} runs of {workload.steps} steps of {workload.batch_size} samples. The first "
         f"{WARMUP_STEPS} steps are warm-up. Runs are new processes, interleaved.{few}",
         *(f"{name:<11}  {meaning}" for name, meaning in meanings.items()),
     ]
@@ -176,21 +164,21 @@ def noise(rows: Sequence[Row]) -> str | None:
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
-    """Compare the fastest rows of fastload's loaders with that of torch's, for each number of ranks.
+    """Compare the fastest rows of fastload's loaders with that of torch's. Return None if there are not both."""
+    best = {row.loader: row for row in sorted(rows, key=lambda row: row.rate.median)}
+    ours = [best[kind] for kind in LOADER_NAMES if kind in best and kind not in OTHERS]
+    if not ours or not (theirs := best.get("torch")):
+        return None
+    rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
+    base = theirs.rate.median
+    ratios = ", ".join(f"{row.name} {row.rate.median / base:.2f} x" for row in ours)
+    return f"Best of each: {rates}. Beside torch's: {ratios}."
 
-    Return the sentences, or None if no number of ranks has both.
-    """
-    sentences = []
-    slowest_first = sorted(rows, key=lambda row: row.rate.median)
-    for ranks in sorted({row.ranks for row in rows}):
-        best = {row.loader: row for row in slowest_first if row.ranks == ranks}
-        ours = [best[kind] for kind in LOADER_NAMES if kind in best and kind not in OTHERS]
-        if ours and (theirs := best.get("torch")):
-            rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
-            base = theirs.rate.median
-            ratios = ", ".join(f"{row.name} {row.rate.median / base:.2f} x" for row in ours)
-            sentences.append(f"Best of each: {rates}. Beside torch's: {ratios}.")
-    return "\n".join(sentences) or None
+
+def findings(outcomes: Sequence[Outcome]) -> str:
+    """Return what bounds each loader, a line for each that measures itself."""
+    found = {it.run.name: it.figures.finding for it in outcomes if it.figures}
+    return "\n".join(f"{name}: {finding}" for name, finding in found.items() if finding)
 
 
 def partial(done: int, planned: int) -> str:
@@ -238,10 +226,5 @@ def _flat(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the document whole or not at all, and make missing folders."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and make missing folders. Escape bytes of file names that are not UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, text.encode("utf-8", "backslashreplace"), durable=False)
+    write_file(path, json.dumps(content, indent=2).encode() + b"\n", durable=False)

@@ -1,4 +1,4 @@
-"""Execute runs: prepare the page cache, start the ranks, and measure the load of other processes."""
+"""Execute runs: prepare the page cache, start the process, and measure the load of other processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from fastload._kit.cores import usable_cores
-from fastload.bench.figures import BenchError, Outcome, Part
+from fastload.bench.figures import BenchError, Outcome
 from fastload.bench.plan import Run, sample_order
 from fastload.datasets import ImageFileList
-from fastload.measure.figures import Figures, together
+from fastload.measure.figures import Figures
 from fastload.measure.fresh import run_fresh
 from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.telemetry import cores_busy_s
@@ -25,7 +25,7 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     """
     work = runs[0].workload
     listed = ImageFileList(str(work.file_list), base_dir=work.base_dir)
-    longest = max(run.ordered_samples * run.ranks for run in runs)
+    longest = max(run.ordered_samples for run in runs)
     order = sample_order(len(listed), longest, seed=work.seed)
     files = [listed.locate(index) for index in dict.fromkeys(order)]
     for path in files:
@@ -38,40 +38,27 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
 
 
 def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
-    """Measure one run in new processes. Call this in the main thread only.
+    """Measure one run in a new process. Call this in the main thread only.
 
     Args:
         run: the run to measure.
         files: the files that the run reads. They are first read into the page cache, or dropped from it.
         say: called on this thread with each line that the run prints.
 
-    If an exception ends this call early, KeyboardInterrupt included, it first kills the processes and their children.
+    If an exception ends this call early, KeyboardInterrupt included, it first kills the process and its children.
     """
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
     began = clocks()
-    ended = run_fresh("fastload.bench.loop", asdict(run), ranks=run.ranks, say=say)
-    parts = [
-        Part(**{**result, "figures": Figures(**result["figures"])}) for result in ended.results
-    ]
+    ended = run_fresh("fastload.bench.loop", asdict(run), say=say)
     return Outcome(
         run=run,
-        figures=None if ended.error else all_ranks(parts),
+        figures=None if ended.error else Figures(**ended.result),
         error=ended.error,
         peak_bytes=ended.peak_bytes,
         cached_share=cached,
         others_share=others_share(began),
         messages=ended.messages,
-    )
-
-
-def all_ranks(parts: Sequence[Part]) -> Figures:
-    """Return the figures of all ranks of a run together."""
-    return together(
-        [part.figures for part in parts],
-        unique_samples=len(set().union(*(part.delivered for part in parts))),
-        steady_s=max(part.steady_to_s for part in parts)
-        - min(part.steady_from_s for part in parts),
     )
 
 

@@ -19,7 +19,6 @@ from fastload.check.equality import differing, same
 from fastload.check.reading import (
     Raised,
     each,
-    noticing_seeds,
     read,
     read_filled,
     require_dataset,
@@ -64,7 +63,7 @@ def check(
     - samples that raise;
     - code that is not known to be thread-safe;
     - samples that differ between a serial loop and workers, or between two serial loops;
-    - draws from global random states, and samples that seed these;
+    - draws from global random states;
     - a buffer that samples share;
     - rows that differ between `fill_rows` and `__getitem__`;
     - an iterable dataset that is its own iterator, or whose workers repeat or leave out samples.
@@ -176,8 +175,7 @@ class _Check:
         """Read a map-style dataset, and return its samples."""
         before = global_states()
         buffers: list[int] = []
-        with noticing_seeds() as seeded:
-            expected = self._serially(indices, buffers=buffers)
+        expected = self._serially(indices, buffers=buffers)
         drawn = _drawn(before, global_states())
         if buffers:
             self.findings.fault(
@@ -187,7 +185,7 @@ class _Check:
         if drawn:  # samples that depend on this state differ now, after the draws
             self.compared = not differing(indices, expected, self._serially(indices))
             restore_global_states(before)  # so that the next readings draw what the first one drew
-        self.findings += [_of_draws(w, w in seeded, matters=not self.compared) for w in drawn]
+        self.findings += [_of_draws(w, matters=not self.compared) for w in drawn]
         if wrong := differing(indices, expected, self._serially(indices)):
             self.findings.fault(
                 f"two serial readings differ, in {wrong}",
@@ -235,10 +233,9 @@ class _Check:
                 "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
             )
         before = global_states()
-        with noticing_seeds() as seeded:
-            expected = self._serially(None, limit=limit)
+        expected = self._serially(None, limit=limit)
         drawn = _drawn(before, global_states())
-        findings += [_of_draws(w, w in seeded, matters=True) for w in drawn]
+        findings += [_of_draws(w, matters=True) for w in drawn]
         self.say(f"in {workers} {self.kind}")
         got = self._by_workers(None, limit=limit)
         raised = next(filter(None, _errors(got)), None)
@@ -303,16 +300,15 @@ def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
     return [whose for whose, old, new in states if old != new]
 
 
-def _of_draws(whose: str, seeded: bool, *, matters: bool) -> Finding:
+def _of_draws(whose: str, *, matters: bool) -> Finding:
     """Return the finding that samples draw from a global random state. `matters`: they depend on it."""
     what = f"the dataset draws from {whose} global random state, which threads share"
-    source = "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)"
     if not matters:
         return Finding("note", what, "No sample depends on these draws, so there is nothing to do.")
-    if seeded:
-        what += ", and seeds that state: draws that should be equal, for an image and its mask, can differ"
-        return Finding("fault", what, f"Draw from {source}.")
-    advice = f"Samples are right but not reproducible. To reproduce them, draw from {source}."
+    advice = (
+        "Samples are right but not reproducible. To reproduce them, draw from fastload.sample_generator() (torch) or "
+        "fastload.sample_rng() (NumPy, Python's random)."
+    )
     return Finding("note", what, advice)
 
 

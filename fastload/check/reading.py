@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy as copies
-import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from textwrap import shorten
-from types import FrameType
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
@@ -21,7 +18,6 @@ from fastload._kit.user_errors import shown
 from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
-from fastload.random import python_random
 from fastload.reading.rows import filler
 
 
@@ -144,33 +140,3 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@contextmanager
-def noticing_seeds() -> Iterator[set[str]]:
-    """Yield a set. Add the owner of each global random state that this thread seeds or sets in the block.
-
-    NumPy's functions cannot be seen. Under a debugger or profiler, the set stays empty, so that neither is disturbed.
-    """
-    seeded: set[str] = set()
-
-    def called(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call":
-            return
-        code = frame.f_code
-        if code in (torch.manual_seed.__code__, torch.set_rng_state.__code__):
-            seeded.add("torch's")
-        elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python_random.GLOBAL:
-            seeded.add("Python's")
-
-    if sys.getprofile() is not None:
-        yield seeded
-        return
-    sys.setprofile(called)
-    try:
-        yield seeded
-    finally:
-        sys.setprofile(None)
-
-
-_PYTHONS_SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import click
 
 import fastload
@@ -11,16 +9,13 @@ from fastload.cli._common import EndsInOneLine
 from fastload.cli.bench import bench
 from fastload.cli.check import check
 from fastload.cli.env import env
-from fastload.cli.featurize import featurize
 from fastload.cli.flow import flow
 from fastload.cli.images import images
 from fastload.cli.mnist import mnist
-from fastload.cli.pack import pack
 from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
-from fastload.cli.sets import inspect, sets, stage, verify
+from fastload.cli.sets import sets
 from fastload.cli.submit import submit
-from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
 
 
@@ -64,13 +59,6 @@ def main() -> None:
 
 for command in (
     *(images, mnist, bench, check, sets, parameters),
-    *(env, tensorboard, train, featurize, predict, flow, submit),
+    *(env, train, predict, flow, submit),
 ):
     main.add_command(command)
-# Names of earlier versions, which no list shows.
-store = click.Group("store", {**sets.commands, "info": inspect}, help=sets.help, hidden=True)
-main.add_command(store)
-for command in (pack, verify, stage, inspect):
-    old = copy.copy(command)
-    old.hidden = True
-    main.add_command(old)

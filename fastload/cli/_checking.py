@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import sys
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from fastload.cli._common import made_at
 from fastload.cli.check import READS
-from fastload.errors import FastloadError, in_one_line
 from fastload.measure.fresh import answer
 
 
-def checked(options: dict[str, Any], rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
-    """Return the report on the dataset at MODULE:NAME, or the error."""
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the report on the dataset at MODULE:NAME, or why there is no such dataset."""
     from fastload.check import check
 
     path = options.pop("dataset")
@@ -25,10 +22,6 @@ def checked(options: dict[str, Any], rank: int, barrier: Callable[[], None]) -> 
         report = check(_dataset(path), **options, say=lambda how: print(READS + how, flush=True))
     except click.UsageError as error:
         return {"usage": error.message}
-    except (FastloadError, OSError) as error:
-        return {"error": in_one_line(error)}
-    except Exception:
-        return {"error": traceback.format_exc()}
     return {"report": str(report), "ok": report.ok}
 
 

@@ -27,8 +27,6 @@ class Output:
     """Print one line per run, without the lines of the run itself."""
     json: File | None = None
     """File for all figures, as JSON. [default: no file]"""
-    html: File | None = None
-    """File for a report that opens offline. Needs pip install '.[bench]' in the clone. [default: no file]"""
     plot: File | None = None
     """File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone. [default: no file]"""
 
@@ -44,13 +42,13 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
     \b
     Examples:
         fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json
-        fastload bench --file-list-path train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
+        fastload bench --file-list-path train.txt --workers 1,2,4,8 -q
         fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
         fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png
     """
     require("images", PIL="Pillow", torchvision="torchvision")
-    if output.plot or output.html:
+    if output.plot:
         require("bench", matplotlib="matplotlib")
     from fastload.bench import report
     from fastload.bench.run import files_of
@@ -81,17 +79,13 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
         click.echo(f"\n{partial}")
     if rows:
         click.echo("\n" + report.table(rows, workload))
-        if best := report.verdict(rows):
-            click.echo("\n" + best)
+        for lines in (report.verdict(rows), report.findings(outcomes)):
+            if lines:
+                click.echo("\n" + lines)
     content = report.document(outcomes, rows, origin, planned=len(runs))
     if output.json:
         report.write_json(output.json, content)
         click.echo(f"Figures: {output.json}")
-    if output.html:
-        from fastload.bench.page import render
-
-        report.write_text(output.html, render(content, rows))
-        click.echo(f"Report: {output.html}")
     if output.plot and rows:
         from fastload.bench.plot import draw
 

@@ -61,13 +61,10 @@ def check(options: Samples) -> None:
     if ended.error:
         click.echo(_of_death(ended.error, how))
         raise SystemExit(1)
-    [result] = ended.results
-    if "usage" in result:
-        raise click.UsageError(result["usage"])
-    if "error" in result:
-        raise click.ClickException(result["error"])
-    click.echo(result["report"])
-    if not result["ok"]:
+    if "usage" in ended.result:
+        raise click.UsageError(ended.result["usage"])
+    click.echo(ended.result["report"])
+    if not ended.result["ok"]:
         raise SystemExit(1)
 
 

@@ -97,42 +97,29 @@ class Shown(Root):
 
 @Command
 def inspect(options: Shown) -> None:
-    """Describe a set, or read the position of each loader out of a checkpoint.
+    """Describe a set: its columns, counts and sizes, and how it was made.
 
-    PATH is the folder of a set, or a checkpoint. If there is no such path, NAME is the name of a set in --root. Of a
-    set, you see its columns, counts and sizes, and how it was made. Needs pip install '.[arrow]' in the clone.
-
-    A checkpoint is a file of torch.save, Lightning or JSON, or a folder of torch.distributed.checkpoint or Accelerate.
-    You see the epoch, batches and samples of each `loader.state_dict()` in it, at any depth, and the seed, sampler and
-    ranks that it needs.
+    PATH is the folder of a set. If there is no such path, NAME is the name of a set in --root. Needs pip install
+    '.[arrow]' in the clone.
 
     \b
     Examples:
         fastload set inspect packed
         fastload set inspect mnist
-        fastload set inspect checkpoint.pt
-        fastload set inspect checkpoints/step-1000
     """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.store.inspecting import inspect as inspect_set
+    from fastload.store.root import find
+
     path = options.path
     if options.root or (os.sep not in path and not os.path.exists(path)):
-        require("arrow", pyarrow="pyarrow")
-        from fastload.store.root import find
-
         try:
             with bad_values_are_usage_errors():
                 path = find(*_place(path, options.root))
         except FileNotFoundError as error:
             said = f"{path} is no path here. In {in_one_line(error)}"
             raise click.ClickException(said) from error
-    if os.path.exists(os.path.join(path, "index.json")):
-        require("arrow", pyarrow="pyarrow")
-        from fastload.store.inspecting import inspect as inspect_set
-
-        click.echo(inspect_set(path))
-    else:
-        from fastload.cli._checkpoints import positions
-
-        click.echo(positions(Path(path)))
+    click.echo(inspect_set(path))
 
 
 @Command

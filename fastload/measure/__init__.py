@@ -7,7 +7,7 @@ run_stats.py   the loader's `stats()` over a run: all epochs together, without t
 averages.py    mean and deviation, quantiles
 tables.py      medians of repeated runs with their range, and tables of text
 page_cache.py  reads files into the page cache, drops them from it, and measures how much of them is in it
-fresh.py       runs ranks in new processes: their start, end, memory and results
+fresh.py       runs a module in a new process: its start, end, memory and result
 processes.py   CPU seconds and memory of a process and its descendants, from /proc
 provenance.py  the machine, the versions, the commit and the command that gave figures
 """

@@ -86,27 +86,19 @@ class Figures:
         }
 
 
-def together(
-    ranks: Sequence[Figures], *, unique_samples: int, steady_s: float | None = None
-) -> Figures:
+def together(ranks: Sequence[Figures], *, unique_samples: int) -> Figures:
     """Combine the figures of all ranks of a run (at least one) into those of the run.
 
     Times are the longest of any rank, because a training step waits for the slowest one. CPU is a mean, because all
-    ranks load the same number of samples. Windows, stats and finding are those of rank 0.
-
-    Args:
-        steady_s: seconds from the first rank's warm-up to the last rank's end. The rate counts all samples over them,
-            so it is never more than the sum of the ranks' rates. None: ranks are in step, and the rate is that sum.
+    ranks load the same number of samples. Ranks are in step, so the rate is the sum of theirs. Windows, stats
+    and finding are those of rank 0.
     """
     rates = [figures.rate for figures in ranks if figures.rate is not None]
     cpu = [figures.cpu_s_per_1000 for figures in ranks if figures.cpu_s_per_1000 is not None]
-    rate = sum(rates)
-    if steady_s is not None:
-        rate = sum((figures.rate or 0.0) * figures.steady_s for figures in ranks) / steady_s
     slowest = ("first_batch_s", "steady_s", "total_s")
     return replace(
         ranks[0],
-        rate=rate if len(rates) == len(ranks) else None,
+        rate=sum(rates) if len(rates) == len(ranks) else None,
         rank_rates=[figures.rate for figures in ranks],
         wait_shares=[share for figures in ranks for share in figures.wait_shares],
         cpu_s_per_1000=statistics.fmean(cpu) if len(cpu) == len(ranks) else None,

@@ -1,9 +1,8 @@
-"""New processes: `run_fresh` starts the ranks of a run together, and each of them calls `answer`.
+"""New processes: `run_fresh` starts one, which calls `answer`.
 
-    python -m MODULE FOLDER RANK
+    python -m MODULE FOLDER
 
-FOLDER has the input, and gets the results. The ranks start together: each makes the file `ready-RANK`, and waits until
-its standard input is closed, which happens when all have made theirs.
+FOLDER has the input, and gets the result.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,113 +32,92 @@ _READ_BYTES = 1 << 20
 _LOOK_AGAIN_S = 0.05
 
 Child = Popen[bytes]
-"""The guard of a rank."""
+"""The guard of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Outcome of the processes: the result of each rank, or the error of the first rank that failed, in one line."""
+    """Outcome of the process: its result, or an error in one line."""
 
-    results: list[dict[str, Any]]
+    result: dict[str, Any]
+    """Empty if there is an error."""
     error: str | None
     status: int
-    """Exit code of the rank that failed first, or 128 + the number of the signal that ended it. 0 if none failed."""
+    """Exit code, or 128 + the number of the signal that ended the process."""
     peak_bytes: int | None
-    """The largest memory seen of all processes, or None if it was not read."""
+    """The largest memory seen of the process and its descendants, or None if it was not read."""
     messages: str
-    """Standard error of the processes."""
+    """Standard error of the process."""
 
 
 def run_fresh(
     module: str,
     content: Any,
     *,
-    ranks: int = 1,
     say: Callable[[str], None] | None = None,
     watch_memory: bool = True,
     limit_s: float = math.inf,
     environ: Mapping[str, str] = os.environ,
 ) -> Ended:
-    """Run `python -m MODULE`, which calls `answer`, in one process per rank, and wait for all of them.
+    """Run `python -m MODULE`, which calls `answer`, in a new process, and wait for it.
 
-    If a rank fails, the others are killed. If an exception ends this call early, KeyboardInterrupt included, it first
-    kills the processes and their children. If this process is killed, the guards kill them. Call this in the main
-    thread only.
+    If an exception ends this call early, KeyboardInterrupt included, it first kills the process and its children. If
+    this process is killed, the guard kills them. Call this in the main thread only.
 
     Args:
         module: name of the module.
         content: JSON value for the function that `module` passes to `answer`.
-        ranks: number of processes.
-        say: called with each line that rank 0 prints. If None, the lines are part of the messages.
-        watch_memory: measure the memory of the processes while they run.
-        limit_s: seconds after which the processes are killed.
-        environ: environment of the processes.
+        say: called with each line that the process prints. If None, the lines are part of the messages.
+        watch_memory: measure the memory of the process while it runs.
+        limit_s: seconds after which the process is killed.
+        environ: environment of the process.
 
     Raises:
-        TimeoutError: the processes ran for longer than `limit_s`.
+        TimeoutError: the process ran for longer than `limit_s`.
     """
-    children: list[Child] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
-        results = [scratch / f"result-{rank}.json" for rank in range(ranks)]
-        messages = [scratch / f"messages-{rank}" for rank in range(ranks)]
+        result, messages = scratch / "result.json", scratch / "messages"
         (scratch / "input.json").write_text(json.dumps(content))
-        try:
-            with held():
-                for rank in range(ranks):
-                    with messages[rank].open("wb") as stderr:
-                        stdout: Any = stderr
-                        if say is not None:  # only rank 0 prints the lines of a run
-                            stdout = DEVNULL if rank else PIPE
-                        child = start_guarded(
-                            [sys.executable, "-m", module, str(scratch), str(rank)],
-                            stdin=PIPE,
-                            stdout=stdout,
-                            stderr=stderr,
-                            env=environ,
-                        )
-                    children.append(stack.enter_context(child))
-            memory = MemoryReader([child.pid for child in children]) if watch_memory else None
-            failed = _watch(children, scratch, say, memory, limit_s)
-        finally:
-            _end(children)
-        written = [json.loads(path.read_text()) if path.exists() else None for path in results]
-        error, status = None, 0
-        if failed is not None or None in written:
-            rank = written.index(None) if failed is None else failed
-            status = children[rank].returncode
-            error = (written[rank] or {}).get("error") or ending(status)
-            error = error if ranks == 1 else f"rank {rank} of {ranks}: {error}"
-        said = [path.read_text(errors="replace").strip() for path in messages]
+        with held(), messages.open("wb") as stderr:
+            child = start_guarded(
+                [sys.executable, "-m", module, str(scratch)],
+                stdin=DEVNULL,
+                stdout=stderr if say is None else PIPE,
+                stderr=stderr,
+                env=environ,
+            )
+            stack.enter_context(child)
+            stack.callback(_end, child)
+        memory = MemoryReader(child.pid) if watch_memory else None
+        _watch(child, say, memory, limit_s)
+        written = json.loads(result.read_text()) if result.exists() else {}
+        error = None
+        if child.returncode or not written:
+            error = written.get("error") or ending(child.returncode)
         return Ended(
-            results=[] if error else [result for result in written if result is not None],
+            result={} if error else written,
             error=error,
-            status=status,
+            status=child.returncode,
             peak_bytes=memory.peak if memory else None,
-            messages="\n".join(dict.fromkeys(text for text in said if text)),
+            messages=messages.read_text(errors="replace").strip(),
         )
 
 
-def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> int:
+def answer(work: Callable[[Any], dict[str, Any]]) -> int:
     """Write the result of `work`, or the error that it raises, and return the exit code.
 
-    Call this in a process that `run_fresh` started. `work` gets the content, the rank, and a barrier: a function to
-    call when the rank is ready, which returns when all ranks are.
+    Call this in a process that `run_fresh` started. `work` gets the content.
     """
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-
-    def barrier() -> None:
-        (folder / f"ready-{rank}").touch()
-        os.read(0, 1)  # Nothing is ever written to it. All ranks return when it is closed.
-
+    folder = Path(sys.argv[1])
     try:
-        content = work(json.loads((folder / "input.json").read_text()), rank, barrier)
+        content = work(json.loads((folder / "input.json").read_text()))
     except Exception as error:
         content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
-    # Write it whole or not at all: if a rank fails, the others may be killed while they write.
-    write_file(folder / f"result-{rank}.json", json.dumps(content).encode(), durable=False)
+    # Write it whole or not at all: the process may be killed meanwhile.
+    write_file(folder / "result.json", json.dumps(content).encode(), durable=False)
     return 1 if "error" in content else 0
 
 
@@ -160,49 +138,26 @@ def _sentence(error: Exception) -> str:
     return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
 
 
-def _end(children: Sequence[Child]) -> None:
-    """Kill the children that still run, with all processes that they started, and wait for their end."""
-    for child in children:
-        child.send_signal(PARENT_DIED)
-    for child in children:
-        child.wait()  # After Ctrl-C, `with child` alone would wait a quarter of a second at most.
-
-
-def _let_start(children: Sequence[Child], folder: Path) -> None:
-    """Let the ranks go on from the barrier if all are there."""
-    if all((folder / f"ready-{rank}").exists() for rank in range(len(children))):
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.close()
+def _end(child: Child) -> None:
+    """Kill the child if it still runs, with all processes that it started, and wait for its end."""
+    child.send_signal(PARENT_DIED)
+    child.wait()  # After Ctrl-C, `with child` alone would wait a quarter of a second at most.
 
 
 def _watch(
-    children: Sequence[Child],
-    folder: Path,
-    say: Callable[[str], None] | None,
-    memory: MemoryReader | None,
-    limit_s: float,
-) -> int | None:
-    """Pass on the lines of rank 0 and read memory until all have ended. Return the rank that failed first, or None."""
+    child: Child, say: Callable[[str], None] | None, memory: MemoryReader | None, limit_s: float
+) -> None:
+    """Pass on the lines of the child and read memory until it has ended."""
     pending = b""
-    failed: int | None = None
     until = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
-        if children[0].stdout is not None:
-            selector.register(children[0].stdout, selectors.EVENT_READ)
+        if child.stdout is not None:
+            selector.register(child.stdout, selectors.EVENT_READ)
         while True:
-            _let_start(children, folder)
-            running = [child for child in children if child.poll() is None]
-            if failed is None:
-                failed = next(
-                    (rank for rank, child in enumerate(children) if child.returncode), None
-                )
-            if failed is not None and running:
-                _end(running)
-                continue
-            ready = selector.select(_LOOK_AGAIN_S if running else 0)
-            if not running and not ready:
-                return failed
+            runs = child.poll() is None
+            ready = selector.select(_LOOK_AGAIN_S if runs else 0)
+            if not runs and not ready:
+                return
             for key, _ in ready:
                 chunk = os.read(key.fd, _READ_BYTES)
                 if not chunk:
@@ -213,5 +168,5 @@ def _watch(
                     say(line.decode(errors="replace"))
             if time.monotonic() > until:
                 raise TimeoutError(f"the run did not end within {limit_s:g} s, and was killed")
-            if memory is not None and running:
+            if memory is not None and runs:
                 memory.read()

@@ -108,9 +108,8 @@ class Measured:
     """Samples per second of each window that ended after the warm-up, as in the tutorial."""
     training_s: float = 0.0
     """Seconds from the loader's `iter()` to the end of the last step, with the warm-up."""
-    steady_from: float = 0.0
-    """`time.monotonic()`, which is one clock for all processes of a machine."""
-    steady_to: float = 0.0
+    steady_s: float = 0.0
+    """Seconds of steady running, or 0 if the run ended in the warm-up."""
     steady_samples: int = 0
     steady_cpu_s: float | None = None
     """CPU seconds (user + system, with children), or None if unknown."""
@@ -124,11 +123,6 @@ class Measured:
     """Seconds of each steady wait for a batch."""
     stats: Stats | None = None
     """Steady stats of the loader, over all epochs. If the run ended in the warm-up, they cover all of it."""
-
-    @property
-    def steady_s(self) -> float:
-        """Seconds of steady running, or 0 if the run ended in the warm-up."""
-        return self.steady_to - self.steady_from
 
     @property
     def rate(self) -> float | None:
@@ -164,7 +158,7 @@ class Meter:
         self._run_stats = None if stats is None else RunStats(stats)
         self._traffic = traffic
         self._laps = Laps(device)
-        self._begin = self._window_begin = time.monotonic()
+        self._begin = self._window_begin = self._steady_from = time.monotonic()
         self._window_samples = 0
         self._warm_cpu_s: float | None = None
 
@@ -200,7 +194,7 @@ class Meter:
             if self._run_stats is not None:
                 self._run_stats.begin()
             self._warm_cpu_s = cpu_seconds()
-            measured.steady_from = measured.steady_to = time.monotonic()
+            self._steady_from = time.monotonic()
 
     def epoch_ended(self) -> None:
         """Record the figures of an epoch. Call this after its last batch, before the next epoch begins."""
@@ -232,7 +226,7 @@ class Meter:
         measured = self.measured
         measured.training_s = now - self._begin
         if measured.steps > WARMUP_STEPS:
-            measured.steady_to = now
+            measured.steady_s = now - self._steady_from
             if cpu_s is not None and self._warm_cpu_s is not None:
                 measured.steady_cpu_s = cpu_s - self._warm_cpu_s
         measured.stats = None if self._run_stats is None else self._run_stats.now()

@@ -26,7 +26,7 @@ class Loop:
     """A loop over batches."""
 
     batch_size: Annotated[Count, Option("-b --nbatch")] = 64
-    """Batch size per rank. The global batch is this times the number of ranks."""
+    """Batch size. With several ranks, that of each."""
     status_print_interval: Count = 5
     """Steps between two lines with the rate."""
     step_ms: Milliseconds = 0.0

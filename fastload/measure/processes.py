@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -71,7 +71,7 @@ def _memory(pids: Iterable[int]) -> int | None:
 
 
 class MemoryReader:
-    """Reads the memory of the descendants of some processes repeatedly.
+    """Reads the memory of the descendants of a process repeatedly.
 
     A reading walks page tables and takes time. So the next one waits until readings take at most 2 % of a core.
 
@@ -79,17 +79,17 @@ class MemoryReader:
         peak: the largest memory seen, in bytes as of `tree_memory`, or None without a reading.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pid: int) -> None:
         self.peak: int | None = None
-        self._pids = pids
+        self._pid = pid
         self._due = 0.0
 
     def read(self) -> None:
-        """Take a reading if one is due and the processes have not ended."""
+        """Take a reading if one is due."""
         if time.perf_counter() < self._due:
             return
         before_s = time.process_time()
-        found = _memory(below for pid in self._pids for below in descendants(pid)) or 0
+        found = _memory(descendants(self._pid)) or 0
         spent_s = time.process_time() - before_s
         self._due = time.perf_counter() + max(_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
         self.peak = max(self.peak or 0, found) or None

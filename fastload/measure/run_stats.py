@@ -49,7 +49,7 @@ def less(stats: Stats, before: Stats) -> Stats:
 
 
 def _plus(stats: Stats, earlier: Stats) -> Stats:
-    """Return the figures of an epoch and of earlier epochs together. Quantiles are means weighted by counts."""
+    """Return the figures of an epoch and of earlier epochs together. Quantiles are those of the latest."""
     both = _summed(stats, earlier, 1)
     slowest = max(stats, earlier, key=lambda part: part.slowest_s)
     return replace(
@@ -76,13 +76,7 @@ def _summed(stats: Stats, other: Stats, sign: int) -> Stats:
     stages = dict(stats.stages)
     for name in stats.stages.keys() & other.stages.keys():
         one, two = stats.stages[name], other.stages[name]
-        quantiles: dict[str, Any] = {
-            quantile: _mean(
-                getattr(one, quantile), one.count, getattr(two, quantile), max(0, sign) * two.count
-            )
-            for quantile in ("p50_s", "p95_s", "p99_s")
-        }
-        stages[name] = replace(one, **sums(("seconds", "count", "cpu_s"), one, two), **quantiles)
+        stages[name] = replace(one, **sums(("seconds", "count", "cpu_s"), one, two))
     return replace(
         stats,
         **sums(_SUMS, stats, other),

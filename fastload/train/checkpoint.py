@@ -8,10 +8,8 @@ training was killed.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import random
-import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import torch
 
-from fastload._kit.disk import lock, replace_file
+from fastload._kit.disk import replace_file
 from fastload.errors import FastloadError
 from fastload.train.models import mismatch
 
@@ -51,14 +49,11 @@ class Checkpoint:
     def save(self, folder: Path) -> Path:
         """Write the file into `folder`, and replace an earlier one. If that fails, the earlier one stays."""
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
         path = folder / NAME
         content = {name: getattr(self, name) for name in self.__slots__}
-        partial = folder / f".{NAME}.{secrets.token_hex(4)}"
+        partial = folder / f".{NAME}.partial"  # replaces what a killed writer left
         try:
             with replace_file(path, partial=partial) as file:
-                with contextlib.suppress(OSError):  # without locks, no leftovers are deleted
-                    lock(file)
                 torch.save({"format": FORMAT, **content}, file)
         except (OSError, RuntimeError) as error:
             # If a write fails, torch still tries to end its archive, and raises a different error.
@@ -120,14 +115,6 @@ def _read(path: Path, file: BinaryIO) -> Any:
         raise CheckpointError(
             f"{path} is not a checkpoint, or is damaged: {reason}. Move the file away, or restore a copy"
         ) from error
-
-
-def _sweep(folder: Path) -> None:
-    """Delete temporary files left by killed writers. A running writer holds a lock, so its file is skipped."""
-    for partial in folder.glob(f".{NAME}.*"):
-        with contextlib.suppress(OSError), partial.open("rb") as file:
-            lock(file, wait=False)
-            partial.unlink()
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

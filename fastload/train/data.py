@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from fastload.measure.page_cache import cached_share
 from fastload.measure.samples import Source, find_list
 from fastload.train.recipe import Recipe
 
-CACHED_BATCHES = 4
-"""Number of batches that `--loader cached` keeps. They are too large to stay in a processor's cache."""
 _LOOKED_AT = 64
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -61,28 +58,12 @@ def open_loader(
         num_workers=recipe.workers,
         pin_memory=pin_memory,
         persistent_workers=recipe.workers > 0,
-        worker_method="thread" if recipe.loader == "cached" else recipe.loader,
+        worker_method=recipe.loader,
         prefetch_batches=recipe.prefetch_batches if recipe.workers and not theirs else None,
         prefetch_factor=recipe.prefetch_batches if theirs else None,
         seed=recipe.seed,
         memory_format=torch.channels_last if recipe.channels_last else torch.contiguous_format,
     )
-
-
-class Replayed:
-    """The first batches of a loader, repeated, to train without loading. `len()` is that of the loader."""
-
-    def __init__(self, loader: fastload.DataLoader[Batch]) -> None:
-        self.dataset = loader.dataset
-        self._length = len(loader)
-        with loader:
-            self._batches = list(islice(loader, CACHED_BATCHES))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Batch]:
-        return islice(cycle(self._batches), self._length)
 
 
 def upcoming(loader: fastload.DataLoader[Batch], *, first: int, steps: int) -> list[int]:

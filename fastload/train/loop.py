@@ -25,9 +25,9 @@ from fastload.train.checkpoint import (
     restore_random_states,
 )
 from fastload.train.control import Stopping, signal_name
-from fastload.train.data import Batch, Replayed, cached, open_dataset, open_loader, upcoming
+from fastload.train.data import Batch, cached, open_dataset, open_loader, upcoming
 from fastload.train.learner import Learner, open_learner
-from fastload.train.recipe import UNMEASURED, Recipe, TrainError
+from fastload.train.recipe import Recipe, TrainError
 from fastload.train.stats_file import StatsFileError, append_row, check_table
 from fastload.train.summary import COLUMNS, Trained, gather, lines_of, row_of
 from fastload.train.tensorboard import Recording
@@ -142,8 +142,7 @@ def begin(
 
     `loader` yields `(images, class numbers, indices)`. Collective.
     """
-    loads = Replayed(loader) if recipe.loader == "cached" else loader
-    source = fastload.prefetch_to(loads, learner.device)
+    source = fastload.prefetch_to(loader, learner.device)
     return source, _resume(recipe, source, learner, control, say)
 
 
@@ -160,7 +159,7 @@ def fit(
     """Run the training loop on the result of `begin`, until the last step or a signal. For arguments, see `train`."""
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
-    stats = None if recipe.loader in UNMEASURED else source.stats
+    stats = None if recipe.loader == "torch" else source.stats
     recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
     meter = Meter(stats, step_ms=recipe.step_ms, device=learner.device, traffic=learner.traffic)
     seen = torch.zeros(len(source.dataset), dtype=torch.bool, device=learner.device)

@@ -10,9 +10,7 @@ from fastload._kit import options as opt
 from fastload.errors import UsageError
 from fastload.measure.options import ImageList, Loop
 
-LoaderName = Literal["auto", "thread", "process", "torch", "cached"]
-UNMEASURED = ("torch", "cached")
-"""Loaders without position and figures of their own."""
+LoaderName = Literal["auto", "thread", "process", "torch"]
 TransformName = Literal["resize", "rrc"]
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -43,8 +41,7 @@ class Recipe(OnDevice, Loop, ImageList):
 
     loader: LoaderName = "thread"
     """Loader of the samples. auto: the workers that fastload chooses. thread: its threads. process: its worker
-    processes. torch: torch's own worker processes. cached: repeat a few batches, to measure training without
-    loading."""
+    processes. torch: torch's own worker processes."""
     workers: Annotated[opt.Threads, opt.Option("-w --nworkers")] = 1
     """Workers per rank that load. 0: the training loop loads by itself."""
     prefetch_batches: Annotated[opt.Count, opt.Option("--cache-size")] = 2
@@ -105,9 +102,9 @@ class Recipe(OnDevice, Loop, ImageList):
         if self.checkpoint is None and (self.every is not None or self.resume):
             which = "--every" if self.every is not None else "--resume"
             raise TrainError(f"{which} needs a folder for the checkpoint. Give --checkpoint DIR")
-        if self.checkpoint is not None and self.loader in UNMEASURED:
+        if self.checkpoint is not None and self.loader == "torch":
             raise TrainError(
-                f"--loader {self.loader} cannot resume within an epoch. Use another --loader, or remove --checkpoint"
+                "--loader torch cannot resume within an epoch. Use another --loader, or remove --checkpoint"
             )
         if self.loader in ("process", "torch") and self.workers == 0:
             raise TrainError(f"--loader {self.loader} needs --nworkers 1 or more")

@@ -11,30 +11,26 @@ from fastload.bench.plan import LoaderKind, Run, Workload
 from fastload.measure.figures import Figures
 from fastload.measure.provenance import provenance
 
-HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
-
 
 def outcome(
-    loader: LoaderKind, workers: int, rate: float, *, ranks: int = 1, repeat: int = 0, **work: Any
+    loader: LoaderKind, workers: int, rate: float, *, repeat: int = 0, **work: Any
 ) -> Outcome:
-    options = {"file_list": HOSTILE, "batch_size": 10, "steps": 15, **work}
-    run = Run(
-        workload=Workload(**options), loader=loader, workers=workers, ranks=ranks, repeat=repeat
-    )
+    options = {"file_list": "list.txt", "batch_size": 10, "steps": 15, **work}
+    run = Run(workload=Workload(**options), loader=loader, workers=workers, repeat=repeat)
     stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
         rate=rate,
-        rank_rates=[rate / ranks] * ranks,
+        rank_rates=[rate],
         window_rates=[rate],
         first_batch_s=0.25,
         steady_s=2.0,
-        wait_shares=[0.5] * ranks,
+        wait_shares=[0.5],
         cpu_s_per_1000=3.0 if loader != "torch" else None,
         total_s=3.0,
-        samples=150 * ranks,
+        samples=150,
         unique_samples=140,
         loader_stats=None if loader == "torch" else stats,
-        finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",
+        finding=None if loader == "torch" else f"The moon bounds {run.name}.",
         cause=None if loader == "torch" else "moon",
     )
     return Outcome(
@@ -50,7 +46,7 @@ def outcome(
 
 def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome:
     return Outcome(
-        run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
+        run=Run(workload=Workload(file_list="list.txt"), loader=loader, workers=workers),
         figures=None,
         error=error,
         peak_bytes=None,
@@ -62,7 +58,7 @@ def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome
 
 def document(outcomes: list[Outcome], *, planned: int | None = None) -> dict[str, Any]:
     """What the JSON file holds."""
-    origin = provenance(["fastload", "bench", "--file-list", HOSTILE])
+    origin = provenance(["fastload", "bench", "--file-list", "list.txt"])
     rows = report.summarise(outcomes)
     planned = len(outcomes) if planned is None else planned
     content = report.document(outcomes, rows, origin, planned=planned)
@@ -76,5 +72,4 @@ RACE = [
     *(outcome("thread", 2, 205.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("torch", 2, 150.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("plan", 2, 260.0 + repeat, repeat=repeat) for repeat in range(3)),
-    outcome("thread", 2, 390.0, ranks=2),
 ]

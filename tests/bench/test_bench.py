@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -48,7 +48,7 @@ from fastload.measure import fresh
 from fastload.measure.fresh import ending
 from fastload.measure.processes import descendants
 from fastload.measure.provenance import provenance
-from tests.bench.documents import failure, outcome
+from tests.bench.documents import RACE, document, failure, outcome
 from tests.children import Python, warm_runs
 from tests.distributed.launching import is_over
 from tests.image_files import listed_images
@@ -135,7 +135,7 @@ def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
     lines: list[str] = []
     figures = loop.measure(
         run_over(file_list, loader, workers, status_print_interval=3), lines.append
-    ).figures
+    )
     rate = r"\d+\.\d\d"
     expected = [
         "Batch size: 4",
@@ -195,7 +195,7 @@ def test_a_loader_that_delivers_other_samples_fails_the_run(
 def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
     file_list: Path,
 ) -> None:
-    figures = loop.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None).figures
+    figures = loop.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None)
     assert figures.steady_s >= 2 * 0.030
     assert (figures.wait_shares[0] or 0.0) <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
 
@@ -287,15 +287,12 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The signal comes within the second run."""
-    scratch, written, page = (tmp_path / name for name in ("scratch", "race.json", "race.html"))
+    scratch, written = tmp_path / "scratch", tmp_path / "race.json"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     watch, started = fresh._watch, []
 
-    def signalled(
-        children: Sequence[fresh.Child], folder: Path, say: Callable[[str], None], *given: Any
-    ) -> int | None:
-        [run] = children
+    def signalled(run: fresh.Child, say: Callable[[str], None], *given: Any) -> None:
         started.append(run.pid)
 
         def heard(line: str) -> None:
@@ -303,14 +300,12 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
             if len(started) == 2 and line.startswith("step_img_rate"):
                 signal.raise_signal(sent)
 
-        return watch(children, folder, heard, *given)
+        watch(run, heard, *given)
 
     monkeypatch.setattr(fresh, "_watch", signalled)
     options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --json {written}"
     options += " --status-print-interval 1"
-    result = CliRunner().invoke(
-        main, ["bench", *options.split(), "--file-list", str(file_list), "--html", str(page)]
-    )
+    result = CliRunner().invoke(main, ["bench", *options.split(), "--file-list", str(file_list)])
     assert result.exit_code == code, result.output
     assert result.stderr.splitlines()[-1] == said
     for said in (
@@ -322,7 +317,6 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     document = json.loads(written.read_text())
     assert (document["partial"], document["planned_runs"]) == (True, 100)
     assert len(document["runs"]) == 1
-    assert "Partial: stopped after 1 of 100 runs." in page.read_text()
     assert wait_for_the_end_of(started, limit_s=5) == []
     assert list(scratch.iterdir()) == []
 
@@ -378,6 +372,32 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     table = report.table(report.summarise(noisy), noisy[0].run.workload)
     assert one_thread not in table, "of the serial loader alone"
     assert busy in table
+    simulated = outcome("thread", 2, 150.0, step_ms=12.5)
+    table = report.table(report.summarise([simulated]), simulated.run.workload)
+    assert "simulated: waits 12.5 ms, without an accelerator" in table
+
+
+def test_what_bounds_each_loader_is_a_line_for_each_that_measures_itself() -> None:
+    outcomes = [outcome("thread", 2, 1.0), outcome("torch", 2, 1.0), failure("serial", 0)]
+    assert report.findings(outcomes) == "2 threads: The moon bounds 2 threads."
+
+
+def test_the_chart_has_the_rates_of_each_loader() -> None:
+    pytest.importorskip("matplotlib")
+    from fastload.bench import plot
+
+    figure = plot.draw(document(RACE), report.summarise(RACE))
+    left, right = figure.axes
+    lines = {str(line.get_label()): [*line.get_ydata()] for line in left.lines}  # type: ignore[arg-type]
+    assert lines["serial, one thread"] == [101.0, 101.0]
+    points = {str(bar.get_label()): [*bar[0].get_ydata()] for bar in left.containers}  # type: ignore[index,union-attr]
+    assert points["fastload threads"] == [111.0, 206.0]
+    legend = left.get_legend()
+    assert legend is not None
+    named = {text.get_text() for text in legend.get_texts()}
+    assert named == {*points, "serial, one thread"}
+    assert right.get_title(loc="left").startswith("Seconds to the first batch")
+    assert "cache warm\nstep none" in figure.get_supxlabel()
 
 
 def test_the_verdict_names_the_best_of_each_whichever_is_faster() -> None:

@@ -7,6 +7,10 @@ The plugin's page loads its chart library from the web. Without it, the page sho
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +22,6 @@ from fastload import DataLoader
 from fastload.train.profiling import StepProfiler
 from fastload.train.tensorboard import loader_scalars
 from tests.browser.conftest import Browser
-from tests.tensorboard_process import tensorboard
 
 STEPS = 16
 RUN = "2026-11-21-18-30-05-workers2-ranks1"
@@ -53,10 +56,15 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             for name, value in loader_scalars(loader.stats()).items():
                 scalars.add_scalar(name, value, step)
             profiler.step()
+    assert len([*logdir.rglob("*.pt.trace.json.gz")]) == 2
     errors = tmp_path_factory.mktemp("errors") / "stderr"
-    with tensorboard(logdir, "--port", "0", errors=errors) as running:
-        assert "(runs: 1, profiles: 2)" in running.said
-        yield running.url
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0"]
+    with open(errors, "w") as stderr, subprocess.Popen(command, stderr=stderr) as server:
+        while not (found := re.search(r" at (http://\S+)", errors.read_text())):
+            assert server.poll() is None, errors.read_text()
+            time.sleep(0.1)
+        yield found[1]
+        server.terminate()
 
 
 @pytest.mark.parametrize(

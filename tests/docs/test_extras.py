@@ -21,10 +21,10 @@ from tests.docs.pages import ROOT, command_lines, spans
 from tests.docs.test_command_lines import CHECKED, lines_of_help
 
 EXTRAS = {
-    r"fastload (featurize|parameters|set (?!inspect check))": "arrow",
+    r"fastload (parameters|set )": "arrow",
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
-    r"fastload bench .*--(html|plot)": "bench",
-    r"fastload tensorboard|fastload train .*--scalars": "tensorboard",
+    r"fastload bench .*--plot": "bench",
+    r"fastload train .*--scalars": "tensorboard",
     r"fastload predict .*--source inbox": "stream",
 }
 GENERATED = {"promises.md"}
@@ -125,12 +125,10 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("set inspect .", "arrow"),
         ("set stage . packed", "arrow"),
         ("set ls", "arrow"),
-        ("featurize . --name a", "arrow"),
         ("parameters serve --store . --number 0 --of 1", "arrow"),
         ("train --packed .", "arrow"),
         ("predict mine:model mine:samples --name a", "arrow"),
-        ("bench --file-list-path index.json --html a.html", "bench"),
-        ("tensorboard .", "tensorboard"),
+        ("bench --file-list-path index.json --plot a.png", "bench"),
         ("train --file-list-path index.json --scalars", "tensorboard"),
         ("predict mine:model --source inbox --decode mine:model --sink .", "stream"),
     ],

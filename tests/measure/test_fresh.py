@@ -1,6 +1,5 @@
 """Promises:
-- A run in fresh processes gives the results of all ranks and rank 0's lines. It ends with an error in a sentence, or
-  at a limit.
+- A run in a fresh process gives its result and its lines. It ends with an error in a sentence, or at a limit.
 - An output that stays open after the end does not delay a run.
 """
 
@@ -22,45 +21,44 @@ from tests.distributed.launching import is_over
 pytestmark = pytest.mark.skipif(cpu_seconds() is None, reason="reads /proc")
 
 
-def work(content: dict[str, Any], rank: int, _: object) -> dict[str, Any]:
+def work(content: dict[str, Any]) -> dict[str, Any]:
     left = None
     if content["leaves_child"]:  # which holds this process's output
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
-    print(f"a line of rank {rank}", flush=True)
+    print("a line", flush=True)
     time.sleep(content["own_s"])
-    return {"rank": rank, "left": left}
+    return {"left": left}
 
 
 MODULE = "tests.measure.test_fresh"
 ENVIRON = {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def test_each_rank_gives_a_result_and_rank_0_s_lines_are_passed_on() -> None:
+def test_a_run_gives_a_result_and_its_lines_are_passed_on() -> None:
     lines: list[str] = []
-    ended = run_fresh(
-        MODULE, {"leaves_child": False, "own_s": 0}, ranks=2, say=lines.append, environ=ENVIRON
-    )
+    given = {"leaves_child": False, "own_s": 0}
+    ended = run_fresh(MODULE, given, say=lines.append, environ=ENVIRON)
     assert (ended.error, ended.status) == (None, 0), ended.messages
-    assert ended.results == [{"rank": 0, "left": None}, {"rank": 1, "left": None}]
-    assert lines == ["a line of rank 0"]
+    assert ended.result == {"left": None}
+    assert lines == ["a line"]
     assert ended.peak_bytes is not None
-    unheard = run_fresh(MODULE, {"leaves_child": False, "own_s": 0}, environ=ENVIRON)
-    assert "a line of rank 0" in unheard.messages, "without a listener"
+    unheard = run_fresh(MODULE, given, environ=ENVIRON)
+    assert "a line" in unheard.messages, "without a listener"
 
 
 def test_what_a_run_leaves_behind_ends_with_it() -> None:
     began = time.monotonic()
     lines: list[str] = []
     given = {"leaves_child": True, "own_s": 0}
-    (result,) = run_fresh(MODULE, given, say=lines.append, environ=ENVIRON).results
+    result = run_fresh(MODULE, given, say=lines.append, environ=ENVIRON).result
     assert is_over(result["left"]), "no process outlives the run"
-    assert lines == ["a line of rank 0"]
+    assert lines == ["a line"]
     assert time.monotonic() - began < 60
 
 
 def test_an_error_is_a_sentence_with_a_status_and_a_traceback() -> None:
     ended = run_fresh(MODULE, {}, environ=ENVIRON)
-    assert (ended.error, ended.status, ended.results) == ("KeyError: 'leaves_child'", 1, [])
+    assert (ended.error, ended.status, ended.result) == ("KeyError: 'leaves_child'", 1, {})
     assert "Traceback" in ended.messages
 
 
@@ -69,7 +67,7 @@ def test_a_run_over_its_limit_is_ended() -> None:
         run_fresh(MODULE, {"leaves_child": False, "own_s": 60}, limit_s=0.1, environ=ENVIRON)
 
 
-def test_what_interrupts_a_run_ends_the_children_of_its_ranks_too() -> None:
+def test_what_interrupts_a_run_ends_its_children_too() -> None:
     processes = {*descendants(os.getpid())}
     started: list[int] = []
 
@@ -79,7 +77,7 @@ def test_what_interrupts_a_run_ends_the_children_of_its_ranks_too() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_fresh(MODULE, {"leaves_child": True, "own_s": 60}, say=interrupt, environ=ENVIRON)
-    assert len(started) == 3, "the guard, the rank and its child"
+    assert len(started) == 3, "the guard, the process and its child"
     deadline = time.monotonic() + 30  # they are not this process's own to be waited for
     while not all(map(is_over, started)):
         assert time.monotonic() < deadline, started

@@ -203,19 +203,14 @@ def test_what_is_not_known_is_no_figure(
     ("options", "last_step", "samples"),
     [
         ({"epochs": 2, "batch_size": 7}, 8, f"{2 * FILES} trained on, {FILES} of them different"),
-        (
-            {"steps": 8, "batch_size": 2, "loader": "cached"},
-            8,
-            "16 trained on, 8 of them different",
-        ),
         ({"steps": 8, "loader": "torch"}, 8, f"32 trained on, {FILES} of them different"),
     ],
-    ids=["whole epochs", "cached batches", "torch's workers"],
+    ids=["whole epochs", "torch's workers"],
 )
 def test_samples_are_counted(
     options: dict[str, Any], last_step: int, samples: str, images: Path, tmp_path: Path
 ) -> None:
-    """Of whole epochs, whose last batches are shorter; of cached batches, which are few and no loading."""
+    """Of whole epochs, the last batches are shorter."""
     trained, said = run(images, tmp_path, **options)
     assert trained.last_step == last_step
     assert entry(said, "samples") == samples
@@ -242,7 +237,14 @@ def test_number_and_kind_of_workers_change_nothing_that_is_learned(
 
 def test_a_packed_set_is_trained_on(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    arguments = ["pack", str(images / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
+    arguments = [
+        "set",
+        "pack",
+        str(images / "list.txt"),
+        str(tmp_path / "packed"),
+        "--max-size",
+        "16",
+    ]
     assert CliRunner().invoke(main, arguments).exit_code == 0
     arguments = ["train", "--packed", str(tmp_path / "packed"), "-b", "8", "-s", "3"]
     arguments += ["--logdir", str(tmp_path), "--image-size", "8", "--device", "cpu"]
