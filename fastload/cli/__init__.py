@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import click
 
 import fastload
@@ -12,9 +14,10 @@ from fastload.cli.env import env
 from fastload.cli.flow import flow
 from fastload.cli.images import images
 from fastload.cli.mnist import mnist
+from fastload.cli.pack import pack
 from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
-from fastload.cli.sets import sets
+from fastload.cli.sets import inspect, sets, stage, verify
 from fastload.cli.submit import submit
 from fastload.cli.train import train
 
@@ -62,3 +65,10 @@ for command in (
     *(env, train, predict, flow, submit),
 ):
     main.add_command(command)
+# Names of earlier versions, which no list shows.
+store = click.Group("store", {**sets.commands, "info": inspect}, help=sets.help, hidden=True)
+main.add_command(store)
+for command in (pack, verify, stage, inspect):
+    old = copy.copy(command)
+    old.hidden = True
+    main.add_command(old)

@@ -177,7 +177,7 @@ class ModelSet:
         if not os.path.isdir(work.folder):
             raise PrepareError(
                 f"{work.folder} does not exist on {this_node()}. Give the set a path that all nodes see, and copy it "
-                "to each node with fastload set stage"
+                "to each node with fastload stage"
             )
         left = sum(len(rows) for _, rows in missing)
         total = len(self.dataset)
