@@ -97,14 +97,14 @@ def cases(*, smoke: bool) -> list[Case]:
     """Return the cases. Their limits add up to less than ten minutes."""
     counts, seconds = (COUNTS[:1], 0.05) if smoke else (COUNTS, 2.0)
     found = [
-        Case(_beside(n), {"what": "steps", "readers": n, "seconds": seconds}, limit_s=55)
+        Case(_beside(n), {"what": "steps", "readers": n, "seconds": seconds}, limit_s=50)
         for n in counts
     ]
     for what, limit_s, options in (
         ("values", 50, {"seconds": 2 * seconds}),
         ("overlap", 50, {"steps": 2 if smoke else 30}),
         ("forks", 150, {"forks": 6 if smoke else FORKS, "seconds": 120.0}),
-        ("ranks", 60, {"samples": 64 if smoke else 1024}),
+        ("ranks", 80, {"samples": 64 if smoke else 1024}),
     ):
         found.append(Case(what, {"what": what, **options}, limit_s=limit_s))
     return found
