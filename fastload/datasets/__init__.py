@@ -3,7 +3,6 @@
 A reader is imported at its first use: image files need Pillow, packed sets and Parquet need pyarrow.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,17 +20,22 @@ __all__ = [
     "ParquetDataset",
 ]
 
-_HOMES = {
-    "ImageFileList": "image_files",
-    "ImageFolder": "image_files",
-    "MNIST": "mnist",
-    "PackedDataset": "packed",
-    "PackedWriter": "packed",
-    "ParquetDataset": "parquet",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in ("ImageFileList", "ImageFolder"):
+        from fastload.datasets import image_files
+
+        return getattr(image_files, name)
+    if name == "MNIST":
+        from fastload.datasets import mnist
+
+        return mnist.MNIST
+    if name in ("PackedDataset", "PackedWriter"):
+        from fastload.datasets import packed
+
+        return getattr(packed, name)
+    if name == "ParquetDataset":
+        from fastload.datasets.parquet import ParquetDataset
+
+        return ParquetDataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
