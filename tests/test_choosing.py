@@ -31,11 +31,11 @@ def test_a_part_brings_its_own_tests_those_of_the_pages_and_the_core_s() -> None
 
 
 def test_a_part_brings_the_tests_of_those_that_import_it_and_no_others() -> None:
-    files = chosen("fastload/elastic/leases.py")
-    assert "tests/store/test_predictions_on_ranks.py" in files, "store imports elastic"
-    assert "tests/elastic/test_leases.py" in files
+    files = chosen("fastload/distributed/average.py")
+    assert "tests/store/test_predictions_on_ranks.py" in files, "store imports distributed"
+    assert "tests/distributed/test_average.py" in files
     assert "tests/bench/test_bench.py" not in files
-    assert "tests/parameters/test_tables.py" not in files
+    assert "tests/image/test_plans.py" not in files
     files = chosen("fastload/flow/runner.py")
     assert {"tests/flow/test_runner.py", "tests/test_cli.py"} <= files
     assert not {test for test in files if test.startswith(("tests/store/", "tests/image/"))}
