@@ -54,7 +54,7 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_old_names_of_commands_are_those_of_set() -> None:
-    for line in ("store ls", "store info", "pack", "verify", "stage", "inspect"):
+    for line in ("store ls", "store info", "store serve", "pack", "verify", "stage", "inspect"):
         old = call(*line.split(), "--help").output
         new = call("set", line.split()[-1].replace("info", "inspect"), "--help").output
         assert old.split("\n\n", 1)[1] == new.split("\n\n", 1)[1]

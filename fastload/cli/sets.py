@@ -10,14 +10,16 @@ from typing import Annotated
 
 import click
 
-from fastload._kit.options import Folder, Option, options
+from fastload._kit.options import ExistingFolder, Folder, Option, options
 from fastload.cli._command import Command
 from fastload.cli._common import (
     Parallel,
     Root,
+    Serving,
     bad_values_are_usage_errors,
     require,
     sigterm_raises,
+    wait_for_a_signal,
 )
 from fastload.cli.pack import pack
 from fastload.errors import in_one_line
@@ -196,9 +198,53 @@ def gc(options: Root) -> None:
     click.echo(f"{path}: {size_text(sum(size for _, size in removed))} freed")
 
 
-@click.group("set", commands=[pack, verify, stage, inspect, ls, rm, gc])
+@options
+class Served(Serving):
+    """What to serve, and to whom."""
+
+    root: ExistingFolder | None = None
+    """Folder of the sets. [default: $FASTLOAD_STORE, or a folder of this user in shared memory]"""
+    no_token: bool = False
+    """Serve all users of this host, and of others with --host."""
+
+
+@Command
+def serve(options: Served) -> None:
+    """Serve the sets of this node to other nodes, read only, over Arrow Flight.
+
+    Prints the URL, and runs until Ctrl-C or SIGTERM. A program on another node passes the URL as the source of the
+    parts that it lacks: store.get("mnist", parts="all", source="grpc://node7:8815"). It reads the token from the file
+    named in $FASTLOAD_TOKEN_FILE. With grpc+tls://, it reads the certificate of the authority from the file named in
+    $FASTLOAD_TLS_CA. Any client of Arrow Flight can read the sets too.
+
+    Callers need the token in --token-file, or else every user of this host could read all sets. By default, only this
+    host is served. Without TLS, the token can be read on the network.
+
+    \b
+    Examples:
+        fastload set serve --no-token
+        head -c 24 /dev/urandom | base64 > token; chmod 600 token
+        fastload set serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
+    """
+    require("arrow", pyarrow="pyarrow")
+    from fastload.store.flight import StoreServer
+    from fastload.store.root import existing_root
+
+    if not options.token_file and not options.no_token:
+        raise click.UsageError(
+            "without a token, all users of this host could read all sets, even those in a folder that only you can "
+            "open. Give --token-file, or --no-token to allow that."
+        )
+    path = existing_root(options.root)
+    server = options.server(StoreServer, path)
+    with sigterm_raises(), server:
+        click.echo(f"{path}: served at {server.address(options.host)}")
+        wait_for_a_signal()
+
+
+@click.group("set", commands=[pack, verify, stage, inspect, ls, rm, gc, serve])
 def sets() -> None:
-    """Make, list, check and copy sets.
+    """Make, list, check, copy and serve sets.
 
     A packed set has many images in few files (see `pack`). A set of columns has tensors, numbers or strings, with one
     row per sample. Its rows are divided into parts, of one file each. By default, sets of columns are in shared memory.

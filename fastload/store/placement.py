@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fastload.datasets.manifest import Shard
 
-Balance = Literal["drop", "pad"]
-BALANCES: tuple[Balance, ...] = ("drop", "pad")
+Balance = Literal["drop", "pad", "fetch"]
+BALANCES: tuple[Balance, ...] = ("drop", "pad", "fetch")
 
 
 def rows_of_nodes(shards: Sequence[Shard]) -> dict[str, NDArray[np.int64]]:
@@ -30,14 +30,32 @@ def balanced(
     """Return the rows that each node reads: the same number on each, or its own rows if `balance` is None.
 
     "drop": the first rows of each node, as many as the poorest one has. "pad": a node's own rows, again from the
-    first one, as many as the richest one has.
+    first one, as many as the richest one has. "fetch": every row once; rich nodes keep their first rows, and poor ones
+    get the others in order. If the rows cannot be divided by the nodes, some nodes read one row twice.
     """
     counts = {node: len(own) for node, own in rows.items()}
     if balance == "drop":
         return {node: own[: min(counts.values())] for node, own in rows.items()}
     if balance == "pad":
         return {node: np.resize(own, max(counts.values())) for node, own in rows.items()}
+    if balance == "fetch":
+        return _shared_out(rows)
     return rows
+
+
+def _shared_out(rows: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    total, nodes = sum(map(len, rows.values())), len(rows)
+    quotas = {node: (total + nodes - 1 - k) // nodes for k, node in enumerate(rows)}
+    surplus = np.concatenate([own[quotas[node] :] for node, own in rows.items()])
+    found, at = {}, 0
+    for node, own in rows.items():
+        kept = own[: quotas[node]]
+        lacking = quotas[node] - len(kept)
+        found[node] = np.resize(
+            np.concatenate([kept, surplus[at : at + lacking]]), max(quotas.values())
+        )
+        at += lacking
+    return found
 
 
 def parts_of_rows(shards: Sequence[Shard], rows: NDArray[np.int64]) -> list[Shard]:

@@ -1,7 +1,7 @@
 """Promises:
 - A set of columns with damaged offsets, lengths or metadata is a `PackedDataError` when its part is opened, for a
   sample, a loader and the commands. Opening reads no text.
-- A part whose form is damaged is never copied, even if the index says that it is right.
+- A part from a lying server or a damaged folder is refused, even if its checksum fits, and leaves nothing.
 - `fastload set verify` does not call a set without checksums valid.
 - A damaged Arrow table that is put is an error.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,9 +25,11 @@ from fastload import DataLoader, store
 from fastload.cli import main
 from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError
+from fastload.store.flight import ServerSource
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
 from tests.children import run_python
+from tests.forged import Liar, batch_of_too_many_rows
 
 ROWS = 40
 NAMES = [f"name-{k:05d}" for k in range(ROWS)]
@@ -148,13 +150,55 @@ def test_opening_reads_no_text_and_only_the_damaged_row_is_an_error(tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_part_that_lies_is_never_copied(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    there = make(tmp_path / "there" / "set", checksums=False)
+@pytest.mark.parametrize("checksums", [False, True])
+def test_a_part_that_lies_is_never_copied(
+    damage: Callable[[Path], None], checksums: bool, tmp_path: Path
+) -> None:
+    there = make(tmp_path / "there" / "set", checksums=checksums)
     damage(there)
     fit(there)
-    with pytest.raises(PackedDataError, match=f"{PART}: is damaged"):
-        stage(there, tmp_path / "copy")
-    assert not (tmp_path / "copy" / INDEX).exists()
+    with pytest.raises(PackedDataError, match=f"{PART}: the copy from {there.parent}: is damaged"):
+        store.get(tmp_path / "here" / "set", source=there.parent)
+    assert not list((tmp_path / "here").rglob("*.arrow"))
+    if not checksums:
+        with pytest.raises(PackedDataError, match=f"{PART}: is damaged"):
+            stage(there, tmp_path / "copy")
+        assert not (tmp_path / "copy" / INDEX).exists()
+
+
+def test_a_source_that_does_not_end_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "there" / "set", checksums=False)
+    given = []
+
+    def endless(*_: object) -> Iterator[memoryview]:
+        while True:
+            given.append(1)
+            assert len(given) < 100, "the copy takes what is beyond the size of the part"
+            yield memoryview(bytes(1000))
+
+    monkeypatch.setattr("fastload.store.fetch.FolderSource.read", endless)
+    with pytest.raises(PackedDataError, match=r"the file has [\d,]+ bytes, expected"):
+        store.get(tmp_path / "here" / "set", source=tmp_path / "there")
+
+
+def test_a_server_that_lies_is_an_error(tmp_path: Path) -> None:
+    path = make(tmp_path / "there" / "set", checksums=False)
+    answers = [(path / INDEX).read_bytes(), PART.encode()]
+    with Liar(batch_of_too_many_rows(2**30), answers) as server:
+        url = f"grpc://127.0.0.1:{server.port}"
+        with pytest.raises(PackedDataError, match="cannot be read from"):
+            store.get(tmp_path / "here" / "set", source=url)
+
+
+def test_a_server_without_a_sensible_answer_is_an_error(tmp_path: Path) -> None:
+    index = (make(tmp_path / "set", checksums=False) / INDEX).read_bytes()
+    for answer in ([b"1"], [b"1", b"2"], [b"\xff", index], [index, b"\xff"]):
+        with Liar(batch_of_too_many_rows(64), answer) as server:
+            source = ServerSource(f"grpc://127.0.0.1:{server.port}")
+            with pytest.raises(PackedDataError):
+                source.find("set")
 
 
 # ---- verify ----

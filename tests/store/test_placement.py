@@ -1,8 +1,8 @@
 """Promises:
 - The parts of a set may lie on several nodes. Here several roots on one machine stand for nodes.
 - A rank opens only the parts of its node, as an audit hook shows.
-- "drop" and "pad" give all ranks of a placement the same number of steps from the index alone, also for 19 parts
-  beside 1.
+- "drop", "pad" and "fetch" give all ranks of a placement the same number of steps from the index alone, also for 19
+  parts beside 1.
 - A state is refused under another placement.
 """
 
@@ -86,6 +86,34 @@ def test_all_ranks_of_all_nodes_make_the_same_number_of_steps(
     )
 
 
+@pytest.mark.parametrize("counts", [{"a": 19, "b": 1}, {"a": 1, "b": 2, "c": 17}])
+def test_fetch_reads_every_row_once_and_gives_all_nodes_the_same_number(
+    counts: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    lengths = set()
+    for node, root in nodes_with(tmp_path, counts).items():
+        for part in (tmp_path / "whole" / "x").glob("*.arrow"):  # as if they had been fetched
+            shutil.copy(part, root / "x")
+        dataset = rows_on(monkeypatch, node, root, balance="fetch")
+        lengths.add(len(dataset))
+        seen += [int(dataset[k]) for k in range(len(dataset))]
+    assert set(seen) == ALL
+    assert len(lengths) == 1
+    assert len(seen) - len(ALL) < len(counts)
+
+
+def test_a_node_reads_its_own_rows_first_when_rows_are_fetched() -> None:
+    from fastload.store.placement import balanced
+
+    found = balanced({"a": np.arange(7), "b": np.arange(7, 9), "c": np.arange(9, 10)}, "fetch")
+    assert {node: rows.tolist() for node, rows in found.items()} == {
+        "a": [0, 1, 2, 3],
+        "b": [7, 8, 4, 7],
+        "c": [9, 5, 6, 9],
+    }
+
+
 def test_a_rank_opens_its_node_s_parts_only(tmp_path: Path) -> None:
     roots = nodes_with(tmp_path, {"a": 19, "b": 1})
     program = """
@@ -121,6 +149,8 @@ def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shutil.copytree(roots["b"] / "x", roots["a"] / "x", dirs_exist_ok=True)  # as rsync does
     assert len(rows_on(monkeypatch, "a", roots["a"], parts="all")) == len(ALL)
     assert len(rows_on(monkeypatch, "a", roots["a"])) == 19 * ROWS
+    with pytest.raises(PackedDataError, match="9 of 10 parts are missing here and are on a"):
+        rows_on(monkeypatch, "b", roots["b"], balance="fetch")
     for wrong in ({"parts": "some"}, {"balance": "equal"}, {"parts": "all", "balance": "pad"}):
         with pytest.raises(ValueError, match=r"must be|is for parts on several"):
             rows_on(monkeypatch, "a", roots["a"], **wrong)

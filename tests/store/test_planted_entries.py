@@ -1,5 +1,5 @@
 """Promises:
-- `stage`, `put` and packing write their temporary files through no link. `gc` deletes nothing that a
+- `stage`, `get(source=)`, `put` and packing write their temporary files through no link. `gc` deletes nothing that a
   link leads to.
 - An entry of a root that cannot be read is named by `store ls` and `store gc`, and the other sets are listed and
   collected. Such are a link to itself, a pipe or a folder called index.json.
@@ -20,6 +20,7 @@ from fastload._kit.disk import locked_path
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, read_index
 from fastload.errors import PackedDataError
+from fastload.store.fetch import STAGING
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage
 from tests.contracts.sets import call
@@ -76,6 +77,18 @@ def test_staging_writes_through_no_link(
     assert not (tmp_path / "copy" / PART).is_symlink()
 
 
+@pytest.mark.parametrize("plant", [link, hard_link])
+def test_a_fetched_part_is_written_through_no_link(
+    plant: Callable[[Path, Path], None], mine: Path, tmp_path: Path
+) -> None:
+    there, here = make(tmp_path / "there" / "set"), tmp_path / "here" / "set"
+    here.mkdir(parents=True)
+    (here / INDEX).write_bytes((there / INDEX).read_bytes())
+    plant(here / STAGING / PART, mine)
+    assert store.get(here, data="x", source=there)[3] == 3
+    assert mine.read_bytes() == MINE
+
+
 def test_a_packed_shard_is_written_through_no_link(mine: Path, tmp_path: Path) -> None:
     writer = PackedWriter(tmp_path / "set", mode="encoded")
     link(tmp_path / ".unsealed" / "set" / PART, mine)
@@ -99,6 +112,11 @@ def test_a_folder_of_a_copy_that_is_a_link_is_refused(tmp_path: Path) -> None:
     link(tmp_path / ".unsealed" / "copy", other)
     with pytest.raises(OSError, match="is a link, and what it leads to is not touched"):
         stage(there, copy)
+    copy.mkdir()
+    (copy / INDEX).write_bytes((there / INDEX).read_bytes())
+    link(copy / STAGING, other)
+    with pytest.raises(OSError, match="is a link"):
+        store.get(copy, source=there)
     assert files(other) == before
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastload.errors import PackedDataError
-from fastload.store import get, put, staging
+from fastload.store import fetch, get, put, staging
 from fastload.store.root import remove
 
 
@@ -51,3 +51,20 @@ def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypa
     monkeypatch.undo()
     staging.stage(tmp_path / "from" / "a", tmp_path / "to" / "a", workers=0)
     assert get("a", data="x", root=tmp_path / "to")[0] == 2
+
+
+def test_a_source_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypatch):
+    _put(1, tmp_path / "from")
+    copy, copied = fetch._copy, []
+
+    def replace_after_first(path, index, part, source):
+        copy(path, index, part, source)
+        if not copied:
+            _replace(tmp_path / "from")
+        copied.append(part)
+
+    monkeypatch.setattr(fetch, "_copy", replace_after_first)
+    with pytest.raises(PackedDataError, match="a different set with this name"):
+        get("a", root=tmp_path / "to", source=tmp_path / "from")
+    assert len(copied) == 1
+    assert not (tmp_path / "to" / "a" / "shard-00001.arrow").exists()
