@@ -25,9 +25,10 @@ def test_predict_has_the_defaults_of_the_functions() -> None:
     for name in ("batch_size", "max_wait_ms", "num_workers"):
         assert given[name] == owned[name].default, name
     assert given["batch_size"] == BATCH_SIZE
-    page = " ".join(COMMANDS["fastload predict"].get_help().split())
-    per = f"one per {ROWS_OF_PART}"
-    assert f"at most {MOST_PARTS['predictions']}]" in page.partition(per)[2][:30]
+    for command, key in (("predict", "predictions"), ("featurize", "features")):
+        page = " ".join(COMMANDS[f"fastload {command}"].get_help().split())
+        per = f"one per {ROWS_OF_PART}"
+        assert f"at most {MOST_PARTS[key]}]" in page.partition(per)[2][:30]
 
 
 def test_submit_offers_the_launchers_that_there_are() -> None:

@@ -11,6 +11,7 @@ from fastload.cli._common import EndsInOneLine
 from fastload.cli.bench import bench
 from fastload.cli.check import check
 from fastload.cli.env import env
+from fastload.cli.featurize import featurize
 from fastload.cli.flow import flow
 from fastload.cli.images import images
 from fastload.cli.mnist import mnist
@@ -62,7 +63,7 @@ def main() -> None:
 
 for command in (
     *(images, mnist, bench, check, sets, parameters),
-    *(env, train, predict, flow, submit),
+    *(env, train, featurize, predict, flow, submit),
 ):
     main.add_command(command)
 # Names of earlier versions, which no list shows.

@@ -21,7 +21,7 @@ from tests.docs.pages import ROOT, command_lines, spans
 from tests.docs.test_command_lines import CHECKED, lines_of_help
 
 EXTRAS = {
-    r"fastload (parameters|set )": "arrow",
+    r"fastload (featurize|parameters|set )": "arrow",
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--plot": "bench",
     r"fastload train .*--scalars": "tensorboard",
@@ -125,6 +125,7 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("set inspect .", "arrow"),
         ("set stage . packed", "arrow"),
         ("set ls", "arrow"),
+        ("featurize . --name a", "arrow"),
         ("parameters serve --store . --number 0 --of 1", "arrow"),
         ("train --packed .", "arrow"),
         ("predict mine:model mine:samples --name a", "arrow"),
