@@ -126,6 +126,7 @@ def test_a_file_opened_at_the_first_sample(tmp_path: Path, kind: type[Records]) 
     assert wrong_pairs(kind(written(tmp_path, kind), early=False)) == 0
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 8 worker processes")
 @pytest.mark.parametrize(
     "kind", [k for k in WRITTEN_BY if k is not Pages], ids=lambda kind: kind.__name__
 )

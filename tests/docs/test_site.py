@@ -67,7 +67,7 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     for name in DOCUMENTED:
         assert any(f'id="{name}"' in text for text in pages.values()), name
     commands = pages[tmp_path / "reference" / "cli.html"]
-    assert all(f'id="fastload-{name}"' in commands for name in ("bench", "set-put", "flow-run"))
+    assert all(f'id="fastload-{name}"' in commands for name in ("bench", "set-serve", "flow-run"))
     assert "__index = {" in (tmp_path / "search" / "search_index.js").read_text()[:20]
     assert "```" not in "".join(pages.values()), "a fence is shown, not read"
 
