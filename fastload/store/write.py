@@ -130,9 +130,8 @@ def is_dask(data: Any) -> bool:
 
 def parts_of(data: Any) -> Iterator[Any]:
     """Yield the parts of the data that `put` is given."""
-    whole = (
-        Mapping | pa.Table | pa.RecordBatch | str | os.PathLike
-    )  # a path is no part, which is said in its place
+    # A path is no part either, and the error says so.
+    whole = Mapping | pa.Table | pa.RecordBatch | str | os.PathLike
     if isinstance(data, whole) or hasattr(data, "to_dict"):
         yield data
     else:

@@ -60,9 +60,8 @@ def seal(folder: str, path: str, index: Index, *, durable: bool) -> None:
 
     Raises FileExistsError if the name is taken, OSError.
     """
-    partial = os.path.join(
-        folder, "partial"
-    )  # a killed process leaves it, and the next one writes it again
+    # One name: what a killed process leaves, the next one writes again.
+    partial = os.path.join(folder, "partial")
     write_file(os.path.join(folder, INDEX), dump_index(index), partial=partial, durable=durable)
     try:
         os.rename(folder, path)  # fails if `path` is a folder with files
