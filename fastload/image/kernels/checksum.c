@@ -1,9 +1,11 @@
-/* zlib's CRC-32: by carry-less multiplication, or by a table. */
+/* zlib's CRC-32: by carry-less multiplication, by the instructions of aarch64, or by a table. */
 
 #include "kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__AARCH64EL__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 /* The message is a polynomial over GF(2), and its checksum the remainder modulo this one, with x^32 left out. All is
@@ -92,6 +94,21 @@ static uint32_t by_instructions(const uint8_t *bytes, int64_t count, uint32_t in
     if (whole)
         inverted = folded(bytes, whole, inverted);
     return by_bits(bytes + whole, count - whole, inverted);
+}
+
+#elif defined(__AARCH64EL__) && defined(__linux__)
+
+/* As assembly, because the names of the attribute and of the intrinsics differ between compilers. */
+static uint32_t by_instructions(const uint8_t *bytes, int64_t count, uint32_t inverted)
+{
+    if (!(getauxval(AT_HWCAP) & HWCAP_CRC32))
+        return by_table(bytes, count, inverted);
+    for (; count >= 8; bytes += 8, count -= 8) {
+        uint64_t word;
+        memcpy(&word, bytes, 8);
+        __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(inverted) : "r"(word));
+    }
+    return by_bits(bytes, count, inverted);
 }
 
 #else

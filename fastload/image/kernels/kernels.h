@@ -212,7 +212,10 @@ struct passes {
     void (*finish)(void);
 };
 
-extern const struct passes plain_passes, avx2_passes;
+void plain_to_floats(const uint8_t *bytes, int64_t count, const float *factors, const float *shifts, bool past_caches,
+                     float *to);
+
+extern const struct passes plain_passes, avx2_passes, neon_passes;
 
 /* ---- passes.c ---- */
 

@@ -10,6 +10,8 @@ const struct passes *passes(void)
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2"))
         best = &avx2_passes;
+#elif defined(__aarch64__)
+    best = &neon_passes;
 #endif
     return is_plain ? &plain_passes : best;
 }

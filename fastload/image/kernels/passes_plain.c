@@ -52,8 +52,8 @@ static void blend(const uint8_t *restrict line, int64_t line_bytes, const struct
 }
 
 /* The compiler contracts no operations, so each one is rounded. */
-static void to_floats(const uint8_t *restrict bytes, int64_t count, const float *restrict factors,
-                      const float *restrict shifts, bool past_caches, float *restrict to)
+void plain_to_floats(const uint8_t *restrict bytes, int64_t count, const float *restrict factors,
+                     const float *restrict shifts, bool past_caches, float *restrict to)
 {
     (void)past_caches;
     int64_t x = 0;
@@ -65,4 +65,4 @@ static void to_floats(const uint8_t *restrict bytes, int64_t count, const float 
 }
 
 const struct passes plain_passes = {
-    .name = "plain C", .two_lines = two_lines, .blend = blend, .to_floats = to_floats};
+    .name = "plain C", .two_lines = two_lines, .blend = blend, .to_floats = plain_to_floats};
