@@ -135,8 +135,6 @@ static enum state begin(struct decoder *decoder)
 {
     j_decompress_ptr jpeg = &decoder->jpeg;
     struct image *image = decoder->image;
-    if (image->length < 1)
-        return DAMAGED;
     jpeg_create_decompress(jpeg);
     jpeg->mem->max_memory_to_use = MOST_LIBJPEG_BYTES;
     jpeg_mem_src(jpeg, decoder->payload, (unsigned long)image->length);
