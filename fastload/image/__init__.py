@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from fastload.image.decode import decode_rgb, open_rgb
+    from fastload.image.decode import decode_pixels, decode_rgb, open_rgb
     from fastload.image.encode import encode_jpeg, encode_rgb
     from fastload.image.normalize import IMAGENET_MEAN, IMAGENET_STD, normalize_on
     from fastload.image.plans import (
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         is_known_plan,
         open_image,
     )
-    from fastload.image.regions import Box, Region, decode_pixels
+    from fastload.image.regions import Box, Region
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -1,4 +1,4 @@
-"""Decoders of image files: to Pillow's images for unmodified transforms, to arrays of pixels for plans."""
+"""Decoders of image files: to Pillow's images for unmodified transforms, to arrays of pixels for plans and packing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from fastload._kit.torch_private import no_torch_function, resize_antialiased
 from fastload.errors import DecodeError
 from fastload.telemetry import stage
 
@@ -72,6 +73,35 @@ def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
         'RGB'
     """
     return _decoding(name, lambda: as_rgb(_opened(encoded)))
+
+
+def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
+    """Return the pixels of an image, uint8 of shape (H, W, 3) in RGB.
+
+    Args:
+        encoded: bytes of the image.
+        name: name of its file, for errors.
+        max_size: the most pixels of its longer side. None: as it is.
+
+    Raises:
+        DecodeError: see `open_rgb`.
+
+    Examples:
+        >>> fastload.image.decode_pixels(encoded, name="0.jpg").shape
+        (48, 64, 3)
+    """
+    if max_size is not None and max_size < 1:
+        raise ValueError(f"max_size must be a number of pixels above 0, got {max_size!r}")
+    image = read_header(encoded, name=name)
+    height, width = image.height, image.width
+    longer = max(height, width)
+    size = height, width
+    if max_size is not None and longer > max_size:
+        size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
+    pixels = pixels_at_least(image, *size, name=name)
+    with no_torch_function():
+        pixels = np.array(pixels, order="C")  # torch warns of read-only memory
+        return pixels if pixels.shape[:2] == size else resize_antialiased(pixels, size)
 
 
 def read_header(encoded: Encoded, *, name: str) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Regions of images as values, functions that cut pixels by them, and the pixels of a whole image, made smaller."""
+"""Regions of images as values, and functions that cut pixels by them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fastload._kit.torch_private import no_torch_function, resize_antialiased
-from fastload.image.decode import Encoded, Pixels, pixels_at_least, read_header
+from fastload.image.decode import Pixels
 
 
 class Box(NamedTuple):
@@ -84,33 +83,3 @@ def windowed(image: Pixels, window: Box | None, *, flip: bool) -> Pixels:
         black[y : y + part.shape[0], x : x + part.shape[1]] = part
         part = black
     return np.array(part[:, ::-1], order="C") if flip else part
-
-
-def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
-    """Return the pixels of an image, uint8 of shape (H, W, 3) in RGB.
-
-    Args:
-        encoded: bytes of the image.
-        name: name of its file, for errors.
-        max_size: the most pixels of its longer side. None: as it is.
-
-    Raises:
-        DecodeError: see `open_rgb`.
-
-    Examples:
-        >>> fastload.image.decode_pixels(encoded, name="0.jpg").shape
-        (48, 64, 3)
-    """
-    if max_size is not None and max_size < 1:
-        raise ValueError(f"max_size must be a number of pixels above 0, got {max_size!r}")
-    image = read_header(encoded, name=name)
-    height, width = image.height, image.width
-    longer = max(height, width)
-    size = height, width
-    if max_size is not None and longer > max_size:
-        size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
-    pixels = pixels_at_least(image, *size, name=name)
-    with no_torch_function():
-        if pixels.shape[:2] == size:
-            return np.array(pixels, order="C")
-        return resize_antialiased(boxed(pixels, Box(0, 0, *pixels.shape[:2])), size)
