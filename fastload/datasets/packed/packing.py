@@ -20,6 +20,8 @@ from fastload.datasets.packed.sources import Input, open_source
 from fastload.datasets.packed.texts import counted, size_text
 from fastload.datasets.packed.writer import PackedWriter
 from fastload.errors import DecodeError
+from fastload.image import decode_pixels, encode_rgb
+from fastload.image.decode import read_file
 
 AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
 """The most records, and the most bytes, that wait to be written: so workers continue while the disk is slow."""
@@ -218,21 +220,13 @@ class _Prepare:
     def _prepared(self, made_of: Input) -> Result:
         name, encoded = made_of.path or made_of.name, made_of.encoded
         if made_of.path is not None:
-            try:
-                with open(made_of.path, "rb", buffering=0) as file:
-                    encoded = file.readall()
-            except OSError as error:
-                error.filename = name  # unlike open(), a read does not name it
-                raise
+            encoded = read_file(name)
         if not isinstance(encoded, bytes):  # a value from a table
             found = "nothing" if encoded is None else f"a {type(encoded).__name__}"
             raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)
         if not self.check:
             return Result(made_of, encoded, {}, size)
-
-        from fastload.image import decode_pixels, encode_rgb
-
         pixels = decode_pixels(encoded, name=name, max_size=self.max_size)
         if self.mode == "raw":
             height, width, _ = pixels.shape
