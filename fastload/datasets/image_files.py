@@ -195,7 +195,7 @@ class ImageFileList(ImageFiles):
             target_transform=target_transform,
         )
 
-    fill_rows = ImageFiles.fill_rows
+    fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
 
     def __repr__(self) -> str:
         return self._described(self.file_list)
@@ -265,7 +265,7 @@ class ImageFolder(ImageFiles):
             paths, names, classes, transform=transform, target_transform=target_transform
         )
 
-    fill_rows = ImageFiles.fill_rows
+    fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
 
     def __repr__(self) -> str:
         return self._described(self.root)
