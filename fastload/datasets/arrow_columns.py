@@ -73,8 +73,7 @@ def decoded(field: pa.Field, array: pa.ChunkedArray) -> Column:
             f"column {field.name!r} has type {field.type}, which cannot become a tensor. Cast the column in the file, "
             "or leave it out with columns="
         )
-    values = _numbers(array)
-    values = values.reshape(elements, *shape)
+    values = _numbers(array).reshape(elements, *shape)
     if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation:
         values = np.ascontiguousarray(values.transpose(0, *(axis + 1 for axis in kind.permutation)))
     if valid is not None and offsets is None:
