@@ -17,6 +17,7 @@ from benchmarks._report import Row, table
 from benchmarks._run import Case, Outcome, execute, load
 from fastload.bench.report import write_json
 from fastload.measure.provenance import busy, caption, provenance, version
+from fastload.measure.repeats import turns
 
 LOADERS = "images latency engine tensor_dataset small memory collate thread_cost processes"
 NAMES = (*LOADERS.split(), "store")
@@ -102,7 +103,7 @@ def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path
 
 
 def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
-    """Run the cases of a benchmark in order, then in reverse order, so that a drift favours none of them."""
+    """Run the cases of a benchmark in turns."""
     try:
         benchmark = load(name)
     except ImportError as exc:
@@ -114,13 +115,12 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
     cases = benchmark.cases(smoke=smoke)
     count = 1 if smoke else repeats or benchmark.REPEATS
     outcomes: dict[str, list[Outcome]] = {case.name: [] for case in cases}
-    for repeat in range(count):
-        for case in cases if repeat % 2 == 0 else cases[::-1]:
-            click.echo(f"{name}: {case.name}", err=True)
-            outcome = execute(name, case)
-            outcomes[case.name].append(outcome)
-            if outcome.failed:
-                click.echo(f"{name}: {case.name}: {outcome.error}", err=True)
+    for _, case in turns(cases, count):
+        click.echo(f"{name}: {case.name}", err=True)
+        outcome = execute(name, case)
+        outcomes[case.name].append(outcome)
+        if outcome.failed:
+            click.echo(f"{name}: {case.name}: {outcome.error}", err=True)
     results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
     versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
     versions |= getattr(benchmark, "machine", dict)()

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from fastload import DataLoader
 from fastload.bench.figures import BenchError
+from fastload.measure.repeats import turns
 
 READERS = {
     "auto": "the default",
@@ -131,19 +132,18 @@ def steady(
 
 def in_turns(
     ways: Mapping[str, Callable[[], object]],
-    turns: int,
+    count: int,
     *,
     after: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Return the median seconds of each way. They take turns, every other turn backwards.
+    """Return the median seconds of each way. They take turns.
 
     The first turn does not count, nor does `after`, which follows each way.
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(turns + 1):
-        for name, way in list(ways.items())[:: -1 if turn % 2 else 1]:
-            began = perf_counter()
-            way()
-            found[name].append(perf_counter() - began)
-            after()
+    for _, (name, way) in turns([*ways.items()], count + 1):
+        began = perf_counter()
+        way()
+        found[name].append(perf_counter() - began)
+        after()
     return {name: median(times[1:]) for name, times in found.items()}

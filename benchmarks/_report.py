@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from fastload.measure.tables import Spread, columns
+from fastload._kit.tables import columns
+from fastload.measure.repeats import Spread
 
 Figures = dict[str, float]
 
@@ -70,7 +71,7 @@ def row(
         reference: what that one is called; None for the name of its case, or for the key alone.
     """
     values = _by_repeat(results, case, key)
-    figure, ratio = spread(results, case, key), None
+    figure, ratio = Spread.of(values), None
     if isinstance(against, str):
         reference, against = reference or against, (case, against)
     if against is not None:
@@ -88,11 +89,6 @@ def row(
     )
 
 
-def spread(results: Results, case: str, key: str) -> Spread | None:
-    """A figure of a case over its repeats; None where none has figures."""
-    return Spread.of(_by_repeat(results, case, key))
-
-
 def _by_repeat(results: Results, case: str, key: str) -> list[float | None]:
     return [None if figures is None else figures[key] for figures in results[case]]
 
@@ -104,7 +100,7 @@ def best(results: Results, cases: Iterable[str], key: str) -> str:
     """
 
     def median(case: str) -> float:
-        found = spread(results, case, key)
+        found = Spread.of(_by_repeat(results, case, key))
         return found.median if found else float("-inf")
 
     return max(cases, key=median)
@@ -133,26 +129,22 @@ def _cells(row: Row, judged: bool) -> tuple[str, ...]:
         verdict = {True: "met", False: "NOT MET", None: "no figure"}[row.met]
     return (
         f"  {row.name}",
-        *_texts(row.figure, _figure),
+        *_texts(row.figure),
         row.unit,
-        *_texts(row.ratio, _ratio),
+        *_texts(row.ratio),
         row.reference or "",
         str(row.aim or ""),
         verdict,
     )
 
 
-def _texts(spread: Spread | None, text: Callable[[float], str]) -> tuple[str, str]:
+def _texts(spread: Spread | None) -> tuple[str, str]:
     """Median and range of a spread, as the table shows them."""
     if spread is None:
         return "-", ""
-    low, high = text(spread.low), text(spread.high)
-    return text(spread.median), "" if spread.low == spread.high else f"{low}-{high}"
+    low, high = _text(spread.low), _text(spread.high)
+    return _text(spread.median), "" if spread.low == spread.high else f"{low}-{high}"
 
 
-def _figure(value: float) -> str:
+def _text(value: float) -> str:
     return format(value, ",.0f" if abs(value) >= 100 else ".3g")
-
-
-def _ratio(value: float) -> str:
-    return format(value, ".2f" if abs(value) >= 0.1 else ".2g")

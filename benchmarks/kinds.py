@@ -31,6 +31,7 @@ from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload.bench.loop import image_transform
 from fastload.engine import choice
+from fastload.measure.repeats import turns
 
 TITLE = "kinds of workers: the default beside each kind and torch, steps a second; beside a step of small operations"
 REPEATS = 2
@@ -221,18 +222,17 @@ def measure(*, work: str, workers: int, operations: int, wait_s: float, smoke: b
         step=partial(_step, torch.zeros(8), operations, wait_s),
     )
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    for turn in range(1 if smoke else TURNS):
-        for kind in KINDS[:: -1 if turn % 2 else 1]:
-            if kind in ("first", "auto"):
-                choice.forget()
-            if kind == "auto":
-                with open_readers("auto", **given) as loader:
-                    timed(loader)
-            with open_readers({"first": "auto"}.get(kind, kind), processes=1, **given) as loader:
-                found[kind].append(timed(loader))
-            time.sleep(0.05)  # torch's workers end
-    medians = {kind: median(rate for rate, _ in turns) for kind, turns in found.items()}
-    step_s = {kind: median(seconds for _, seconds in turns) for kind, turns in found.items()}
+    for _, kind in turns(KINDS, 1 if smoke else TURNS):
+        if kind in ("first", "auto"):
+            choice.forget()
+        if kind == "auto":
+            with open_readers("auto", **given) as loader:
+                timed(loader)
+        with open_readers({"first": "auto"}.get(kind, kind), processes=1, **given) as loader:
+            found[kind].append(timed(loader))
+        time.sleep(0.05)  # torch's workers end
+    medians = {kind: median(rate for rate, _ in taken) for kind, taken in found.items()}
+    step_s = {kind: median(seconds for _, seconds in taken) for kind, taken in found.items()}
     best = max(rate for kind, rate in medians.items() if kind not in ("first", "auto"))
     return {
         **medians,

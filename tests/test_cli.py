@@ -81,7 +81,7 @@ def test_module_and_command_are_the_same_and_load_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_and_plot(
+def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and_plot(
     file_list: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torchvision")
@@ -90,7 +90,7 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_and_plot
         *("-m", "fastload", "bench", "--file-list", file_list),
         *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
         *("--repeats", "1", "--step-ms", "5", "--json", tmp_path / "race.json"),
-        *("--plot", tmp_path / "race.png"),
+        *("--html", tmp_path / "race.html", "--plot", tmp_path / "race.png"),
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -127,8 +127,12 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_and_plot
         assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
 
+    page = (tmp_path / "race.html").read_text()
     for row in document["rows"]:
-        assert f"{row['rate_global']['median']:.1f}" in output
+        rate = f"{row['rate_global']['median']:.1f}"
+        assert rate in output
+        assert f"<td>{rate}</td>" in page
+    assert f"Page: {tmp_path / 'race.html'}\n" in output
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 

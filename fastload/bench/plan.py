@@ -12,18 +12,10 @@ from typing import Annotated, Any, Literal, Self
 
 from fastload._kit.options import Count, Option
 from fastload.measure.options import CacheState, ImageList, Loop
+from fastload.measure.repeats import turns
 
 LoaderKind = Literal["serial", "auto", "thread", "process", "torch", "plan"]
 TransformName = Literal["resize", "rrc"]
-LOADER_NAMES: dict[LoaderKind, str] = {
-    "auto": "fastload",
-    "plan": "fastload, plan",
-    "thread": "fastload threads",
-    "process": "fastload processes",
-    "torch": "torch processes",
-    "serial": "serial, one thread",
-}
-"""Names in the legends of plots, in this order."""
 _WORKERS = {"thread": "thread", "process": "process", "torch": "torch process"}
 
 
@@ -108,8 +100,7 @@ class Run:
 def plan_runs(workload: Workload, plan: Plan) -> list[Run]:
     """Return runs of each loader with each number of workers, `repeats` times. Serial loading has no workers.
 
-    The repeats are interleaved. Every second one is in reverse order, so that a machine that slowly gets faster or
-    slower favours no loader.
+    The repeats are interleaved.
     """
     once = [
         (loader, count)
@@ -118,8 +109,7 @@ def plan_runs(workload: Workload, plan: Plan) -> list[Run]:
     ]
     return [
         Run(workload=workload, loader=loader, workers=count, repeat=repeat)
-        for repeat in range(plan.repeats)
-        for loader, count in (once if repeat % 2 == 0 else reversed(once))
+        for repeat, (loader, count) in turns(once, plan.repeats)
     ]
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fastload._kit.disk import write_file
+from fastload._kit.tables import columns
 from fastload.bench.figures import Outcome
-from fastload.bench.plan import LOADER_NAMES, LoaderKind, Workload
+from fastload.bench.plan import LoaderKind, Workload
 from fastload.measure import WARMUP_STEPS
-from fastload.measure.averages import figure
 from fastload.measure.provenance import busy, caption
-from fastload.measure.tables import Spread, columns
+from fastload.measure.repeats import Spread, figure
 
 FORMAT = "fastload-bench/4"
-OTHERS = ("serial", "torch")
+RATIOS: dict[str, LoaderKind] = {"ratio": "serial", "torch_ratio": "torch"}
+"""Figures that are rates divided by those of another loader."""
 QUIET_SHARE = 0.05
 """Share of the cores that other processes may use before the report warns."""
 
@@ -26,6 +28,7 @@ QUIET_SHARE = 0.05
 _TABLE = """
 rate_global    | img/s       | .1f | samples per second after the warm-up; CPU and waited cover the same time
 ratio          | x serial    | .2f | img/s divided by that of the serial run in the same repeat
+torch_ratio    | x torch     | .2f | the same with that of torch, with the number of workers that is its fastest
 first_batch_s  | 1st batch s | .3f | seconds from iter(), with the start of threads or processes
 cpu_s_per_1000 | CPU s/1000  | .2f | seconds of user + system per 1000 samples, with child processes
 peak_mib       | peak MiB    | .0f | PSS of anonymous and shared memory, with child processes, without mapped libraries
@@ -58,26 +61,39 @@ class Row:
         assert rate is not None
         return rate
 
+    def shown(self, name: str, form: str) -> str:
+        """Return the median of a figure as text, n/a if it is unknown."""
+        spread = self.figures[name]
+        return figure(None if spread is None else spread.median, form)
+
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
     """Return one row for each loader and number of workers with figures, in order of first runs.
 
-    Ratios are those to the serial loader in the same repeat.
+    Ratios are those to the serial loader in the same repeat, and to torch's with the number of workers that is fastest.
     """
-    serial: dict[int, Any] = {}
-    rows: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.figures is not None:
-            rows.setdefault(outcome.run.name, []).append(outcome)
-            if outcome.run.loader == "serial":
-                serial[outcome.run.repeat] = outcome.figures.rate
-    return [_row(of_name, serial) for of_name in rows.values()]
+            groups.setdefault(outcome.run.name, []).append(outcome)
+    bases = {name: _fastest(kind, groups.values()) for name, kind in RATIOS.items()}
+    return [_row(of_name, bases) for of_name in groups.values()]
 
 
-def _row(outcomes: Sequence[Outcome], serial: Mapping[int, float]) -> Row:
+def _fastest(kind: LoaderKind, groups: Iterable[Sequence[Outcome]]) -> dict[int, float]:
+    """Return the rates of a kind of loader by repeat, with the number of workers whose median is the largest."""
+    of_kind = [
+        {it.run.repeat: it.figures.rate for it in group if it.figures and it.figures.rate}
+        for group in groups
+        if group[0].run.loader == kind
+    ]
+    return max(filter(None, of_kind), key=lambda rates: median(rates.values()), default={})
+
+
+def _row(outcomes: Sequence[Outcome], bases: Mapping[str, Mapping[int, float]]) -> Row:
     run, first = outcomes[0].run, outcomes[0].figures
     assert first is not None
-    values = [_values(outcome, serial) for outcome in outcomes]
+    values = [_values(outcome, bases) for outcome in outcomes]
     return Row(
         loader=run.loader,
         workers=run.workers,
@@ -89,15 +105,21 @@ def _row(outcomes: Sequence[Outcome], serial: Mapping[int, float]) -> Row:
     )
 
 
-def _values(outcome: Outcome, serial: Mapping[int, float]) -> dict[str, float | None]:
+def _values(outcome: Outcome, bases: Mapping[str, Mapping[int, float]]) -> dict[str, float | None]:
     assert outcome.figures is not None
-    base, rate = serial.get(outcome.run.repeat), outcome.figures.rate
-    return outcome.figures.values() | {
-        "ratio": rate / base if base and rate else None,
-        "peak_mib": outcome.peak_bytes and outcome.peak_bytes / 2**20,
-        "cached_share": outcome.cached_share,
-        "others_share": outcome.others_share,
+    rate, repeat = outcome.figures.rate, outcome.run.repeat
+    ratios = {
+        name: rate and rate / of[repeat] if repeat in of else None for name, of in bases.items()
     }
+    return (
+        outcome.figures.values()
+        | ratios
+        | {
+            "peak_mib": outcome.peak_bytes and outcome.peak_bytes / 2**20,
+            "cached_share": outcome.cached_share,
+            "others_share": outcome.others_share,
+        }
+    )
 
 
 def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
@@ -117,26 +139,31 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
-    """Return the rows (at least one) as a table of text, then what its columns mean. Unknown figures are n/a."""
+    """Return the rows (at least one) as a table of text, then what its columns mean."""
+    return "\n".join([*columns(cells(rows)), "", *notes(rows, workload)])
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the lines of the table, its heads first. Unknown figures are n/a."""
     heads = ["loader", *(head for head, _, _ in COLUMNS.values()), "unique"]
     lines = [[*heads[:2], "min-max", *heads[2:]]]
     for row in rows:
-        spreads = [(row.figures[name], form) for name, (_, form, _) in COLUMNS.items()]
-        first, *others = [figure(None if s is None else s.median, form) for s, form in spreads]
+        first, *others = [row.shown(name, form) for name, (_, form, _) in COLUMNS.items()]
         between = f"{row.rate.low:.1f}-{row.rate.high:.1f}"
         unique = f"{row.unique_samples}/{row.samples}"
         lines.append([row.name, first, between, *others, unique])
-    meanings = {head: meaning for head, _, meaning in COLUMNS.values()}
-    return "\n".join([*columns(lines), "", *_notes(rows, workload, meanings)])
+    return lines
 
 
-def _notes(rows: Sequence[Row], workload: Workload, meanings: Mapping[str, str]) -> list[str]:
+def notes(rows: Sequence[Row], workload: Workload) -> list[str]:
+    """Return lines that say how the figures of the table were measured, and what its columns mean."""
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     meanings = {
+        "loader": "fastload's, unless torch is named",
         "unique": "number of different samples among those delivered",
         "min-max": "smallest and largest img/s of the runs",
-        **meanings,
+        **{head: meaning for head, _, meaning in COLUMNS.values()},
         "step": workload.step,
         "files": f"{cache} each run",
     }
@@ -166,12 +193,13 @@ def noise(rows: Sequence[Row]) -> str | None:
 def verdict(rows: Sequence[Row]) -> str | None:
     """Compare the fastest rows of fastload's loaders with that of torch's. Return None if there are not both."""
     best = {row.loader: row for row in sorted(rows, key=lambda row: row.rate.median)}
-    ours = [best[kind] for kind in LOADER_NAMES if kind in best and kind not in OTHERS]
-    if not ours or not (theirs := best.get("torch")):
+    theirs = best.pop("torch", None)
+    best.pop("serial", None)
+    if not best or theirs is None:
         return None
+    ours = sorted(best.values(), key=lambda row: -row.rate.median)
     rates = "; ".join(f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs))
-    base = theirs.rate.median
-    ratios = ", ".join(f"{row.name} {row.rate.median / base:.2f} x" for row in ours)
+    ratios = ", ".join(f"{row.name} {row.shown('torch_ratio', '.2f')} x" for row in ours)
     return f"Best of each: {rates}. Beside torch's: {ratios}."
 
 
@@ -184,6 +212,21 @@ def findings(outcomes: Sequence[Outcome]) -> str:
 def partial(done: int, planned: int) -> str:
     """Return the line that says how many runs were completed, or "" if all were."""
     return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
+
+
+def conditions(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """Return lines on what was loaded, on which machine, and what makes the figures doubtful."""
+    work = document["workload"] or {}
+    loaded = (f"{name} {work[name]}" for name in work if name not in ("file_list", "base_dir"))
+    runs = max((row.runs for row in rows), default=0)
+    lines = [
+        ", ".join(loaded),
+        f"step {document['step']}; median and range of {runs} runs" if runs else "",
+        partial(len(document["runs"]), document["planned_runs"]),
+        caption(document["provenance"]),
+        document["noise"],
+    ]
+    return list(filter(None, lines))
 
 
 def document(
@@ -225,6 +268,11 @@ def _flat(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write the document whole or not at all, and make missing folders."""
+    """Write the document, as `write_text` does."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, and make missing folders. Escape bytes of file names that are not UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, json.dumps(content, indent=2).encode() + b"\n", durable=False)
+    write_file(path, text.encode("utf-8", "backslashreplace"), durable=False)

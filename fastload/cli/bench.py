@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -17,6 +17,7 @@ from fastload.cli._common import require, sigterm_raises
 
 if TYPE_CHECKING:
     from fastload.bench.figures import Outcome
+    from fastload.bench.report import Row
 
 
 @options
@@ -27,6 +28,8 @@ class Output:
     """Print one line per run, without the lines of the run itself."""
     json: File | None = None
     """File for all figures, as JSON. [default: no file]"""
+    html: File | None = None
+    """File for a page that opens offline. Needs pip install '.[bench]' in the clone. [default: no file]"""
     plot: File | None = None
     """File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone. [default: no file]"""
 
@@ -42,13 +45,13 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
     \b
     Examples:
         fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json
-        fastload bench --file-list-path train.txt --workers 1,2,4,8 -q
+        fastload bench --file-list-path train.txt --workers 1,2,4,8 -q --html report.html
         fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
         fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png
     """
     require("images", PIL="Pillow", torchvision="torchvision")
-    if output.plot:
+    if output.plot or output.html:
         require("bench", matplotlib="matplotlib")
     from fastload.bench import report
     from fastload.bench.run import files_of
@@ -83,15 +86,7 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
             if lines:
                 click.echo("\n" + lines)
     content = report.document(outcomes, rows, origin, planned=len(runs))
-    if output.json:
-        report.write_json(output.json, content)
-        click.echo(f"Figures: {output.json}")
-    if output.plot and rows:
-        from fastload.bench.plot import draw
-
-        output.plot.parent.mkdir(parents=True, exist_ok=True)
-        draw(content, rows).savefig(output.plot)
-        click.echo(f"Plot: {output.plot}")
+    _write(output, content, rows)
     if stopped is not None:
         raise stopped
     if failed := sum(outcome.error is not None for outcome in outcomes):
@@ -127,6 +122,26 @@ def _race(
         if quiet and outcome.figures:
             left = _left(began, number, len(runs))
             click.echo(f"{place}: {outcome.figures.rate:.1f} img/s{left}")
+
+
+def _write(output: Output, content: dict[str, Any], rows: Sequence[Row]) -> None:
+    """Write the files that were asked for. Without a completed run, there is no plot."""
+    from fastload.bench import report
+
+    if output.json:
+        report.write_json(output.json, content)
+        click.echo(f"Figures: {output.json}")
+    if output.html:
+        from fastload.bench.page import render
+
+        report.write_text(output.html, render(content, rows))
+        click.echo(f"Page: {output.html}")
+    if output.plot and rows:
+        from fastload.bench.plot import draw
+
+        output.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(content, rows).savefig(output.plot)
+        click.echo(f"Plot: {output.plot}")
 
 
 def _left(began: float, done: int, planned: int) -> str:

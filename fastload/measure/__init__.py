@@ -5,7 +5,7 @@ samples.py     the file list, and samples with their indices, so that delivered 
 loop_timer.py  times of a training loop on one rank: steps, waits, and averaging of gradients
 run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up
 averages.py    mean and deviation, quantiles
-tables.py      medians of repeated runs with their range, and tables of text
+repeats.py     repeated runs: their turns, and the medians of their figures with their range
 page_cache.py  reads files into the page cache, drops them from it, and measures how much of them is in it
 fresh.py       runs a module in a new process: its start, end, memory and result
 processes.py   CPU seconds and memory of a process and its descendants, from /proc

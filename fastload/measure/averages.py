@@ -26,8 +26,3 @@ def quantiles_ms(seconds: Sequence[float]) -> dict[str, float]:
     """Return the interpolated quantiles "p50", "p95" and "p99" in milliseconds, each NaN if there are no values."""
     found = np.percentile(seconds, QUANTILES).tolist() if seconds else [math.nan] * len(QUANTILES)
     return {f"p{percent}": value * 1000 for percent, value in zip(QUANTILES, found, strict=True)}
-
-
-def figure(value: float | None, form: str = ".2f") -> str:
-    """Return a figure as text, or "n/a" for None and NaN."""
-    return "n/a" if value is None or math.isnan(value) else format(value, form)

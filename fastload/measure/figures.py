@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from fastload.telemetry.diagnosis import bound
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one rank, or of all ranks of a run together (`together`).
+    """The figures of one rank, or of all ranks of a run together.
 
     "Steady" is the time from the end of the warm-up steps to the end of the last step. Figures of it are None if the
     run ended in its warm-up.
@@ -84,25 +83,3 @@ class Figures:
             "first_batch_s": self.first_batch_s,
             "cpu_s_per_1000": self.cpu_s_per_1000,
         }
-
-
-def together(ranks: Sequence[Figures], *, unique_samples: int) -> Figures:
-    """Combine the figures of all ranks of a run (at least one) into those of the run.
-
-    Times are the longest of any rank, because a training step waits for the slowest one. CPU is a mean, because all
-    ranks load the same number of samples. Ranks are in step, so the rate is the sum of theirs. Windows, stats
-    and finding are those of rank 0.
-    """
-    rates = [figures.rate for figures in ranks if figures.rate is not None]
-    cpu = [figures.cpu_s_per_1000 for figures in ranks if figures.cpu_s_per_1000 is not None]
-    slowest = ("first_batch_s", "steady_s", "total_s")
-    return replace(
-        ranks[0],
-        rate=sum(rates) if len(rates) == len(ranks) else None,
-        rank_rates=[figures.rate for figures in ranks],
-        wait_shares=[share for figures in ranks for share in figures.wait_shares],
-        cpu_s_per_1000=statistics.fmean(cpu) if len(cpu) == len(ranks) else None,
-        samples=sum(figures.samples for figures in ranks),
-        unique_samples=unique_samples,
-        **{name: max(getattr(figures, name) for figures in ranks) for name in slowest},
-    )

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 
+from fastload._kit.tables import columns
 from fastload.datasets.manifest import INDEX
 from fastload.datasets.packed.texts import counted, size_text
 from fastload.store.inspecting import columns_of
@@ -20,8 +21,7 @@ def listed(root: str) -> str:
     lines = [f"{root}: no sets"]
     if found:
         rows = [("NAME", "ROWS", "PARTS", "SIZE", "WRITTEN", "COLUMNS"), *map(_row, found)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines = columns(rows, left=range(len(rows[0])), rule=False)
         used = sum(one.bytes for one in found)
         lines.append(f"{root}: {counted(len(found), 'set')}, {size_text(used)}")
     if os.path.isdir(root):
@@ -35,6 +35,6 @@ def _row(found: StoredSet) -> tuple[str, ...]:
     here = sum(is_here(found.path, shard) for shard in shards)
     parts = f"{len(shards):,}" + (f" ({here:,} here)" if here < len(shards) else "")
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
-    columns = columns_of(found.path, found.index).items()
-    described = ", ".join(f"{name} {kind}" for name, kind in columns)
+    kinds = columns_of(found.path, found.index).items()
+    described = ", ".join(f"{name} {kind}" for name, kind in kinds)
     return found.name, f"{found.index.rows:,}", parts, size_text(found.bytes), date, described

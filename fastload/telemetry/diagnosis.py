@@ -104,8 +104,8 @@ def bound(stats: Snapshot) -> Diagnosis:
             "Nothing is measured: no epoch has begun",
             'or torch\'s own iterator runs (worker_method="torch", or a data pipe), which measures nothing',
         )
-    if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
-        return _too_little(stats)
+    if early := _too_little(stats):
+        return early
     sampler = seconds_in(stats, "sampler")
     if sampler >= WAITS * stats.elapsed_s and sampler >= stats.consumer_wait_s:
         share = percent(sampler / stats.elapsed_s)
@@ -142,16 +142,13 @@ def _beside_gil(stats: Snapshot, cause: str, fact: str, advice: str) -> Diagnosi
     return _finding(cause, fact, advice)
 
 
-def _too_little(stats: Snapshot) -> Diagnosis:
+def _too_little(stats: Snapshot) -> Diagnosis | None:
+    """Return a finding if the run is too short. It names only what is missing."""
+    missing = [f"at least {FEWEST_BATCHES} batches"] * (stats.batches < FEWEST_BATCHES)
+    missing += [f"more than {duration(SHORTEST_S)}"] * (stats.elapsed_s < SHORTEST_S)
     seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
-    least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
-    fact, advice = "Too early to say what bounds the run", f"look again after {least}"
-    if stats.ended:
-        fact, advice = (
-            "The epoch was too short to tell what bounds the run",
-            f"at least {least} are needed",
-        )
-    return _finding("nothing", f"{fact}: {seen}", advice)
+    fact = f"Too little was measured to say what bounds the run: {seen}"
+    return _finding("nothing", fact, f"{' and '.join(missing)} are needed") if missing else None
 
 
 def _step(stats: Snapshot) -> Diagnosis:

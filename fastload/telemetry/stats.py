@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastload._kit.tables import columns
 from fastload.telemetry.prediction import best_kind
 from fastload.telemetry.snapshot import (
     LOADER_STAGES,
@@ -133,8 +134,8 @@ def _stage_table(stats: Snapshot) -> list[str]:
     if not stats.stages:
         return []
     total = sum(seconds_in(stats, name) for name in LOADER_STAGES)
-    titles = ("stage", "share", "seconds", "count", "p50", "p95", "p99")
-    table = [titles] + [
+    titles = ("stage".ljust(15), "share", "seconds", "count", "p50", "p95", "p99")
+    rows = [
         (
             stage.name if stage.name in LOADER_STAGES else f"  {stage.name}",
             percent(stage.seconds / total if total else 0.0),
@@ -146,10 +147,4 @@ def _stage_table(stats: Snapshot) -> list[str]:
         )
         for stage in stats.stages.values()
     ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    widths[0] = max(widths[0], 15)
-    return [
-        row[0].ljust(widths[0])
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in table
-    ]
+    return columns([titles, *rows], rule=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import math
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 from textwrap import dedent
@@ -16,8 +18,9 @@ import fastload
 from fastload.distributed import Control, Rank
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.averages import quantiles_ms
-from fastload.measure.figures import Figures, together
+from fastload.measure.figures import Figures
 from fastload.measure.loop_timer import Measured
+from fastload.measure.repeats import figure
 from fastload.telemetry.snapshot import percent
 from fastload.train.control import signal_name
 from fastload.train.learner import Learner, describe
@@ -50,6 +53,28 @@ def gather(trained: Trained, control: Control) -> Figures:
     unique = int(control.union(trained.seen).sum())
     return together(
         control.gather(Figures.of(trained.measured, unique_samples=0)), unique_samples=unique
+    )
+
+
+def together(ranks: Sequence[Figures], *, unique_samples: int) -> Figures:
+    """Combine the figures of all ranks of a run (at least one) into those of the run.
+
+    Times are the longest of any rank, because a training step waits for the slowest one. CPU is a mean, because all
+    ranks load the same number of samples. Ranks are in step, so the rate is the sum of theirs. Windows, stats
+    and finding are those of rank 0.
+    """
+    rates = [figures.rate for figures in ranks if figures.rate is not None]
+    cpu = [figures.cpu_s_per_1000 for figures in ranks if figures.cpu_s_per_1000 is not None]
+    slowest = ("first_batch_s", "steady_s", "total_s")
+    return replace(
+        ranks[0],
+        rate=sum(rates) if len(rates) == len(ranks) else None,
+        rank_rates=[figures.rate for figures in ranks],
+        wait_shares=[share for figures in ranks for share in figures.wait_shares],
+        cpu_s_per_1000=statistics.fmean(cpu) if len(cpu) == len(ranks) else None,
+        samples=sum(figures.samples for figures in ranks),
+        unique_samples=unique_samples,
+        **{name: max(getattr(figures, name) for figures in ranks) for name in slowest},
     )
 
 
@@ -87,9 +112,7 @@ class _OrNotKnown(Formatter):
     """Writes "n/a" for None and NaN."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        return (
-            "n/a" if value is None or value != value else super().format_field(value, format_spec)
-        )
+        return value if isinstance(value, str) else figure(value, format_spec)
 
 
 def row_of(

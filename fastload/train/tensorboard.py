@@ -14,6 +14,7 @@ import torch
 from fastload.distributed import Control
 from fastload.measure.run_stats import less
 from fastload.telemetry import Stats
+from fastload.telemetry.snapshot import waited_share
 from fastload.train.profiling import ACTIVE, STEPS, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
 
@@ -94,7 +95,7 @@ def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
     """Return the work of a loader between two snapshots of one epoch, or since the epoch began if `before` is None.
 
         loader/samples_per_s     samples delivered to the loop
-        loader/wait_share        0 to 1: the loop's time in which it waited for a batch
+        loader/wait_share        0 to 1: the loop's time in which it waited for a batch or ran the sampler
         loader/queue_occupancy   0 to 1: mean share of the batches in flight that were ready, over the epoch so far
         stage_s/NAME             thread-seconds in each stage: sampler, sample, read, decode, collate, pin ...
 
@@ -105,7 +106,7 @@ def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
         return {}
     return {
         "loader/samples_per_s": since.samples / since.elapsed_s,
-        "loader/wait_share": min(1.0, since.consumer_wait_s / since.elapsed_s),
+        "loader/wait_share": waited_share(since),
         "loader/queue_occupancy": now.occupancy,
         **{f"stage_s/{name}": stage.seconds for name, stage in since.stages.items()},
     }

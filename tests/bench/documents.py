@@ -11,11 +11,13 @@ from fastload.bench.plan import LoaderKind, Run, Workload
 from fastload.measure.figures import Figures
 from fastload.measure.provenance import provenance
 
+HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
+
 
 def outcome(
     loader: LoaderKind, workers: int, rate: float, *, repeat: int = 0, **work: Any
 ) -> Outcome:
-    options = {"file_list": "list.txt", "batch_size": 10, "steps": 15, **work}
+    options = {"file_list": HOSTILE, "batch_size": 10, "steps": 15, **work}
     run = Run(workload=Workload(**options), loader=loader, workers=workers, repeat=repeat)
     stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
@@ -30,7 +32,7 @@ def outcome(
         samples=150,
         unique_samples=140,
         loader_stats=None if loader == "torch" else stats,
-        finding=None if loader == "torch" else f"The moon bounds {run.name}.",
+        finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",
         cause=None if loader == "torch" else "moon",
     )
     return Outcome(
@@ -46,7 +48,7 @@ def outcome(
 
 def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome:
     return Outcome(
-        run=Run(workload=Workload(file_list="list.txt"), loader=loader, workers=workers),
+        run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
         figures=None,
         error=error,
         peak_bytes=None,
@@ -58,7 +60,7 @@ def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome
 
 def document(outcomes: list[Outcome], *, planned: int | None = None) -> dict[str, Any]:
     """What the JSON file holds."""
-    origin = provenance(["fastload", "bench", "--file-list", "list.txt"])
+    origin = provenance(["fastload", "bench", "--file-list", HOSTILE])
     rows = report.summarise(outcomes)
     planned = len(outcomes) if planned is None else planned
     content = report.document(outcomes, rows, origin, planned=planned)

@@ -23,7 +23,7 @@ from tests.docs.test_command_lines import CHECKED, lines_of_help
 EXTRAS = {
     r"fastload (featurize|parameters|set )": "arrow",
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
-    r"fastload bench .*--plot": "bench",
+    r"fastload bench .*--(html|plot)": "bench",
     r"fastload train .*--scalars": "tensorboard",
     r"fastload predict .*--source inbox": "stream",
 }
@@ -129,7 +129,7 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("parameters serve --store . --number 0 --of 1", "arrow"),
         ("train --packed .", "arrow"),
         ("predict mine:model mine:samples --name a", "arrow"),
-        ("bench --file-list-path index.json --plot a.png", "bench"),
+        ("bench --file-list-path index.json --html a.html", "bench"),
         ("train --file-list-path index.json --scalars", "tensorboard"),
         ("predict mine:model --source inbox --decode mine:model --sink .", "stream"),
     ],

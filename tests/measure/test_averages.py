@@ -11,7 +11,8 @@ from array import array
 import numpy as np
 import pytest
 
-from fastload.measure.averages import average_line, figure, quantiles_ms
+from fastload.measure.averages import average_line, quantiles_ms
+from fastload.measure.repeats import figure
 
 S3_RATES = (36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67)
 """The rates that the third seed document averages, to the mean and the deviation that it prints."""

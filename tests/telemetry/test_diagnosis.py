@@ -110,8 +110,8 @@ NONE_YET = Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 CASES = [
     (NONE_YET, "nothing", "no epoch has begun"),
     (run(batches=FEWEST_BATCHES - 1), "nothing", "2 batches"),
-    (run(elapsed_s=SHORTEST_S / 2), "nothing", "100 ms"),
-    (run(batches=2, ended=True), "nothing", "The epoch was too short to tell"),
+    (run(elapsed_s=SHORTEST_S / 2), "nothing", "100 ms; more than 200 ms are needed"),
+    (run(batches=2, ended=True), "nothing", "10.0 s; at least 3 batches are needed"),
     (run(workers=0, batches=1000, workers_asked=4), "inline", "larger"),
     (run(consumer_wait_s=0.1), "step", "nothing in the loader would make it faster"),
     (run(consumer_wait_s=0.1, worker_wait_s=36.0), "step", "num_workers=1 would do"),

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fastload.distributed import Rank
-from fastload.measure.figures import Figures, together
+from fastload.measure.figures import Figures
 from fastload.measure.loop_timer import Measured
 from fastload.train.learner import Learner
 from fastload.train.recipe import Recipe
-from fastload.train.summary import Trained, lines_of, row_of
+from fastload.train.summary import Trained, lines_of, row_of, together
 
 
 def said_of(rates: list[float | None], waits: list[float | None]) -> tuple[dict[str, Any], str]:
