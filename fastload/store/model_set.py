@@ -22,7 +22,7 @@ from fastload._kit.evaluating import evaluating
 from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import INDEX, read_index
 from fastload.distributed import Rank
-from fastload.errors import PrepareError
+from fastload.errors import PrepareError, UsageError
 from fastload.store.columns import record_batch
 from fastload.store.dataset import SetDataset
 from fastload.store.model_key import key_of, name_of, random_transforms
@@ -224,11 +224,11 @@ def loader_options(
 def part_ranges(rows: int, parts: int | None, *, most: int) -> list[range]:
     """Return the rows of `parts` parts of nearly equal size. None: a part for each 512 rows, at most `most` parts."""
     if not rows:
-        raise ValueError("the dataset has no samples")
+        raise UsageError("the dataset has no samples")
     if parts is None:
         parts = min(most, math.ceil(rows / ROWS_OF_PART))
     if not 1 <= parts <= rows:
-        raise ValueError(f"parts must be 1 to {rows}, the rows of the dataset, got {parts!r}")
+        raise UsageError(f"parts must be 1 to {rows}, the rows of the dataset, got {parts!r}")
     return [range(k * rows // parts, (k + 1) * rows // parts) for k in range(parts)]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from fastload._kit.disk import replace_file, write_all, write_file
 from fastload.datasets.manifest import INDEX, Index, Shard, dump_index
 from fastload.datasets.packed.unfinished import content, expect_free, preparing, seal
-from fastload.errors import PackedDataError
+from fastload.errors import PackedDataError, UsageError
 from fastload.store.pieces import Pieces, each, parts_elsewhere, read_set
 from fastload.store.room import expect_room
 from fastload.store.root import check_name, default_root, in_memory, open_root
@@ -66,14 +66,14 @@ def stage(
 
     Raises FileNotFoundError if `source` is not a set, and `PackedDataError` if it is damaged, lacks parts of other
     nodes, or is replaced meanwhile. Raises FileExistsError if `target` has other content, or lacks a shard, and OSError
-    if there is no room or it cannot be written. Raises ValueError if `target` is `source` or lies in it, or if a set of
+    if there is no room or it cannot be written. Raises UsageError if `target` is `source` or lies in it, or if a set of
     columns cannot have its name. After an error, `target` is what it was before.
     """
     source, target = os.path.abspath(source), os.path.abspath(target)
     index = _index_of_copy(source, target)
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
-        raise ValueError(
+        raise UsageError(
             f"{target}: this is the folder of the set itself, or is inside it. Name another folder for the copy"
         )
     root, name = os.path.split(target)

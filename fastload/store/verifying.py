@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fastload._kit.texts import counted
 from fastload.datasets.manifest import Shard
-from fastload.datasets.packed.texts import counted
 from fastload.errors import PackedDataError, in_one_line
 from fastload.store.pieces import Pieces, each, parts_elsewhere, read_set
 
