@@ -17,7 +17,7 @@ from fastload._kit.fingerprint import fingerprint
 from fastload.datasets.manifest import REJECTED, Index, read_index
 from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
-from fastload.store.root import in_memory, locate, remove, seal, this_node, unsealed
+from fastload.store.root import locate, remove, seal, this_node, unsealed
 from fastload.store.work import Note, Work, shards_of
 from fastload.store.write import index_of
 
@@ -121,7 +121,6 @@ def preparation(
         if progress:
             tqdm.write(f"{path}: waiting for another process that prepares {name}", file=sys.stderr)
 
-    durable = not in_memory(path)
     with preparing(path, name, wait=waiting) as folder:
         place = os.path.join(path, name)
         old = _index_at(place)
@@ -130,7 +129,7 @@ def preparation(
         is_there = old is not None and is_whole and old.made.get("fingerprint") == whole
         if old is not None and not is_there and not replace:
             raise _refusal(place, old, given)
-        work = Work(folder, durable if checksums is None else checksums, durable)
+        work = Work(folder, checksums)
         missing = {}
         if not is_there:
             if old is not None:

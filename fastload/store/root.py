@@ -86,7 +86,7 @@ def locate(
 
 def in_memory(path: str) -> bool:
     """Return True if a root lies in shared memory, where nothing outlasts a loss of power."""
-    return os.path.realpath(path).startswith(SHARED_MEMORY + "/")
+    return f"{os.path.realpath(path)}/".startswith(f"{SHARED_MEMORY}/")
 
 
 def this_node() -> str:
