@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from fastload._kit.evaluating import evaluating
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import INDEX, read_index
+from fastload.datasets.manifest import INDEX
 from fastload.distributed import Rank
 from fastload.errors import PrepareError, UsageError
 from fastload.store.columns import record_batch
@@ -29,7 +29,7 @@ from fastload.store.model_key import key_of, name_of, random_transforms
 from fastload.store.model_run import Forward, Run, batches_of
 from fastload.store.preparation import Preparation, preparation
 from fastload.store.ranks import Ranks, meet
-from fastload.store.root import locate, this_node
+from fastload.store.root import index_at, locate, this_node
 
 ROWS_OF_PART = 512
 MOST_PARTS = {"features": 64, "predictions": 1024}
@@ -106,9 +106,7 @@ class ModelSet:
         Args:
             says: say that the set is reused.
         """
-        try:
-            index = read_index(place)
-        except FileNotFoundError:
+        if (index := index_at(place)) is None:
             return False
         there, reason = index.made.get(self.kind), f"which {self.kind}() did not make"
         if isinstance(there, dict):

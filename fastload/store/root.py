@@ -169,6 +169,14 @@ def passing_over(say: Say) -> Iterator[None]:
         say(f"passed over: {in_one_line(error)}")
 
 
+def index_at(path: str) -> Index | None:
+    """Return the index of the set at `path`, or None if there is no set."""
+    try:
+        return read_index(path)
+    except FileNotFoundError:
+        return None
+
+
 def sets(root: str, *, say: Say = _silent) -> Iterator[StoredSet]:
     """Yield the sealed sets of a root by name. Pass over what cannot be read."""
     for name in _folders(root, say):
