@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from fastload._kit.disk import locked_path, open_file
 from fastload.datasets.manifest import INDEX, Index, Shard
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import PIECE_BYTES, copy_shards, partial_path
+from fastload.store.pieces import PIECE_BYTES, copy_shards, partial_path, summed
 from fastload.store.root import index_at, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -129,22 +128,14 @@ def _read(
         node = f" of the node {part.node}" if part.node else ""
         where = _named([source for source, _ in there])
         raise PackedDataError(path, f"the part{node} is not at {where} either", shard=part.name)
-    checksum = size = 0
-    for piece in source.read(os.path.basename(path), part):
-        yield piece
-        checksum = zlib.crc32(piece, checksum)
-        size += len(piece)
-        if size > part.bytes:
-            break
-    reason = "has a wrong checksum" if part.checksum not in (None, checksum) else ""
+    yield from summed(source.where, part, source.read(os.path.basename(path), part))
     try:
         # In full, whatever the checksum says: it comes from the source, too.
         copy = replace(part, name=os.path.basename(partial_path(path, part)))
         open_part(path, copy, index.schema, full=True)
     except PackedDataError as error:
-        reason = error.reason
-    if reason:
-        raise PackedDataError(path, f"the copy from {source.where}: {reason}", shard=part.name)
+        reason = f"the copy from {source.where}: {error.reason}"
+        raise PackedDataError(path, reason, shard=part.name) from error
     # Parts in memory have no checksums, so only the id shows that another set has taken this name.
     _parts_at(source, path, index)
 

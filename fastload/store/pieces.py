@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -128,16 +128,28 @@ def pieces(
             return
         if shard.checksum is None:
             open_part(path, shard, index.schema, full=True)
-        found = 0
-        for begin in range(0, shard.bytes, PIECE_BYTES):
-            piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, shard.bytes - begin))
-            if shard.checksum is not None:
-                found = zlib.crc32(piece, found)
-            yield piece
-    if shard.checksum not in (None, found):
-        reason = (
-            f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}. It is damaged"
+        found = (
+            read_piece(path, shard, fd, begin, min(PIECE_BYTES, shard.bytes - begin))
+            for begin in range(0, shard.bytes, PIECE_BYTES)
         )
+        yield from summed(path, shard, found)
+
+
+def summed(path: str, shard: Shard, found: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Yield the pieces of a shard of columns. Raises `PackedDataError` after the last one if the checksum is wrong.
+
+    It stops after more bytes than the shard has. `path` is what the error names.
+    """
+    checksum = size = 0
+    for piece in found:
+        if shard.checksum is not None:
+            checksum = zlib.crc32(piece, checksum)
+        size += len(piece)
+        yield piece
+        if size > shard.bytes:
+            break
+    if shard.checksum not in (None, checksum):
+        reason = f"the file has checksum {checksum:#010x}, expected {shard.checksum:#010x}. It is damaged"
         raise PackedDataError(path, reason, shard=shard.name)
 
 
