@@ -232,7 +232,7 @@ def _columns(rows: int, number: int) -> dict[str, Any]:
 
 def _write(folder: Path, make: Callable[[int], Any], number: int) -> None:
     batch = record_batch(make(number))
-    write_part(str(folder / str(number)), batch, checksum=False, durable=False)
+    write_part(str(folder / str(number)), batch, checksums=False)
 
 
 MEASURES: dict[str, tuple[Callable[[Path, int], Figures], int]] = {

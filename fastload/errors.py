@@ -181,6 +181,10 @@ class PrepareError(FastloadError, RuntimeError):
     """A part of a set could not be prepared; the message names its source."""
 
 
+class NotInstalledError(FastloadError, ModuleNotFoundError):
+    """An optional library is missing. The message names it, and says how to install it."""
+
+
 class RankError(FastloadError, ValueError):
     """The environment does not say which rank this process is. The message names variables, values and what to do."""
 
@@ -214,9 +218,9 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(line.strip() for line in text.splitlines())
 
 
-def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> NotInstalledError:
     """Return the error for an optional library that is missing. It says how to install the library."""
-    return ModuleNotFoundError(
+    return NotInstalledError(
         f"{what} needs {package}, which is not installed. Run pip install '.[{extra}]' in the clone of fastload",
         name=error.name,
     )

@@ -7,98 +7,25 @@ import os
 import pkgutil
 import signal
 import sys
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from inspect import isclass, isroutine
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from fastload._kit.options import Count, ExistingFile, Folder, Option, Port, Threads, options
-from fastload.cli._command import Command
-from fastload.errors import FastloadError, RankError, RendezvousError, UsageError, in_one_line
+from fastload.errors import FastloadError, UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fastload.distributed.launch import BatchSystem
 
-_MEET_S = 60.0
-"""Seconds that a rank with a user error waits for the others."""
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
 class Terminated(KeyboardInterrupt):
     """Raised at SIGTERM, so that it ends a command as Ctrl-C does."""
-
-
-class EndsInOneLine(click.Command):
-    """A command that reports a user error in one line. Its exit code is 130 after Ctrl-C, and 143 after SIGTERM."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the arguments of the command."""
-        try:
-            return super().make_context(*args, **extra)
-        except click.UsageError as error:
-            raise _without_usage(error) from None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except Terminated:
-            click.echo("Terminated.", err=True)
-            ctx.exit(TERMINATED)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(INTERRUPTED)
-        except click.UsageError as error:
-            raise _without_usage(error) from None
-        except UsageError as error:
-            raise click.UsageError(in_one_line(error)) from error
-        except BrokenPipeError:  # The reader of our output stopped reading. Click ends quietly.
-            raise
-        except (FastloadError, OSError) as error:
-            if isinstance(error.__cause__, BrokenPipeError):  # the flush at exit would fail again
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise click.ClickException(in_one_line(error)) from error
-
-
-def _without_usage(error: click.UsageError) -> click.UsageError:
-    """Return the error without its context, so that click prints no usage lines."""
-    if not isinstance(error, click.exceptions.NoArgsIsHelpError):
-        error.ctx = None
-    return error
-
-
-class OnRanks(EndsInOneLine, Command):
-    """A command that runs on several ranks. One of them prints a user error, and all end with its exit code."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the arguments of the command."""
-        with _one_rank_reports():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with _one_rank_reports():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _one_rank_reports() -> Iterator[None]:
-    try:
-        yield
-    except click.ClickException as error:
-        from fastload import distributed
-
-        # A rank that exits may end the whole job before the error is printed, so the ranks meet first.
-        with suppress(RankError, RendezvousError):
-            alone = distributed.detect_rank().rank.world_size == 1
-            if not alone and not isinstance(error.__cause__, RankError | RendezvousError):
-                distributed.init("gloo", timeout_s=_MEET_S)
-                line = f"Error: {error.format_message()}"
-                distributed.end_job(error, line=line, code=error.exit_code)
-        raise
 
 
 @contextmanager

@@ -76,7 +76,6 @@ def featurize(of: Features, listed: ImageList, on: OnDevice) -> None:
         features = fastload.store.get("flowers", data="x", label="y")
         loader = fastload.DataLoader(features, batch_size=256, shuffle=True, seed=0)
     """
-    require("arrow", pyarrow="pyarrow")
     require("images", PIL="Pillow", torchvision="torchvision")
     began = time.perf_counter()
     with (

@@ -9,7 +9,7 @@ import click
 
 from fastload._kit.options import Folder, Index, Option, options
 from fastload.cli._command import Command
-from fastload.cli._common import Parallel, require
+from fastload.cli._common import Parallel
 
 
 @options
@@ -35,7 +35,6 @@ def images(options: Images) -> None:
         fastload images samples
         fastload images samples --count 512 --seed 1
     """
-    require("images", PIL="Pillow")
     from fastload.datasets.synthetic import generate_images
 
     file_list = generate_images(**asdict(options), progress=True)

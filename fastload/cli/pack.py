@@ -9,7 +9,7 @@ import click
 
 from fastload._kit.options import Count, ExistingFolder, Option, options
 from fastload.cli._command import Command
-from fastload.cli._common import Parallel, bad_values_are_usage_errors, require, sigterm_raises
+from fastload.cli._common import Parallel, bad_values_are_usage_errors, sigterm_raises
 
 
 @options
@@ -58,8 +58,6 @@ def pack(packing: Packing) -> None:
         fastload set pack train.txt packed --mode jpeg --max-size 256 --quality 90
         fastload set pack /data/imagenet/train packed --mode raw --on-error skip
     """
-    require("arrow", pyarrow="pyarrow")
-    require("images", PIL="Pillow")
     from fastload.datasets.packed.packing import pack as run_pack
 
     with sigterm_raises(), bad_values_are_usage_errors():

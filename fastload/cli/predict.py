@@ -14,17 +14,16 @@ import click
 
 from fastload._kit.annotations import signature
 from fastload._kit.options import Amount, Count, File, Option, options
+from fastload.cli._command import Command
 from fastload.cli._common import (
     Batches,
-    OnRanks,
     Root,
     found_at,
     made_at,
     named_as_option,
-    require,
     sigterm_raises,
 )
-from fastload.errors import PredictError, PrepareError, UsageError, in_one_line
+from fastload.errors import PredictError, PrepareError, UsageError
 from fastload.train.recipe import OnDevice
 
 
@@ -75,7 +74,7 @@ class ForStream:
     """Maximum time that a batch waits to become full, in milliseconds after its first message."""
 
 
-@OnRanks
+@Command
 def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStream) -> None:
     """Run a model on each sample of a dataset, or on each message of a stream.
 
@@ -110,7 +109,6 @@ def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStrea
     _check_form(what.dataset, for_set)
     with sigterm_raises():
         if what.dataset is not None:
-            require("arrow", pyarrow="pyarrow")
             _predict_set(what, on, for_set)
         else:
             _predict_stream(what, on, for_stream)
@@ -164,7 +162,7 @@ def _predict_set(what: Predicted, on: OnDevice, for_set: ForSet) -> None:
     from fastload.train.devices import choose_device
 
     began = time.perf_counter()
-    samples = _dataset(str(what.dataset), for_set)
+    samples = _dataset(str(what.dataset))
     answering = _model(what.model)
     rank = distributed.detect_rank().rank
     device = choose_device(on.device, rank)
@@ -200,26 +198,13 @@ def _predict_set(what: Predicted, on: OnDevice, for_set: ForSet) -> None:
         click.echo(found.path)
 
 
-def _dataset(path: str, for_set: ForSet) -> Any:
-    """Return the dataset at MODULE:NAME. Raise UsageError if it or one of the options does not fit."""
-    from fastload.store.root import locate
-
+def _dataset(path: str) -> Any:
+    """Return the dataset at MODULE:NAME. Raise UsageError if it is none."""
     found = made_at(path)
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise UsageError(
             f"{path}: expected a dataset with __len__ and __getitem__, but found {type(found).__name__}"
         )
-    rows = len(found)
-    if not rows:
-        raise UsageError(f"{path}: the dataset has no samples")
-    if for_set.parts is not None and for_set.parts > rows:
-        raise UsageError(
-            f"--parts {for_set.parts} is too many: the dataset has {rows} samples. Give at most {rows} parts."
-        )
-    try:
-        locate(str(for_set.name), for_set.root, make=False)
-    except ValueError as error:
-        raise UsageError(f"--name {for_set.name}: {error}") from error
     return found
 
 
@@ -236,8 +221,8 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
     model, device = _model(what.model), choose_device(on.device, detect_rank().rank)
     decode = found_at(of.decode) if of.decode else stream.json_to_tensors
     with ExitStack() as stack:
-        reading = stack.enter_context(closing(_opened(stream.open_source, of.source, key=of.key)))
-        writing = stack.enter_context(closing(_opened(stream.open_sink, of.sink)))
+        reading = stack.enter_context(closing(stream.open_source(of.source, key=of.key)))
+        writing = stack.enter_context(closing(stream.open_sink(of.sink)))
         aside = stack.enter_context(closing(stream.SideList(of.failed))) if of.failed else None
         answers = stack.enter_context(
             stream.predict(
@@ -263,11 +248,3 @@ def _predict_stream(what: Predicted, on: OnDevice, of: ForStream) -> None:
                 f"no messages for {answers.idle_s:.1f} s",
                 err=True,
             )
-
-
-def _opened(opening: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Return what `opening` returns. Raise ClickException if a library that it needs is not installed."""
-    try:
-        return opening(*given, **options)
-    except ModuleNotFoundError as error:
-        raise click.ClickException(in_one_line(error)) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -16,8 +15,6 @@ from fastload.cli._common import (
     Parallel,
     Root,
     Serving,
-    bad_values_are_usage_errors,
-    require,
     sigterm_raises,
     wait_for_a_signal,
 )
@@ -46,7 +43,6 @@ def verify(options: Verified) -> None:
         fastload set verify packed
         fastload set verify /project/sets/mnist
     """
-    require("arrow", pyarrow="pyarrow")
     from fastload.store.verifying import verify as run
 
     found = run(**asdict(options), progress=True, say=click.echo)
@@ -81,10 +77,9 @@ def stage(options: Staging) -> None:
         fastload train --packed "$(fastload set stage /project/imagenet /local/scratch/imagenet)"
         fastload set stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
     """
-    require("arrow", pyarrow="pyarrow")
     from fastload.store.staging import stage as run
 
-    with sigterm_raises(), bad_values_are_usage_errors():
+    with sigterm_raises():
         staged = run(**asdict(options), progress=True, say=_to_stderr)
     _to_stderr(str(staged))
     click.echo(staged.path)
@@ -109,15 +104,13 @@ def inspect(options: Shown) -> None:
         fastload set inspect packed
         fastload set inspect mnist
     """
-    require("arrow", pyarrow="pyarrow")
     from fastload.store.inspecting import inspect as inspect_set
-    from fastload.store.root import find
+    from fastload.store.root import find, locate
 
     path = options.path
     if options.root or (os.sep not in path and not os.path.exists(path)):
         try:
-            with bad_values_are_usage_errors():
-                path = find(*_place(path, options.root))
+            path = find(*locate(path, options.root, make=False))
         except FileNotFoundError as error:
             said = f"{path} is no path here. In {in_one_line(error)}"
             raise click.ClickException(said) from error
@@ -136,7 +129,6 @@ def ls(options: Root) -> None:
         fastload set ls
         fastload set ls --root /project/sets
     """
-    require("arrow", pyarrow="pyarrow")
     from fastload.store.listing import listed
     from fastload.store.root import existing_root
 
@@ -162,13 +154,11 @@ def rm(options: Removed) -> None:
         fastload set rm mnist
         fastload set rm train val --root /project/sets
     """
-    require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.texts import size_text
-    from fastload.store.root import find, remove, size_of
+    from fastload._kit.texts import size_text
+    from fastload.store.root import find, locate, remove, size_of
 
-    places = dict.fromkeys(_place(name, options.root) for name in options.names)
-    with bad_values_are_usage_errors():
-        paths = [find(*place) for place in places]
+    places = dict.fromkeys(locate(name, options.root, make=False) for name in options.names)
+    paths = [find(*place) for place in places]
     for place, path in zip(places, paths, strict=True):
         freed = size_of(path)
         remove(*place)
@@ -187,8 +177,7 @@ def gc(options: Root) -> None:
     Example:
         fastload set gc
     """
-    require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.texts import size_text
+    from fastload._kit.texts import size_text
     from fastload.store.root import collect, existing_root
 
     path = existing_root(options.root)
@@ -226,7 +215,6 @@ def serve(options: Served) -> None:
         head -c 24 /dev/urandom | base64 > token; chmod 600 token
         fastload set serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
-    require("arrow", pyarrow="pyarrow")
     from fastload.store.flight import StoreServer
     from fastload.store.root import existing_root
 
@@ -261,11 +249,3 @@ def sets() -> None:
 
 def _to_stderr(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _place(name: str, root: Path | None) -> tuple[str, str]:
-    """Return the root and the name of a set, given by its name or its path. Make no folder."""
-    from fastload.store.root import locate
-
-    with bad_values_are_usage_errors():
-        return locate(name, root, make=False)

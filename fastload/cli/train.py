@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from fastload.cli._common import OnRanks, require, sigterm_raises
+from fastload.cli._command import Command
+from fastload.cli._common import require, sigterm_raises
 from fastload.train.recipe import Recipe
 
 
-@OnRanks
+@Command
 def train(recipe: Recipe) -> None:
     """Train a model, and report its rate and what limits it.
 
@@ -32,9 +33,6 @@ def train(recipe: Recipe) -> None:
         mpiexec -n 4 fastload train --file-list-path train.txt --base-dir /data/imagenet -w 8 --profile
         torchrun --nproc-per-node 2 -m fastload train --packed packed -b 32
     """
-    require("images", PIL="Pillow")
-    if recipe.packed is not None:
-        require("arrow", pyarrow="pyarrow")
     if recipe.scalars:
         require("tensorboard", tensorboard="tensorboard")
     from fastload.train import loop

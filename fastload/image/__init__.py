@@ -5,14 +5,12 @@ This needs the extra `images`. Nothing else in fastload imports Pillow.
 
 from typing import TYPE_CHECKING, Any
 
+from fastload.errors import needs
+
 try:
     import PIL  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "fastload reads and writes images with Pillow, which is not installed. Run pip install '.[images]' in the "
-        "clone of fastload",
-        name=error.name,
-    ) from error
+    raise needs("fastload.image", "Pillow", "images", error) from error
 
 if TYPE_CHECKING:
     from fastload.image.decode import decode_pixels, decode_rgb, open_rgb

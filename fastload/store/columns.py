@@ -1,17 +1,15 @@
-"""Tensors and arrays become Arrow columns. Rows of mapped columns are copied by their addresses."""
+"""Tensors and arrays become Arrow columns."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
 from fastload.store.fields import STORED_AS, is_number
 
@@ -60,6 +58,17 @@ def record_batch(columns: Any) -> pa.RecordBatch:
         raise ValueError(f"all columns of a part must have the same length, got {lengths}")
     schema = pa.schema([field for field, _ in pairs])
     return pa.RecordBatch.from_arrays([array for _, array in pairs], schema=schema)
+
+
+@contextmanager
+def naming(part: str) -> Iterator[None]:
+    """Add the name of the part to errors of the block."""
+    try:
+        yield
+    except UnicodeError:  # it is not made of one text
+        raise
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{part}: {error}") from error
 
 
 def _named(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
@@ -224,30 +233,3 @@ def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
     if values.null_count:
         row = values.is_null().index(True).as_py() // array.type.list_size
         raise _null(field.name, row, "has a null among its values")
-
-
-def memory_rows(like: torch.Tensor) -> torch.Tensor:
-    """Return the address space of this process as a tensor of rows, each like `like`, which is contiguous.
-
-    A row begins at each element: row `k` lies at the address `MEMORY_BEGIN + k * like.element_size()`. This call
-    reads nothing. Callers may only read rows whose memory is mapped.
-    """
-    # Addresses are multiples of the element's size, as Arrow aligns each column to 8 bytes at least.
-    whole: Any = (ctypes.c_char * (_MEMORY_END - MEMORY_BEGIN)).from_address(MEMORY_BEGIN)
-    elements = torch.frombuffer(whole, dtype=torch.uint8).view(like.dtype)
-    rows = len(elements) - like.numel()
-    return elements.as_strided((rows, *like.shape), (1, *like.stride()))
-
-
-def copy_on_one_core(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
-    """Copy `rows` of `memory_rows` to `out` without torch's threads, and return True."""
-    kind = _OF_SIZE[out.element_size()]  # NumPy lacks some of torch's dtypes
-    out.view(kind).numpy()[...] = memory.view(kind).numpy()[rows]
-    return True
-
-
-_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-MAX_ROW = 2**14
-"""Longest row of `memory_rows` in bytes, because a tensor must have fewer than 2**63 elements."""
-MEMORY_BEGIN = mmap.PAGESIZE  # address 0 would be a null pointer
-_MEMORY_END = 2**47  # on x86-64 and arm64, mmap returns higher addresses only on request

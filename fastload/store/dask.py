@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
 import dask
 from dask.delayed import Delayed
+
+from fastload.store.columns import naming
 
 
 def current_client(client: Any) -> Any:
@@ -93,16 +95,5 @@ def local_parts(data: Any) -> Iterator[Any]:
     for number, delayed in enumerate(partitions(data)):
         with dask.config.set({"dataframe.convert-string": False}):
             part = delayed.compute()
-        with naming(number):
+        with naming(f"partition {number}"):
             yield as_part(part)
-
-
-@contextmanager
-def naming(number: int) -> Iterator[None]:
-    """Add the number of the partition to errors of the block."""
-    try:
-        yield
-    except UnicodeError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"partition {number}: {error}") from error

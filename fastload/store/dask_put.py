@@ -27,8 +27,8 @@ from dask.delayed import Delayed
 from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.datasets.packed.unfinished import expect_free, lock_path
 from fastload.errors import PrepareError
-from fastload.store.columns import record_batch
-from fastload.store.dask import as_part, naming, partitions
+from fastload.store.columns import naming, record_batch
+from fastload.store.dask import as_part, partitions
 from fastload.store.parts import write_part
 from fastload.store.root import in_memory, locate, remove, seal, this_node, unsealed_path
 from fastload.store.work import Note, shards_of
@@ -48,7 +48,6 @@ class _Folder:
         self.root, self.name = locate(name, root)
         expect_free(os.path.join(self.root, self.name))
         self.path = unsealed_path(self.root, self.name, token)
-        self.durable = not in_memory(self.root)
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         self.descriptor = os.open(
             lock_path(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -81,18 +80,17 @@ class _Folder:
 def _workers_of(folder: _Folder) -> tuple[frozenset[str], bool]:
     """Return the workers that share this folder, and whether it is on a disk."""
     names = (name for name in os.listdir(folder.path) if name.startswith(".worker-"))
-    return frozenset(names), folder.durable
+    return frozenset(names), not in_memory(folder.path)
 
 
 def _write(folder: _Folder, part: Any, number: int, checksums: bool | None) -> Note:
-    with naming(number):
+    with naming(f"partition {number}"):
         batch = record_batch(as_part(part))
     file = os.path.join(folder.path, f"partition-{number}")
     if not batch.num_rows:
         return Note(Shard("", 0, 0, None), batch.schema)
-    checksum = folder.durable if checksums is None else checksums
-    shard = write_part(file, batch, checksum=checksum, durable=folder.durable, node=this_node())
-    return Note(shard, batch.schema)
+    shard = write_part(file, batch, checksums)
+    return Note(replace(shard, node=this_node()), batch.schema)
 
 
 def _seal(folder: _Folder, index: Index, names: dict[str, str]) -> None:

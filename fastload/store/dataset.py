@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,9 +20,14 @@ from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.reading.rows import Gatherer
 from fastload.rows import Run
-from fastload.store.columns import MAX_ROW, MEMORY_BEGIN, copy_on_one_core, memory_rows
 from fastload.store.parts import Schema, open_part, python_value
 from fastload.store.root import in_memory
+
+_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+MAX_ROW = 2**14
+"""Longest row of `_memory_rows` in bytes, because a tensor must have fewer than 2**63 elements."""
+_MEMORY_BEGIN = mmap.PAGESIZE  # address 0 would be a null pointer
+_MEMORY_END = 2**47  # on x86-64 and arm64, mmap returns higher addresses only on request
 
 
 class SetDataset(Dataset[Any]):
@@ -218,7 +225,7 @@ class SetDataset(Dataset[Any]):
                 memory.add(number, self._part(number).tensors[name], int(self._begins[number]))
         # All rows lie within parts: indices were checked, and parts stay mapped while the dataset lives.
         places = memory.origins[numbers] + rows * memory.row_size
-        self._gatherer.gather(memory.rows, places, out, copy_on_one_core)
+        self._gatherer.gather(memory.rows, places, out, _copy_on_one_core)
 
     def _parts_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of the part that each row lies in."""
@@ -270,13 +277,33 @@ class _Memory:
     def __init__(self, row: Tensor, parts: int) -> None:
         self.row_size, self.row_bytes = row.numel(), row.nbytes
         # Not `row`, which is the memory of a batch.
-        self.rows = memory_rows(row) if self.row_bytes <= MAX_ROW else row.new_empty(0)
+        self.rows = _memory_rows(row) if self.row_bytes <= MAX_ROW else row.new_empty(0)
         self.origins = np.zeros(parts, np.int64)
         self.missing = set(range(parts))
 
     def add(self, part: int, tensor: Tensor, begin: int) -> None:
         """Record where a part lies whose first row is `begin`. It must stay mapped. Two threads may add one part."""
-        place = (tensor.data_ptr() - MEMORY_BEGIN) // tensor.element_size()
+        place = (tensor.data_ptr() - _MEMORY_BEGIN) // tensor.element_size()
         self.origins[part] = place - begin * self.row_size
         # Only after the origin is set: a thread that finds the part not missing reads the origin at once.
         self.missing.discard(part)
+
+
+def _memory_rows(like: Tensor) -> Tensor:
+    """Return the address space of this process as a tensor of rows, each like `like`, which is contiguous.
+
+    A row begins at each element: row `k` lies at the address `_MEMORY_BEGIN + k * like.element_size()`. This call
+    reads nothing. Callers may only read rows whose memory is mapped.
+    """
+    # Addresses are multiples of the element's size, as Arrow aligns each column to 8 bytes at least.
+    whole: Any = (ctypes.c_char * (_MEMORY_END - _MEMORY_BEGIN)).from_address(_MEMORY_BEGIN)
+    elements = torch.frombuffer(whole, dtype=torch.uint8).view(like.dtype)
+    rows = len(elements) - like.numel()
+    return elements.as_strided((rows, *like.shape), (1, *like.stride()))
+
+
+def _copy_on_one_core(memory: Tensor, rows: NDArray[np.int64], out: Tensor) -> bool:
+    """Copy `rows` of `_memory_rows` to `out` without torch's threads, and return True."""
+    kind = _OF_SIZE[out.element_size()]  # NumPy lacks some of torch's dtypes
+    out.view(kind).numpy()[...] = memory.view(kind).numpy()[rows]
+    return True

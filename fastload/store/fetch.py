@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from fastload._kit.disk import locked_path, open_file, own_folder, replace_file, write_all
-from fastload.datasets.manifest import INDEX, Index, Shard, read_index
+from fastload._kit.disk import locked_path, open_file
+from fastload.datasets.manifest import INDEX, Index, Shard
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import PIECE_BYTES
-from fastload.store.room import expect_room, room_for
-from fastload.store.root import in_memory, seal, unsealed
+from fastload.store.pieces import PIECE_BYTES, copy_shards, partial_path, summed
+from fastload.store.root import index_at, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-STAGING = ".staging"
-"""The folder in a set, in which a part is written until it is complete."""
+LOCK = ".lock"
+"""The file in a set that the one process holds which copies parts into it."""
 
 _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
@@ -63,10 +63,9 @@ class FolderSource:
 
     def find(self, name: str) -> tuple[Index, set[str]] | None:
         """Return the index of a set and the names of the parts that lie there, or None if there is no such set."""
-        try:
-            return read_index(self._path(name)), set(os.listdir(self._path(name)))
-        except FileNotFoundError:
-            return None
+        path = self._path(name)
+        index = index_at(path)
+        return None if index is None else (index, set(os.listdir(path)))
 
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
@@ -99,59 +98,46 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequen
     If several processes call this at the same time, one copies, and the others wait. Raise StoreFullError before a byte
     is written. Raise PackedDataError if no source has a part, or if a source has another set or cannot be read.
     """
-    with locked_path(os.path.join(own_folder(path, STAGING), "lock"), needed=False):
+    with locked_path(os.path.join(path, LOCK), needed=False):
         missing = [part for part in parts if not is_here(path, part)]
-        if not missing:
-            return
-        expect_room(path, sum(part.bytes for part in missing))
-        there = {}
-        for source in sources:
-            if found := source.find(os.path.basename(path)):
-                _expect_same(path, index, found[0], source)
-                there[source.where] = found[1]
-        for part in missing:
-            having = next((s for s in sources if part.name in there.get(s.where, ())), None)
-            if having is None:
-                node = f" of the node {part.node}" if part.node else ""
-                raise PackedDataError(
-                    path, f"the part{node} is not at {_named(sources)} either", shard=part.name
-                )
-            _copy(path, index, part, having)
+        if missing:
+            there = [(source, _parts_at(source, path, index)) for source in sources]
+            copy_shards(path, partial(_read, path, index, there), missing)
 
 
-def _expect_same(path: str, index: Index, found: Index, source: Source) -> None:
-    if found.id != index.id:
+def _parts_at(source: Source, path: str, index: Index) -> set[str]:
+    """Return the names of the parts that a source has of the set at `path`. Raise PackedDataError for another set."""
+    found = source.find(os.path.basename(path))
+    if found is None:
+        return set()
+    if found[0].id != index.id:
         raise PackedDataError(
             path,
-            f"{source.where} has a different set with this name (id {found.id} there, id {index.id} here). Remove one "
-            "of the two sets",
+            f"{source.where} has a different set with this name (id {found[0].id} there, id {index.id} here). Remove "
+            "one of the two sets",
         )
+    return found[1]
 
 
-def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
-    """Copy one part. It gets its name when it is complete and checked."""
-    staging, checksum, name = os.path.join(path, STAGING), 0, os.path.basename(path)
-    partial = os.path.join(staging, part.name)
-    whole = replace_file(
-        os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
-    )
-    with room_for(path, part.bytes), whole as file:
-        for piece in source.read(name, part):
-            checksum = zlib.crc32(piece, checksum)
-            write_all(file.fileno(), partial, piece)
-            if file.tell() > part.bytes:
-                break
-        reason = "has a wrong checksum" if part.checksum not in (None, checksum) else ""
-        try:
-            # In full, whatever the checksum says: it comes from the source, too.
-            open_part(staging, part, index.schema, full=True)
-        except PackedDataError as error:
-            reason = error.reason
-        if reason:
-            raise PackedDataError(path, f"the copy from {source.where}: {reason}", shard=part.name)
-        # Parts in memory have no checksums, so only the id shows that another set has taken this name.
-        if found := source.find(name):
-            _expect_same(path, index, found[0], source)
+def _read(
+    path: str, index: Index, there: Sequence[tuple[Source, set[str]]], part: Shard, _: object
+) -> Iterator[memoryview]:
+    """Yield the bytes of a part from the first source that has it. Then check the copy, which still has no name."""
+    source = next((source for source, names in there if part.name in names), None)
+    if source is None:
+        node = f" of the node {part.node}" if part.node else ""
+        where = _named([source for source, _ in there])
+        raise PackedDataError(path, f"the part{node} is not at {where} either", shard=part.name)
+    yield from summed(source.where, part, source.read(os.path.basename(path), part))
+    try:
+        # In full, whatever the checksum says: it comes from the source, too.
+        copy = replace(part, name=os.path.basename(partial_path(path, part)))
+        open_part(path, copy, index.schema, full=True)
+    except PackedDataError as error:
+        reason = f"the copy from {source.where}: {error.reason}"
+        raise PackedDataError(path, reason, shard=part.name) from error
+    # Parts in memory have no checksums, so only the id shows that another set has taken this name.
+    _parts_at(source, path, index)
 
 
 def _named(sources: Sequence[Source]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from fastload._kit.texts import counted, size_text
 from fastload.datasets.manifest import INDEX, Index
-from fastload.datasets.packed.texts import counted, size_text
 from fastload.errors import PackedDataError
 from fastload.store.fields import dtype_of, shape_of
 from fastload.store.parts import is_here, open_part

@@ -7,8 +7,8 @@ import shutil
 import time
 
 from fastload._kit.tables import columns
+from fastload._kit.texts import counted, size_text
 from fastload.datasets.manifest import INDEX
-from fastload.datasets.packed.texts import counted, size_text
 from fastload.store.inspecting import columns_of
 from fastload.store.parts import is_here
 from fastload.store.root import StoredSet, sets

@@ -20,16 +20,16 @@ from tqdm import tqdm
 
 from fastload._kit.evaluating import evaluating
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import INDEX, read_index
+from fastload.datasets.manifest import INDEX
 from fastload.distributed import Rank
-from fastload.errors import PrepareError
+from fastload.errors import PrepareError, UsageError
 from fastload.store.columns import record_batch
 from fastload.store.dataset import SetDataset
 from fastload.store.model_key import key_of, name_of, random_transforms
 from fastload.store.model_run import Forward, Run, batches_of
 from fastload.store.preparation import Preparation, preparation
 from fastload.store.ranks import Ranks, meet
-from fastload.store.root import locate, this_node
+from fastload.store.root import index_at, locate, this_node
 
 ROWS_OF_PART = 512
 MOST_PARTS = {"features": 64, "predictions": 1024}
@@ -106,9 +106,7 @@ class ModelSet:
         Args:
             says: say that the set is reused.
         """
-        try:
-            index = read_index(place)
-        except FileNotFoundError:
+        if (index := index_at(place)) is None:
             return False
         there, reason = index.made.get(self.kind), f"which {self.kind}() did not make"
         if isinstance(there, dict):
@@ -224,11 +222,11 @@ def loader_options(
 def part_ranges(rows: int, parts: int | None, *, most: int) -> list[range]:
     """Return the rows of `parts` parts of nearly equal size. None: a part for each 512 rows, at most `most` parts."""
     if not rows:
-        raise ValueError("the dataset has no samples")
+        raise UsageError("the dataset has no samples")
     if parts is None:
         parts = min(most, math.ceil(rows / ROWS_OF_PART))
     if not 1 <= parts <= rows:
-        raise ValueError(f"parts must be 1 to {rows}, the rows of the dataset, got {parts!r}")
+        raise UsageError(f"parts must be 1 to {rows}, the rows of the dataset, got {parts!r}")
     return [range(k * rows // parts, (k + 1) * rows // parts) for k in range(parts)]
 
 

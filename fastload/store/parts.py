@@ -15,6 +15,7 @@ from fastload.datasets.packed.shard_file import ShardFile
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
+from fastload.store.root import in_memory, this_node
 
 Schema = tuple[tuple[str, str], ...]
 _FOOTER = b"ARROW1"
@@ -22,18 +23,25 @@ _OF_ARROW = (pa.ArrowException, OSError, MemoryError, ValueError)
 """Arrow's errors for damaged files."""
 
 
-def write_part(
-    path: str, batch: pa.RecordBatch, *, checksum: bool, durable: bool, node: str = ""
-) -> Shard:
+def write_part(path: str, batch: pa.RecordBatch, checksums: bool | None) -> Shard:
     """Write a record batch to a new file at `path`, and return its entry for the index.
+
+    A part on a disk is synced, and all nodes see it. One in memory is of this node.
+
+    Args:
+        checksums: compute the checksum. None: on a disk only.
 
     Raises OSError, and StoreFullError if the file system has no room. The file is then deleted.
     """
+    durable = not in_memory(path)
+    checksum = durable if checksums is None else checksums
     expect_room(path, batch.nbytes)
-    how = {"checksum": checksum, "durable": durable}
-    with room_for(path, batch.nbytes), ShardFile(path, batch.schema, **how) as file:
+    with (
+        room_for(path, batch.nbytes),
+        ShardFile(path, batch.schema, checksum=checksum, durable=durable) as file,
+    ):
         file.append(batch)
-        return replace(file.complete(), node=node)
+        return replace(file.complete(), node="" if durable else this_node())
 
 
 def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, row: int) -> Any:

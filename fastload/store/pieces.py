@@ -5,25 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import numpy as np
 from tqdm import tqdm
 
-from fastload._kit.disk import preadv
+from fastload._kit.disk import preadv, replace_file, write_all
 from fastload._kit.pool import in_order
 from fastload.datasets.manifest import Index, Shard, expect_size, read_index
 from fastload.datasets.packed.format import fault_of, packed_index, read_table
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.root import this_node
+from fastload.store.room import expect_room, room_for
+from fastload.store.root import in_memory, this_node
 
 PIECE_BYTES = 4 * 2**20
 Result = TypeVar("Result")
 Pieces = Callable[[list[str] | None], Iterator[memoryview]]
 """Returns the pieces of a shard; see `pieces`."""
+Read = Callable[[Shard, list[str] | None], Iterator[memoryview]]
+"""Yields the pieces of a shard that it is called with."""
 
 
 def read_set(path: str) -> Index:
@@ -34,15 +37,14 @@ def read_set(path: str) -> Index:
 
 def each(
     use: Callable[[Shard, Pieces], Result],
-    path: str,
-    index: Index,
+    read: Read,
     shards: Sequence[Shard],
     *,
     workers: int | None,
     progress: bool,
     what: str,
 ) -> Iterator[tuple[Shard, Result]]:
-    """Yield shards of the set at `path`, in order, with what `use` returns for each. Threads call `use`.
+    """Yield shards in order, with what `use` returns for each. Threads call `use` with the pieces that `read` yields.
 
     The bar advances by the bytes of each shard. If the caller stops, each thread ends after its present piece.
     """
@@ -50,9 +52,9 @@ def each(
 
     def used(shard: Shard) -> Result:
         def checked(bad: list[str] | None = None) -> Iterator[memoryview]:
-            for piece in pieces(path, index, shard, bad):
+            for piece in read(shard, bad):
                 if stopped:
-                    raise InterruptedError(errno.EINTR, "stopped", os.path.join(path, shard.name))
+                    raise InterruptedError(errno.EINTR, "stopped", shard.name)
                 yield piece
 
         return use(shard, checked)
@@ -76,6 +78,40 @@ def each(
             stopped = True  # before the pool waits for calls in progress
 
 
+def copy_shards(
+    folder: str,
+    read: Read,
+    shards: Sequence[Shard],
+    *,
+    workers: int | None = 0,
+    progress: bool = False,
+) -> None:
+    """Copy the shards that `read` yields to `folder`. Each gets its name once it is complete, and `read` has ended.
+
+    Raises StoreFullError, before a byte is written if the shards do not fit, and OSError.
+    """
+    for shard in shards:
+        with suppress(FileNotFoundError):
+            os.unlink(partial_path(folder, shard))  # a killed copy left it
+    expect_room(folder, sum(shard.bytes for shard in shards))
+    durable = not in_memory(folder)
+
+    def copy(shard: Shard, checked: Pieces) -> None:
+        path = os.path.join(folder, shard.name)
+        whole = replace_file(path, partial=partial_path(folder, shard), durable=durable)
+        with room_for(path, shard.bytes), whole as file:
+            for piece in checked(None):
+                write_all(file.fileno(), path, piece)
+
+    for _ in each(copy, read, shards, workers=workers, progress=progress, what="Copying"):
+        pass
+
+
+def partial_path(folder: str, shard: Shard) -> str:
+    """Return the path of a shard in `folder` until its copy is complete."""
+    return os.path.join(folder, f"{shard.name}.partial")
+
+
 def pieces(
     path: str, index: Index, shard: Shard, bad: list[str] | None = None
 ) -> Iterator[memoryview]:
@@ -92,16 +128,28 @@ def pieces(
             return
         if shard.checksum is None:
             open_part(path, shard, index.schema, full=True)
-        found = 0
-        for begin in range(0, shard.bytes, PIECE_BYTES):
-            piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, shard.bytes - begin))
-            if shard.checksum is not None:
-                found = zlib.crc32(piece, found)
-            yield piece
-    if shard.checksum not in (None, found):
-        reason = (
-            f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}. It is damaged"
+        found = (
+            read_piece(path, shard, fd, begin, min(PIECE_BYTES, shard.bytes - begin))
+            for begin in range(0, shard.bytes, PIECE_BYTES)
         )
+        yield from summed(path, shard, found)
+
+
+def summed(path: str, shard: Shard, found: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Yield the pieces of a shard of columns. Raises `PackedDataError` after the last one if the checksum is wrong.
+
+    It stops after more bytes than the shard has. `path` is what the error names.
+    """
+    checksum = size = 0
+    for piece in found:
+        if shard.checksum is not None:
+            checksum = zlib.crc32(piece, checksum)
+        size += len(piece)
+        yield piece
+        if size > shard.bytes:
+            break
+    if shard.checksum not in (None, checksum):
+        reason = f"the file has checksum {checksum:#010x}, expected {shard.checksum:#010x}. It is damaged"
         raise PackedDataError(path, reason, shard=shard.name)
 
 

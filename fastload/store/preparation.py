@@ -14,10 +14,10 @@ from typing import Any
 from tqdm import tqdm
 
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import REJECTED, Index, read_index
+from fastload.datasets.manifest import REJECTED, Index
 from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
-from fastload.store.root import in_memory, locate, remove, seal, this_node, unsealed
+from fastload.store.root import index_at, locate, remove, seal, this_node, unsealed
 from fastload.store.work import Note, Work, shards_of
 from fastload.store.write import index_of
 
@@ -121,16 +121,15 @@ def preparation(
         if progress:
             tqdm.write(f"{path}: waiting for another process that prepares {name}", file=sys.stderr)
 
-    durable = not in_memory(path)
     with preparing(path, name, wait=waiting) as folder:
         place = os.path.join(path, name)
-        old = _index_at(place)
+        old = index_at(place)
         # Earlier versions could leave failed sources out, and listed them there.
         is_whole = not os.path.exists(os.path.join(place, REJECTED))
         is_there = old is not None and is_whole and old.made.get("fingerprint") == whole
         if old is not None and not is_there and not replace:
             raise _refusal(place, old, given)
-        work = Work(folder, durable if checksums is None else checksums, durable)
+        work = Work(folder, checksums)
         missing = {}
         if not is_there:
             if old is not None:
@@ -156,13 +155,6 @@ def _notes(work: Work, given: list[tuple[str, Any]]) -> Iterator[tuple[str, Note
 def shown(source: Any) -> str:
     """Return a source as errors name it."""
     return os.fspath(source) if isinstance(source, str | os.PathLike) else reprlib.repr(source)
-
-
-def _index_at(path: str) -> Index | None:
-    try:
-        return read_index(path)
-    except FileNotFoundError:
-        return None
 
 
 def _refusal(path: str, old: Index, given: list[tuple[str, Any]]) -> FileExistsError:

@@ -25,7 +25,7 @@ from fastload._kit.disk import lock, locked_path, open_file, own_folder
 from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
 from fastload.datasets.packed import unfinished
 from fastload.datasets.packed.unfinished import expect_free, lock_path, unsealed_folder
-from fastload.errors import PackedDataError, in_one_line
+from fastload.errors import PackedDataError, UsageError, in_one_line
 from fastload.store.room import room_for
 
 SHARED_MEMORY = "/dev/shm"
@@ -71,13 +71,13 @@ def locate(
     """Return the root and the name of a set, whose `name` may be a path: "sets/mnist" lies in the root "sets".
 
     With `make`, create the root if it does not exist.
-    Raises ValueError if a set cannot have the name, or if both a path and a root are given.
+    Raises UsageError if a set cannot have the name, or if both a path and a root are given.
     """
     path = os.fspath(name)
     if isinstance(name, str) and os.sep not in path:
         return open_root(root) if make else existing_root(root), check_name(path)
     if root is not None:
-        raise ValueError(
+        raise UsageError(
             f"name={path!r} is a path, and root={os.fspath(root)!r} is given as well. Give either a path or root="
         )
     folder, name = os.path.split(os.path.abspath(path))
@@ -86,7 +86,7 @@ def locate(
 
 def in_memory(path: str) -> bool:
     """Return True if a root lies in shared memory, where nothing outlasts a loss of power."""
-    return os.path.realpath(path).startswith(SHARED_MEMORY + "/")
+    return f"{os.path.realpath(path)}/".startswith(f"{SHARED_MEMORY}/")
 
 
 def this_node() -> str:
@@ -95,9 +95,9 @@ def this_node() -> str:
 
 
 def check_name(name: str) -> str:
-    """Return `name`. Raises ValueError if a set cannot have it."""
+    """Return `name`. Raises UsageError if a set cannot have it."""
     if not _NAME.fullmatch(name) or name.endswith(".lock"):
-        raise ValueError(
+        raise UsageError(
             f"the name of a set must have 1 to 128 letters, digits and _.+=-, got {name!r}. It must not begin with "
             "one of .+=- or end with .lock"
         )
@@ -167,6 +167,14 @@ def passing_over(say: Say) -> Iterator[None]:
         pass
     except (OSError, PackedDataError) as error:
         say(f"passed over: {in_one_line(error)}")
+
+
+def index_at(path: str) -> Index | None:
+    """Return the index of the set at `path`, or None if there is no set."""
+    try:
+        return read_index(path)
+    except FileNotFoundError:
+        return None
 
 
 def sets(root: str, *, say: Say = _silent) -> Iterator[StoredSet]:

@@ -13,17 +13,14 @@ import functools
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from fastload._kit.disk import replace_file, write_all, write_file
+from fastload._kit.disk import write_file
 from fastload.datasets.manifest import INDEX, Index, Shard, dump_index
-from fastload.datasets.packed.unfinished import content, expect_free, preparing, seal
-from fastload.errors import PackedDataError
-from fastload.store.pieces import Pieces, each, parts_elsewhere, read_set
-from fastload.store.room import expect_room
-from fastload.store.root import check_name, default_root, in_memory, open_root
+from fastload.datasets.packed.unfinished import content, expect_free, preparing
+from fastload.errors import PackedDataError, UsageError
+from fastload.store.pieces import copy_shards, parts_elsewhere, pieces, read_set
+from fastload.store.root import check_name, default_root, open_root, seal
 
 
 @dataclass(frozen=True)
@@ -66,14 +63,14 @@ def stage(
 
     Raises FileNotFoundError if `source` is not a set, and `PackedDataError` if it is damaged, lacks parts of other
     nodes, or is replaced meanwhile. Raises FileExistsError if `target` has other content, or lacks a shard, and OSError
-    if there is no room or it cannot be written. Raises ValueError if `target` is `source` or lies in it, or if a set of
+    if there is no room or it cannot be written. Raises UsageError if `target` is `source` or lies in it, or if a set of
     columns cannot have its name. After an error, `target` is what it was before.
     """
     source, target = os.path.abspath(source), os.path.abspath(target)
     index = _index_of_copy(source, target)
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
-        raise ValueError(
+        raise UsageError(
             f"{target}: this is the folder of the set itself, or is inside it. Name another folder for the copy"
         )
     root, name = os.path.split(target)
@@ -87,10 +84,11 @@ def stage(
         else:
             expect_free(target)
             missing = _missing(folder, index)
-            _fetch(source, folder, index, missing, workers=workers, progress=progress)
+            read = functools.partial(pieces, source, index)
+            copy_shards(folder, read, missing, workers=workers, progress=progress)
             if _index_of_copy(source, target) != index:
                 raise PackedDataError(source, "was replaced while it was copied. Copy it again")
-            seal(folder, target, index, durable=not in_memory(target))
+            seal(folder, root, name, index)
     whole, copied = (sum(shard.bytes for shard in shards) for shards in (index.shards, missing))
     return Staged(target, whole, copied)
 
@@ -124,17 +122,13 @@ def _is_there(target: str, index: Index) -> bool:
 
 
 def _missing(folder: str, index: Index) -> list[Shard]:
-    """Return the shards that a stopped copy lacks. Delete all that is not of this set, and pieces of shards."""
+    """Return the shards that a stopped copy lacks. Delete all that is not of this set."""
     note, encoded = os.path.join(folder, INDEX), dump_index(index)
     if content(note) != encoded:
         shutil.rmtree(folder)
         os.mkdir(folder)
         write_file(note, encoded)
-    missing = [shard for shard in index.shards if not _has(folder, shard)]
-    for shard in missing:
-        with suppress(FileNotFoundError):
-            os.unlink(_partial(folder, shard))
-    return missing
+    return [shard for shard in index.shards if not _has(folder, shard)]
 
 
 def _has(folder: str, shard: Shard) -> bool:
@@ -142,23 +136,3 @@ def _has(folder: str, shard: Shard) -> bool:
         return os.path.getsize(os.path.join(folder, shard.name)) == shard.bytes
     except FileNotFoundError:
         return False
-
-
-def _partial(folder: str, shard: Shard) -> str:
-    """Return the path of a shard until it is complete."""
-    return os.path.join(folder, f"{shard.name}.partial")
-
-
-def _fetch(source: str, folder: str, index: Index, missing: list[Shard], **how: Any) -> None:
-    """Copy the `missing` shards to the folder, if there is room."""
-    expect_room(folder, sum(shard.bytes for shard in missing))
-    durable = not in_memory(folder)
-
-    def copy(shard: Shard, pieces: Pieces) -> None:
-        path = os.path.join(folder, shard.name)
-        with replace_file(path, partial=_partial(folder, shard), durable=durable) as file:
-            for piece in pieces(None):
-                write_all(file.fileno(), path, piece)
-
-    for _ in each(copy, source, index, missing, what="Staging", **how):
-        pass

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from fastload._kit.texts import counted
 from fastload.datasets.manifest import Shard
-from fastload.datasets.packed.texts import counted
 from fastload.errors import PackedDataError, in_one_line
-from fastload.store.pieces import Pieces, each, parts_elsewhere, read_set
+from fastload.store.pieces import Pieces, each, parts_elsewhere, pieces, read_set
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,14 @@ def verify(
     absent = {shard for shards in elsewhere.values() for shard in shards}
     here = [shard for shard in index.shards if shard not in absent]
     bad: list[str] = []
-    found = each(faults_of, path, index, here, workers=workers, progress=progress, what="Verifying")
+    found = each(
+        faults_of,
+        partial(pieces, path, index),
+        here,
+        workers=workers,
+        progress=progress,
+        what="Verifying",
+    )
     for _, faults in found:
         bad += faults
         for text in faults:
@@ -84,11 +92,11 @@ def verify(
     )
 
 
-def faults_of(_: Shard, pieces: Pieces) -> list[str]:
-    """Read the pieces of a shard. Return a sentence for each fault."""
+def faults_of(_: Shard, read: Pieces) -> list[str]:
+    """Read a shard. Return a sentence for each fault."""
     bad: list[str] = []
     try:
-        for _piece in pieces(bad):
+        for _piece in read(bad):
             pass
     except (PackedDataError, OSError) as error:
         bad.append(in_one_line(error))

@@ -25,7 +25,7 @@ from fastload._kit.disk import open_file, write_file
 from fastload.datasets.manifest import Shard, described, shard_name
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
-from fastload.store.root import this_node
+from fastload.store.root import in_memory
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,19 @@ class Note:
 
 @dataclass(frozen=True)
 class Work:
-    """The folder in which parts are written, with the options for writing. Workers get a copy of this."""
+    """The folder in which parts are written, and what `put` calls `checksums`. Workers get a copy of this."""
 
     folder: str
-    checksums: bool
-    durable: bool
+    checksums: bool | None
 
     def write(self, batch: pa.RecordBatch, fingerprint: str) -> None:
         """Write a part and its note. Raises StoreFullError, OSError."""
-        node = "" if self.durable else this_node()
-        shard = Shard("", 0, 0, None, node=node, fingerprint=fingerprint)
+        shard = Shard("", 0, 0, None)
         if batch.num_rows:
             partial = self._name(f".{fingerprint}.{secrets.token_hex(4)}")
-            written = write_part(
-                partial, batch, checksum=self.checksums, durable=self.durable, node=node
-            )
-            shard = replace(written, name="", fingerprint=fingerprint)
+            shard = write_part(partial, batch, self.checksums)
             os.rename(partial, self._part(fingerprint))
-        self._write_note(Note(shard, batch.schema))
+        self._write_note(Note(replace(shard, name="", fingerprint=fingerprint), batch.schema))
 
     def take(self, path: str, shards: Iterable[Shard]) -> None:
         """Take parts over from the set at `path`."""
@@ -70,7 +65,7 @@ class Work:
         encoded = json.dumps(about).encode()
         name = self._name(f"{note.shard.fingerprint}.json")
         with room_for(name, len(encoded)):
-            write_file(name, encoded, durable=self.durable)
+            write_file(name, encoded, durable=not in_memory(self.folder))
 
     def notes(self) -> dict[str, Note]:
         """Return the notes of existing parts, by fingerprint. Delete leftovers of writers that have ended."""

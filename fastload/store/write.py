@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from fastload.datasets.manifest import Index, Shard, described, shard_name
-from fastload.store.columns import record_batch
+from fastload.store.columns import naming, record_batch
 from fastload.store.parts import write_part
-from fastload.store.root import in_memory, locate, seal, this_node, unsealed
+from fastload.store.root import locate, seal, unsealed
 
 
 def put(
@@ -78,9 +78,6 @@ def put(
             return index.id
         data = local_parts(data)
     path, name = locate(name, root)
-    durable = not in_memory(path)
-    checksums = durable if checksums is None else checksums
-    node = "" if durable else this_node()
     shards: list[Shard] = []
     schema: pa.Schema | None = None
     with unsealed(path, name) as folder:
@@ -89,9 +86,7 @@ def put(
             schema = batch.schema
             file = os.path.join(folder, shard_name(len(shards)))
             if batch.num_rows:
-                shards.append(
-                    write_part(file, batch, checksum=checksums, durable=durable, node=node)
-                )
+                shards.append(write_part(file, batch, checksums))
         if schema is None or not shards:
             raise ValueError(f"{name}: all parts are empty. Give data with rows")
         index = index_of(shards, schema, classes=classes, made=made)
@@ -140,10 +135,8 @@ def parts_of(data: Any) -> Iterator[Any]:
 
 def _checked(part: Any, schema: pa.Schema | None, *, number: int) -> pa.RecordBatch:
     """Return a part as a record batch of the schema that the first one has."""
-    try:
+    with naming(f"part {number}"):
         batch = record_batch(part)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"part {number}: {error}") from error
     if schema is not None and not batch.schema.equals(schema, check_metadata=True):
         raise ValueError(
             f"part {number} has the columns {described(batch.schema)}, but part 0 has {described(schema)}"

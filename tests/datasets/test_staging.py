@@ -99,24 +99,21 @@ def test_a_users_error_is_one_sentence(source: Path, tmp_path: Path) -> None:
         assert said in result.output
 
 
-def test_ctrl_c_ends_each_thread_after_its_present_piece(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
     """A shard may take minutes to copy or to check."""
     index = pieces.read_set(str(source))
     begun = threading.Barrier(3)
     first, *_ = index.shards
 
-    def endless(_: str, __: Any, shard: Any, bad: Any) -> Iterator[memoryview]:
+    def endless(shard: Any, bad: Any) -> Iterator[memoryview]:
         if shard is first:
             return
         begun.wait(30)
         while True:
             yield memoryview(b"")
 
-    monkeypatch.setattr(pieces, "pieces", endless)
     how: Any = {"workers": 2, "progress": False, "what": "Verifying"}
-    passed: Any = pieces.each(faults_of, str(source), index, index.shards[:3], **how)
+    passed: Any = pieces.each(faults_of, endless, index.shards[:3], **how)
     next(passed)
     begun.wait(30)
     with pytest.raises(KeyboardInterrupt):

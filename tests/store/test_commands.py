@@ -32,7 +32,7 @@ from fastload.store import pieces
 from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
-from tests.children import Python
+from tests.children import Python, run_python
 from tests.contracts.sets import SetContract, call, killed
 from tests.files import files, flip
 
@@ -295,3 +295,20 @@ def test_every_command_has_help_with_an_example() -> None:
     for name in group.commands:
         shown = call("set", name, "--help")
         assert f"fastload set {name}" in shown.output.partition("Example")[2]
+
+
+WITHOUT_PYARROW = """
+import sys
+sys.modules["pyarrow"] = None
+from click.testing import CliRunner
+from fastload.cli import main
+for command in ("verify .", "inspect .", "stage . copy", "ls", "rm mnist", "gc", "pack . out"):
+    print(CliRunner().invoke(main, ["set", *command.split()]).output, end="")
+"""
+
+
+def test_without_pyarrow_every_command_names_what_to_install() -> None:
+    said = run_python("-c", WITHOUT_PYARROW, check=True).stdout.splitlines()
+    assert len(said) == 7
+    ending = "which is not installed. Run pip install '.[arrow]' in the clone of fastload"
+    assert all(line.startswith("Error: ") and line.endswith(ending) for line in said), said

@@ -24,7 +24,7 @@ from torch import nn
 
 from fastload import store
 from fastload.distributed import Rank
-from fastload.errors import PrepareError, RankError
+from fastload.errors import PrepareError, RankError, UsageError
 from fastload.store.ranks import Ranks
 from tests.files import arrow_files
 from tests.store.test_model_outputs import LOADER, Net, Numbers, expected, values
@@ -163,9 +163,9 @@ def test_an_error_of_all_ranks_is_raised_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, _ = predict_on(2, tmp_path / "set", monkeypatch, parts=99)
-    assert [type(error) for error in results] == [ValueError, ValueError]
+    assert [type(error) for error in results] == [UsageError, UsageError]
     results, _ = predict_on(2, tmp_path / "no name!", monkeypatch)
-    assert [type(error) for error in results] == [ValueError, ValueError]
+    assert [type(error) for error in results] == [UsageError, UsageError]
     store.put({"x": torch.zeros(3)}, tmp_path / "taken")
     results, _ = predict_on(2, tmp_path / "taken", monkeypatch)
     assert [type(error) for error in results] == [FileExistsError, FileExistsError]

@@ -20,7 +20,7 @@ from fastload._kit.disk import locked_path
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, read_index
 from fastload.errors import PackedDataError
-from fastload.store.fetch import STAGING
+from fastload.store.fetch import LOCK
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage
 from tests.contracts.sets import call
@@ -84,7 +84,7 @@ def test_a_fetched_part_is_written_through_no_link(
     there, here = make(tmp_path / "there" / "set"), tmp_path / "here" / "set"
     here.mkdir(parents=True)
     (here / INDEX).write_bytes((there / INDEX).read_bytes())
-    plant(here / STAGING / PART, mine)
+    plant(here / f"{PART}.partial", mine)
     assert store.get(here, data="x", source=there)[3] == 3
     assert mine.read_bytes() == MINE
 
@@ -114,8 +114,8 @@ def test_a_folder_of_a_copy_that_is_a_link_is_refused(tmp_path: Path) -> None:
         stage(there, copy)
     copy.mkdir()
     (copy / INDEX).write_bytes((there / INDEX).read_bytes())
-    link(copy / STAGING, other)
-    with pytest.raises(OSError, match="is a link"):
+    link(copy / LOCK, other / INDEX)
+    with pytest.raises(OSError, match="symbolic link"):
         store.get(copy, source=there)
     assert files(other) == before
 

@@ -36,7 +36,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from fastload import DataLoader, store
 from fastload.errors import StateError, StoreFullError
-from fastload.store.columns import MAX_ROW
+from fastload.store.dataset import MAX_ROW
 from fastload.store.root import collect, sets
 from tests.children import Python
 from tests.contracts.filled_rows import FilledRows, Source

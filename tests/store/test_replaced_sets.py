@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastload.errors import PackedDataError
-from fastload.store import fetch, get, put, staging
+from fastload.store import fetch, get, pieces, put, staging
 from fastload.store.root import remove
 
 
@@ -36,7 +36,7 @@ def test_a_part_of_another_set_is_refused(tmp_path):
 
 def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypatch):
     _put(1, tmp_path / "from")
-    copied = staging.each
+    copied = pieces.each
 
     def replaced(*args, **how):
         parts = copied(*args, **how)
@@ -44,7 +44,7 @@ def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypa
         _replace(tmp_path / "from")
         yield from parts
 
-    monkeypatch.setattr(staging, "each", replaced)
+    monkeypatch.setattr(pieces, "each", replaced)
     with pytest.raises(PackedDataError, match="was replaced while it was copied"):
         staging.stage(tmp_path / "from" / "a", tmp_path / "to" / "a", workers=0)
     assert not (tmp_path / "to" / "a").exists()
@@ -55,15 +55,15 @@ def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypa
 
 def test_a_source_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypatch):
     _put(1, tmp_path / "from")
-    copy, copied = fetch._copy, []
+    read, copied = fetch._read, []
 
-    def replace_after_first(path, index, part, source):
-        copy(path, index, part, source)
+    def replace_after_first(*given):
+        yield from read(*given)
         if not copied:
             _replace(tmp_path / "from")
-        copied.append(part)
+        copied.append(given)
 
-    monkeypatch.setattr(fetch, "_copy", replace_after_first)
+    monkeypatch.setattr(fetch, "_read", replace_after_first)
     with pytest.raises(PackedDataError, match="a different set with this name"):
         get("a", root=tmp_path / "to", source=tmp_path / "from")
     assert len(copied) == 1

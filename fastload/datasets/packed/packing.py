@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 import fastload
 from fastload._kit.pool import in_order
+from fastload._kit.texts import counted, size_text
 from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
 from fastload.datasets.packed.sources import Input, open_source
-from fastload.datasets.packed.texts import counted, size_text
 from fastload.datasets.packed.writer import PackedWriter
 from fastload.errors import DecodeError
 from fastload.image import decode_pixels, encode_rgb
