@@ -17,6 +17,7 @@ import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, RandomState
 
 from fastload._kit.hashing import hash64, mix64
+from fastload.random.numpy_random import bit_generator_of
 
 
 class Keyed:
@@ -171,13 +172,9 @@ def _by_source(generators: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any
     """Yield the first path of each random state, its owner, and NumPy's generators that draw from it."""
     places: dict[int, tuple[str, Any, list[Any]]] = {}
     for place, generator in generators:
-        source = generator
-        if isinstance(generator, np.random.Generator):
-            source = generator.bit_generator
-        elif isinstance(generator, RandomState):
-            source = generator._bit_generator
-        elif isinstance(generator, torch.Generator) and generator.device.type != "cpu":
+        if isinstance(generator, torch.Generator) and generator.device.type != "cpu":
             continue
+        source = bit_generator_of(generator)
         users = places.setdefault(id(source), (place, source, []))[2]
         if source is not generator and not any(user is generator for user in users):
             users.append(generator)

@@ -105,7 +105,7 @@ class Stream:
         self._torch_fresh = False
         self._rng: np.random.Generator | None = None
         self._python, self._python_fresh = random.Random(0), False
-        self._numpy, self._numpy_fresh = numpy_random.State(), False
+        self._numpy, self._numpy_fresh = numpy_random.ThreadState(), False
 
     def move(self, source: StreamSource | None, at: int | None) -> None:
         """Move to a position, and begin its stream."""
@@ -120,7 +120,7 @@ class Stream:
         """Let the modules draw from one stream from now on, not from one for each sample. A worker process does so too.
 
         Workers of an iterable dataset may seed once, and draw the same numbers to partition the data. `drawn` is what
-        `pass_state` returned in the pass that goes on, or {}.
+        `pass_state` returned in the pass that is continued, or {}.
         """
         self._pass_key = key
         self._python_fresh, self._numpy_fresh = passes.restore(drawn, self._python, self._numpy)
@@ -140,7 +140,7 @@ class Stream:
             self._python_fresh = True
         return self._python
 
-    def numpy(self) -> numpy_random.State:
+    def numpy(self) -> numpy_random.ThreadState:
         """Return the state that NumPy's global functions use here. Between two samples it is the previous sample's."""
         if self.stale and self.source is not None:
             self._refresh()
