@@ -133,7 +133,7 @@ class NewGenerators:
     Args:
         known: the generators that are keyed, and their paths.
         search: finds all generators in the worker's copies now, and their paths.
-        noticed: the set to which warnings are added, as ends of "the dataset seems to ".
+        noticed: the set to which warnings are added, without the name of the dataset.
     """
 
     def __init__(
@@ -159,8 +159,9 @@ class NewGenerators:
         }
         for i in new.keys() & self._new.keys():
             self._noticed.add(
-                f"make the generator `{new[i][0]}` while a sample is read: what it draws depends on which worker reads "
-                "which samples. Make it before the loop, in __init__ for example; then each sample has its own draws."
+                f"seems to make the generator `{new[i][0]}` while a sample is read: what it draws depends on which "
+                "worker reads which samples. Make it before the loop, in __init__ for example; then each sample has "
+                "its own draws."
             )
         self._new = new
 

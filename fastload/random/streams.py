@@ -7,8 +7,7 @@ or on timing. An index that comes twice in an epoch draws other numbers. In the 
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
 - the generators that the worker's own dataset holds are keyed again.
 
-Other threads and the global states are not affected. Code that still draws from a global state cannot be keyed. The
-loader notices it and warns once.
+Other threads and the global states are not affected. If a module cannot be routed, the loader warns once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import torch
 
 from fastload._kit.integers import integer
 from fastload.random import numpy_random, passes, python_random, torch_random
-from fastload.random.global_draws import shared_draws
 from fastload.random.held import Keyed
 from fastload.random.keys import StreamKeys
 
@@ -98,7 +96,7 @@ class Stream:
         self.must_move = held is not None or bool(modules)  # others draw, beside torch
         self.keyed = keyed
         self.seeded = seeded
-        self.noticed: set[str] = set()  # warnings, as ends of "the dataset seems to ..."
+        self.noticed: set[str] = set()  # warnings about the dataset, without its name
         self._key: int | None = None
         self._pass_key: int | None = None
         self._torch = torch.Generator()
@@ -252,7 +250,11 @@ def entered(stream: Stream) -> Iterator[None]:
     torch_random.install(_seeded)
     for name, module in {**MODULES, "torch": torch_random}.items():
         if reason := module.unusable():
-            stream.noticed.add(shared_draws(f"{OWNERS[name]} global random state ({reason})"))
+            stream.noticed.add(
+                f"may draw from {OWNERS[name]} global random state, which this installation cannot patch per thread: "
+                f"{reason}. Such draws are not reproducible. Use fastload.sample_generator() (torch) or "
+                "fastload.sample_rng() (NumPy, and instead of Python's random)."
+            )
     before = current_stream()
     try:
         try:
