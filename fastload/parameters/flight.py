@@ -115,9 +115,8 @@ class FlightStub(FlightCaller):
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call. Return a function that waits for the answer."""
         encoded = Encoded({"method": method, "arguments": arguments})
-        client = self._connected()
         with self.naming():
-            writer, reader = client.do_exchange(_CALL, self.options())
+            writer, reader = self._connected().do_exchange(_CALL, self.options())
             writer.begin(SCHEMA)
             _send(writer, encoded)
             writer.done_writing()
