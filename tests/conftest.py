@@ -39,10 +39,10 @@ import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fastload
+from fastload._kit.disk import Descriptor
 from fastload.engine.waiting import Bell
 from fastload.loader import ENVIRONMENT
 from fastload.processes import starting
-from fastload.stream.json_lines import _Descriptor
 from tests.children import warm_server
 
 pytest.register_assert_rewrite("tests.contracts")
@@ -282,8 +282,8 @@ def new_descriptors(before: dict[int, str]) -> dict[int, str]:
     """
     new = {fd: name for fd, name in open_descriptors().items() if before.get(fd) != name}
     if events := {fd for fd, name in new.items() if name == "anon_inode:[eventfd]"}:
-        ours = [x for x in gc.get_objects() if type(x) in (Bell, _Descriptor)]
-        for fd in events - {getattr(x, "descriptor", None) or x.number for x in ours}:
+        ours = [x for x in gc.get_objects() if type(x) in (Bell, Descriptor)]
+        for fd in events - {getattr(x, "descriptor", None) or x.fd for x in ours}:
             del new[fd]
     if any(name.startswith("/dev/nvidia") for name in new.values()):
         return {}  # CUDA came up in this test, with devices, pipes and event descriptors of its own

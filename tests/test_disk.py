@@ -29,15 +29,11 @@ def fail(number: int) -> Callable[..., Any]:
 # ---- files ----
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "expected"),
-    [("partial", 0o666, 0o640), (None, 0o666, 0o640), (None, 0o600, 0o600)],
-    ids=["named by the caller", "beside it", "with a mode"],
-)
+@pytest.mark.parametrize("name", ["partial", None], ids=["named by the caller", "beside it"])
 def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, mode: int, expected: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    """It has the mode less the umask. A file that a kill left does not count."""
+    """Its permissions are those of the umask. A file that a kill left does not count."""
     monkeypatch.chdir(tmp_path)
     path = Path("a")
     path.write_bytes(b"old")
@@ -46,7 +42,7 @@ def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
         Path(name).chmod(0o644)
     before = os.umask(0o027)
     try:
-        with replace_file(path, partial=name and Path(name), mode=mode) as file:
+        with replace_file(path, partial=name and Path(name)) as file:
             file.write(b"new")
             file.flush()
             assert path.read_bytes() == b"old"
@@ -54,7 +50,7 @@ def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
         os.umask(before)
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
-    assert path.stat().st_mode & 0o777 == expected
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_an_error_names_the_file_that_it_is_about(tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ ELSEWHERE = {
     "processes/packing": "_untyped_storage",
     "processes/parent": "_popen",
     "processes/starting": "_preload_modules",
-    "random/held": "_bit_generator",
-    "safety/kinds": "_bit_generator",
     "settings": "_IterableDataset_len_called _auto_collation _index_sampler",
     "store/dask": "_parameters",
 }

@@ -1,1 +1,1 @@
-"""What all rooms stand on, and what knows nothing of loading."""
+"""Functions that all folders may use. They know nothing of loading."""

@@ -23,7 +23,6 @@ def replace_file(
     path: str | os.PathLike[str],
     *,
     partial: str | os.PathLike[str] | None = None,
-    mode: int = 0o666,
     durable: bool = True,
 ) -> Iterator[BinaryIO]:
     """Yield a temporary file. After the block it atomically replaces the file at `path`.
@@ -33,14 +32,13 @@ def replace_file(
     Args:
         partial: path of the temporary file, on the file system of `path`. What is there is deleted. By default it is
             a new hidden file beside `path`. An OSError that names the hidden file, or none, then names `path`.
-        mode: the permissions, less the umask.
         durable: sync the file before it is renamed, and its folder afterwards, so that both survive a power loss.
     """
     path = os.fspath(path)
     folder, name = os.path.split(path)
     temporary = partial or os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
     try:
-        with open(create(temporary, mode), "wb") as file:
+        with open(create(temporary), "wb") as file:
             yield file
             file.flush()
             if durable:
@@ -65,11 +63,11 @@ def write_file(path: str | os.PathLike[str], content: Any, **options: Any) -> No
         write_all(file.fileno(), os.fspath(options.get("partial") or path), content)
 
 
-def create(path: str | os.PathLike[str], mode: int = 0o666) -> int:
+def create(path: str | os.PathLike[str]) -> int:
     """Create a file to write, and return its descriptor. What a killed writer left at `path`, or a link, is deleted."""
     with suppress(FileNotFoundError):
         os.unlink(path)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def own_folder(path: str, name: str) -> str:
@@ -87,6 +85,26 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
         file.close()
         raise OSError(errno.EINVAL, "is not a regular file", path)
     return file
+
+
+def identity(file: int | str | os.PathLike[str]) -> tuple[int, ...]:
+    """Return what changes if a file, or an open one, is replaced or written."""
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Descriptor:
+    """An open file, by its descriptor, which is closed with the last reference to this.
+
+    So no thread uses the number when another file has that.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "fd"):  # a subclass may fail before it has one
+            close(self.fd)  # not `os.close`: `os` may be empty at interpreter exit
 
 
 def preadv(fd: int, buffer: memoryview, offset: int) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MASK = 0xFFFF_FFFF_FFFF_FFFF
+GOLDEN = 0x9E37_79B9_7F4A_7C15
+"""2**64 / the golden ratio: the fractions of its multiples lie evenly, however many."""
 
 
 def mix64(x: int) -> int:
@@ -15,7 +17,7 @@ def mix64(x: int) -> int:
 
     Only the low 64 bits of `x`, any integer, count.
     """
-    x = (x + 0x9E37_79B9_7F4A_7C15) & MASK
+    x = (x + GOLDEN) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & MASK
     return x ^ (x >> 31)
@@ -34,7 +36,7 @@ def finalized(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 # Arrays, because NumPy takes 0.2 us to make one of a number, as long as the arithmetic of a batch's.
-_WORDS = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB, 30, 27, 31
+_WORDS = GOLDEN, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB, 30, 27, 31
 _GOLDEN, _FIRST, _SECOND, _30, _27, _31 = (np.array(word, np.uint64) for word in _WORDS)
 
 

@@ -28,7 +28,7 @@ from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.loader import DataLoader
-from fastload.random.global_draws import global_states, restore_global_states
+from fastload.random.global_states import global_states, restore_global_states
 from fastload.safety import Finding as Unknown
 from fastload.safety import Survey
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload.safety.objects import attributes, slots_of
+
 
 def differing(indices: Sequence[Any], one: Sequence[Any], other: Sequence[Any]) -> str:
     """Describe which samples differ. Return an empty string if none does."""
@@ -81,11 +83,4 @@ def _parts(tensor: torch.Tensor) -> list[Any]:
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes by name, from its dictionary and its slots."""
-    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    names = {n for some in slots for n in ([some] if isinstance(some, str) else some)}
-    return sorted(
-        {
-            **{n: getattr(value, n) for n in names if hasattr(value, n)},
-            **getattr(value, "__dict__", {}),
-        }.items()
-    )
+    return sorted(dict(attributes(value, slots_of(type(value)))).items())

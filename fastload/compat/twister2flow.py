@@ -34,20 +34,11 @@ __all__ = [
     "Twister2Task",
 ]
 
-_DEEPNET = {
-    "ArrowUtils",
-    "DataUtil",
-    "FileUtils",
-    "MNIST",
-    "MnistDistributed",
-    "UtilPanda",
-    "distributed",
-    "utils",
-}
+_DEEPNET = "ArrowUtils DataUtil FileUtils MNIST MnistDistributed UtilPanda distributed utils"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _DEEPNET:
+    if name in _DEEPNET.split():
         return getattr(importlib.import_module("fastload.compat.twister2deepnet"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import get_worker_info
 
+from fastload._kit.disk import identity
 from fastload.datasets.arrow_columns import Column, decoded
 from fastload.errors import ParquetError
 from fastload.telemetry import stage
@@ -30,7 +31,7 @@ class ParquetPart:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.identity = _identity(path)
+        self.identity = identity(path)
         with self.guarded("expected a footer: this is not a Parquet file, or it was cut off"):
             self.metadata = pq.read_metadata(path)
             self.footer = _footer_of(path)
@@ -61,7 +62,7 @@ class ParquetPart:
         self._check()
 
     def _check(self) -> None:
-        found = _identity(self.path)
+        found = identity(self.path)
         if found != self.identity:
             raise ParquetError(
                 f"{self.path}: the file was replaced or changed since the dataset was created. The file has "
@@ -87,11 +88,6 @@ class ParquetPart:
                 raise ValueError(f"{table.num_rows:,} rows")
         with stage("decode"), self.guarded(f"{expected} with columns of {self.schema.names}"):
             return {name: decoded(self.schema.field(name), table.column(name)) for name in names}
-
-
-def _identity(path: str) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class RowGroupCache:

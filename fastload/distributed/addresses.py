@@ -12,11 +12,11 @@ from contextlib import suppress
 from fastload.errors import RendezvousError
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's address, in a struct ifreq
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
-def own_address(*, single_node: bool) -> str:
-    """Return an address of this machine that all ranks can reach. It is the loopback only if all are on this node.
+def own_address() -> str:
+    """Return an address of this machine that other nodes can reach.
 
     It is the first of these: the address of the interface in GLOO_SOCKET_IFNAME; the address of the host's name, unless
     that is the loopback (as Debian sets it up); the address of the default route; the address of the only other
@@ -25,8 +25,6 @@ def own_address(*, single_node: bool) -> str:
     Raises:
         RendezvousError: there is no such address.
     """
-    if single_node:
-        return _LOOPBACK
     if named := os.environ.get("GLOO_SOCKET_IFNAME"):
         name = named.split(",")[0]
         if (address := _addresses().get(name)) is None:
@@ -40,7 +38,7 @@ def own_address(*, single_node: bool) -> str:
         if not ipaddress.ip_address(address).is_loopback:
             return address
     raise RendezvousError(
-        f"{socket.gethostname()} has only the address {_LOOPBACK}, so other nodes cannot reach it. Its interfaces are "
+        f"{socket.gethostname()} has only the address {LOOPBACK}, so other nodes cannot reach it. Its interfaces are "
         f"{', '.join(_addresses()) or 'none'}. Set GLOO_SOCKET_IFNAME to one that other nodes can reach"
     )
 

@@ -71,7 +71,12 @@ _DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a job: `rank` of `world_size` in all, `local_rank` of `local_size` on its node."""
+    """One process of a job: `rank` of `world_size` in all, `local_rank` of `local_size` on its node.
+
+    Examples:
+        >>> str(fastload.distributed.Rank(1, 4, 1, 2, "torchrun"))
+        'rank 1 of 4'
+    """
 
     rank: int
     world_size: int
@@ -85,7 +90,13 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """A rank, and the sources of each of its four fields, as "VARIABLE=value"."""
+    """A rank, and the sources of each of its four fields, as "VARIABLE=value".
+
+    Examples:
+        >>> found = fastload.distributed.detect_rank({"RANK": "0", "WORLD_SIZE": "1"})
+        >>> found.origins["world_size"]
+        ('WORLD_SIZE=1',)
+    """
 
     rank: Rank
     origins: Mapping[Field, tuple[str, ...]]

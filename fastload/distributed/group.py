@@ -272,7 +272,7 @@ def _name_interface(rank: Rank, store: Store) -> None:
     if rank.local_size == rank.world_size or "GLOO_SOCKET_IFNAME" in os.environ:
         return
     if rank.rank == 0:
-        own: str | None = own_address(single_node=False)
+        own: str | None = own_address()
         store.set("address", str(own))
     else:
         own = address_towards(store.get("address").decode())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from fastload.distributed.addresses import is_loopback, own_address
+from fastload.distributed.addresses import LOOPBACK, is_loopback, own_address
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi_of
 from fastload.errors import RendezvousError
 
@@ -152,7 +152,8 @@ def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
             raise RendezvousError(f"{rank}: rank 0 could not open a store: {place}")
         return _meet(rank, _Place(*place), timeout)
     try:
-        host, token = own_address(single_node=_on_one_node(rank)), secrets.token_hex(8)
+        host = LOOPBACK if _on_one_node(rank) else own_address()
+        token = secrets.token_hex(8)
         store = _meet(rank, _Place(host, 0, token), timeout)
     except RendezvousError as error:
         world.bcast(str(error))  # Otherwise the others would wait forever.
@@ -168,7 +169,7 @@ def _place_of(rank: Rank, environ: Mapping[str, str], number: int) -> tuple[_Pla
     if host and port.isdecimal() and not unreachable:
         return _Place(host, int(port), ""), "MASTER_ADDR and MASTER_PORT"
     names = _LAUNCH_KEYS.get(rank.launcher, ())
-    first = "127.0.0.1" if _on_one_node(rank) else _first_host(environ.get("SLURM_STEP_NODELIST"))
+    first = LOOPBACK if _on_one_node(rank) else _first_host(environ.get("SLURM_STEP_NODELIST"))
     if first and names and all(environ.get(name) for name in names):
         text = "\0".join(environ.get(name, "") for name in (*names, *_MORE_OF_KEY))
         key = hashlib.sha256(f"{os.getuid()}\0{number}\0{text}".encode()).hexdigest()[:16]

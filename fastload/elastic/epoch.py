@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fastload.elastic.protocol import Shard
-from fastload.elastic.stores import Connection
+from fastload.elastic.protocol import ShardRecord
 from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError
 
@@ -71,21 +70,12 @@ class LeasesState:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The connection, the watch and the number of a worker that has joined the others."""
-
-    connection: Connection
-    watch: Watch
-    worker: int
-
-
-@dataclass(frozen=True)
 class Lease:
     """A shard that this worker holds: the positions `rows` of the epoch's order."""
 
     shard: int
     rows: range
-    held: Shard
+    held: ShardRecord
 
 
 class Epoch:
@@ -94,9 +84,9 @@ class Epoch:
     Only the loop's thread calls this.
     """
 
-    def __init__(self, terms: Terms, joined: Joined, number: int, order: str) -> None:
+    def __init__(self, terms: Terms, watch: Watch, number: int, order: str) -> None:
         self._terms = terms
-        self._joined = joined
+        self._watch, self._connection = watch, watch.connection
         self.number = number
         self._order = order
         self._done: set[int] = set()  # shards that this worker knows to be done
@@ -115,12 +105,12 @@ class Epoch:
         """
         count = len(self._terms)
         while self._fresh:
-            number = self._joined.connection.add(self._key("next"), 1) - 1
+            number = self._connection.add(self._key("next"), 1) - 1
             if number >= count:
                 self._fresh = False
             elif (lease := self._try(number, "")) is not None:
                 return lease
-        changes = self._joined.watch.changes
+        changes = self._watch.changes
         if changes == self._seen:
             return None  # nothing has changed since the last scan of all shards
         lease = self._scan()
@@ -131,22 +121,22 @@ class Epoch:
     def wait_for_lease(self) -> Lease | None:
         """Lease a shard, and wait for one if none is free. Return None once all shards are acknowledged."""
         while not self.is_complete():
-            changes = self._joined.watch.changes
+            changes = self._watch.changes
             if (lease := self.lease()) is not None:
                 return lease
             if not self.is_complete():
-                self._joined.watch.wait(changes)
+                self._watch.wait(changes)
         return None
 
     def is_complete(self) -> bool:
         """Return True if all shards are acknowledged."""
         count = len(self._terms)
         if not self._complete:
-            self._complete = self._joined.connection.add(self._key("done"), 0) == count
+            self._complete = self._connection.add(self._key("done"), 0) == count
         if not self._complete and len(self._done) == count:
             # A worker was killed after it acknowledged a shard and before it counted it.
             self._complete = True
-            self._joined.watch.tell()
+            self._watch.tell()
         return self._complete
 
     def _scan(self) -> Lease | None:
@@ -159,28 +149,27 @@ class Epoch:
 
     def _try(self, number: int, text: str) -> Lease | None:
         """Lease a shard if it can be leased. `text` is its record in the store, as far as this worker knows."""
-        joined = self._joined
         while True:
-            found = Shard.parse(text)
+            found = ShardRecord.parse(text)
             if found.status == "done":
                 self._done.add(number)
             if found.status == "failed":
                 raise self._failure(number, found)
             wanted = found.leased_by(
-                joined.worker, joined.watch.is_dead, max_tries=self._terms.max_tries
+                self._watch.worker, self._watch.is_dead, max_tries=self._terms.max_tries
             )
             if wanted is None:
                 return None
-            text = joined.connection.compare_set(self._key(number), text, str(wanted))
+            text = self._connection.compare_set(self._key(number), text, str(wanted))
             if text == str(wanted) and wanted.status == "failed":
-                joined.watch.tell()
+                self._watch.tell()
                 raise self._failure(number, wanted)
             if text == str(wanted):
                 lease = Lease(number, self._terms.rows(number, wanted.begin), wanted)
                 self._held[number] = lease
                 return lease
 
-    def _failure(self, number: int, found: Shard) -> ShardError:
+    def _failure(self, number: int, found: ShardRecord) -> ShardError:
         rows = self._terms.rows(number)
         return ShardError(
             f"shard {number} of epoch {self.number} (positions {rows.start:,} to {rows.stop - 1:,} of its order) was "
@@ -192,7 +181,6 @@ class Epoch:
 
     def trained(self, lease: Lease) -> None:
         """Acknowledge a shard. If another worker has leased it meanwhile, raise LeaseLostError or warn."""
-        joined = self._joined
         if self._held.get(lease.shard) is not lease:
             raise LeaseLostError(
                 f"shard {lease.shard} of epoch {self.number} was given back: these leases were closed, or began an "
@@ -202,13 +190,13 @@ class Epoch:
         self._rows_trained.pop(lease.shard, None)
         self._seen = -1  # this may be the last shard: look at all before waiting for other workers
         done = str(lease.held.acknowledged())
-        found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
+        found = self._connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:
             self._lost(lease)
             return
         self._done.add(lease.shard)
-        if joined.connection.add_once(self._key("done"), 1) in (None, len(self._terms)):
-            joined.watch.tell()
+        if self._connection.add_once(self._key("done"), 1) in (None, len(self._terms)):
+            self._watch.tell()
 
     def progressed(self, lease: Lease, rows: int) -> None:
         """Record that the loop has received the first `rows` rows of a shard."""
@@ -219,9 +207,9 @@ class Epoch:
         held, self._held = self._held, {}
         for lease in held.values():
             free = str(lease.held.given_back(failed=failed))
-            self._joined.connection.compare_set(self._key(lease.shard), str(lease.held), free)
+            self._connection.compare_set(self._key(lease.shard), str(lease.held), free)
         if held:
-            self._joined.watch.tell()
+            self._watch.tell()
 
     def _lost(self, lease: Lease) -> None:
         message = (
@@ -241,7 +229,7 @@ class Epoch:
         done = set(self._done)
         open_ = [k for k in range(len(self._terms)) if k not in done]
         for number, text in self._read(open_):
-            found = Shard.parse(text)
+            found = ShardRecord.parse(text)
             begin = self._rows_trained.get(number, 0) or found.begin
             if found.status == "done" or begin == len(self._terms.rows(number)):
                 done.add(number)
@@ -258,15 +246,14 @@ class Epoch:
 
     def restore(self, state: LeasesState) -> None:
         """Write a state into the store. Several workers may do so at once."""
-        connection = self._joined.connection
         for number in expanded(state.done):
-            done = str(Shard("done", self._joined.worker))
-            if connection.compare_set(self._key(number), "", done) == done:
-                connection.add_once(self._key("done"), 1)
+            done = str(ShardRecord("done", self._watch.worker))
+            if self._connection.compare_set(self._key(number), "", done) == done:
+                self._connection.add_once(self._key("done"), 1)
             self._done.add(number)
         for key, begin in state.partial.items():
-            connection.compare_set(self._key(int(key)), "", str(Shard(begin=begin)))
-        self._joined.watch.tell()
+            self._connection.compare_set(self._key(int(key)), "", str(ShardRecord(begin=begin)))
+        self._watch.tell()
 
     # ---- the store ----
 
@@ -277,7 +264,7 @@ class Epoch:
         """Yield each number, with the record of its shard in the store."""
         for first in range(0, len(numbers), _CHUNK):
             chunk = numbers[first : first + _CHUNK]
-            texts = self._joined.connection.read_all([self._key(number) for number in chunk])
+            texts = self._connection.read_all([self._key(number) for number in chunk])
             yield from zip(chunk, texts, strict=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from fastload._kit.integers import integer
-from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
+from fastload.elastic.epoch import Epoch, LeasesState, Terms
 from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import FastloadError, StateError, StoreLostError
@@ -83,7 +83,7 @@ class Leases:
         self.terms = Terms(count, shard, lease_s, max_tries, on_lost)
         self.name = name
         self._store = store
-        self._joined: Joined | None = None
+        self._watch: Watch | None = None
         self._epoch: Epoch | None = None
         self._state = LeasesState(length=count, shard=shard)  # the loaded state
 
@@ -117,11 +117,11 @@ class Leases:
         Raises:
             ValueError: another worker gave a different `order`.
         """
-        joined = self._join()
+        watch = self._join()
         if self._epoch is not None:
             self._epoch.give_back()
-        joined.connection.agree("order", order)
-        first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
+        watch.connection.agree("order", order)
+        first, self._epoch = self._epoch is None, Epoch(self.terms, watch, number, order)
         if first and len(self) and not self._was_over(number) and self._epoch.is_complete():
             warnings.warn(
                 f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
@@ -189,8 +189,8 @@ class Leases:
             failed: these leases count as tries; see `max_tries`.
         """
         self._forget_parent()
-        joined, self._joined = self._joined, None
-        if joined is None:
+        watch, self._watch = self._watch, None
+        if watch is None:
             return
         try:
             if self._epoch is not None:
@@ -198,23 +198,22 @@ class Leases:
         except StoreLostError:
             pass  # the store is gone, so the shards cannot be given back
         finally:
-            joined.watch.close()
+            watch.close()
 
     def _forget_parent(self) -> None:
         """Forget, in a forked process, the parent's shards and connections, because the parent still uses them."""
-        if self._joined is not None and self._joined.watch.is_forked:
-            self._joined = self._epoch = None
+        if self._watch is not None and self._watch.is_forked:
+            self._watch = self._epoch = None
 
-    def _join(self) -> Joined:
+    def _join(self) -> Watch:
         self._forget_parent()
-        if self._joined is not None:
-            return self._joined
+        if self._watch is not None:
+            return self._watch
         if self._store is None:
             self._store = find_store()
         connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
         connection.agree("arguments", self.terms.shared())
         worker = connection.add("workers", 1)
-        watch = Watch(connection, worker, self.terms.lease_s)
+        self._watch = watch = Watch(connection, worker, self.terms.lease_s)
         weakref.finalize(self, watch.close).atexit = False
-        self._joined = Joined(connection, watch, worker)
-        return self._joined
+        return watch

@@ -21,7 +21,7 @@ Status = Literal["free", "leased", "done", "failed"]
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardRecord:
     """The record of a shard in the store.
 
     Attributes:
@@ -36,7 +36,7 @@ class Shard:
     begin: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
+    def parse(cls, text: str) -> ShardRecord:
         """Parse the `str()` of a shard. An empty string stands for a free shard."""
         if not text:
             return cls()
@@ -44,13 +44,13 @@ class Shard:
         return cls(status, int(worker), int(tries), int(begin))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        if self == Shard():
+        if self == ShardRecord():
             return ""
         return f"{self.status} {self.worker} {self.tries} {self.begin}"
 
     def leased_by(
         self, worker: int, is_dead: Callable[[int], bool], *, max_tries: int
-    ) -> Shard | None:
+    ) -> ShardRecord | None:
         """Return the shard as leased by `worker`, or as failed. Return None if it cannot be leased now."""
         if self.status == "leased" and not is_dead(self.worker):
             return None
@@ -58,12 +58,12 @@ class Shard:
             return None
         if self.tries >= max_tries:
             return replace(self, status="failed")
-        return Shard("leased", worker, self.tries + 1, self.begin)
+        return ShardRecord("leased", worker, self.tries + 1, self.begin)
 
-    def acknowledged(self) -> Shard:
+    def acknowledged(self) -> ShardRecord:
         """Return a leased shard as done."""
         return replace(self, status="done")
 
-    def given_back(self, *, failed: bool) -> Shard:
+    def given_back(self, *, failed: bool) -> ShardRecord:
         """Return a leased shard as free. The lease counts as a try if it `failed`."""
         return replace(self, status="free", tries=self.tries if failed else self.tries - 1)

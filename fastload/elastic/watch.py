@@ -27,7 +27,7 @@ class Watch:
     """The heartbeats of other workers as one worker sees them, and the events that wake it.
 
     Args:
-        connection: connection to the store.
+        connection: this worker's connection to the store.
         worker: the number of this worker.
         lease_s: seconds after which a worker without a beat is dead.
 
@@ -36,8 +36,8 @@ class Watch:
 
     def __init__(self, connection: Connection, worker: int, lease_s: float) -> None:
         self._pid = os.getpid()
-        self._connection = connection
-        self._worker = worker
+        self.connection = connection
+        self.worker = worker
         self._beat_s = lease_s / BEATS
         self._dead_s = lease_s * (BEATS - 2) / BEATS
         self._closing = threading.Event()
@@ -91,8 +91,8 @@ class Watch:
         """Wake all workers that wait, this one too."""
         with self._condition:
             number = self._events
-        text = f"{self._worker} {next(self._told)}"
-        while not self._connection.tell(f"event/{number}", text):
+        text = f"{self.worker} {next(self._told)}"
+        while not self.connection.tell(f"event/{number}", text):
             number += 1
 
     def close(self) -> None:
@@ -131,13 +131,13 @@ class Watch:
 
     def _beat(self) -> None:
         """Send a beat, and read the beats of the others."""
-        self._connection.set(f"beat/{self._worker}", str(next(self._beaten)))
+        self.connection.set(f"beat/{self.worker}", str(next(self._beaten)))
         others = [
             worker
-            for worker in range(1, self._connection.add("workers", 0) + 1)
-            if worker != self._worker
+            for worker in range(1, self.connection.add("workers", 0) + 1)
+            if worker != self.worker
         ]
-        texts = self._connection.read_all([f"beat/{worker}" for worker in others])
+        texts = self.connection.read_all([f"beat/{worker}" for worker in others])
         # A worker that was stopped saw no beats, and the others may have been stopped with it.
         before, self._looked = self._looked, monotonic()
         now = self._watched = self._watched + min(self._looked - before, 2 * self._beat_s)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fastload.engine import waiting
-from fastload.random.global_draws import global_states, restore_global_states
+from fastload.random.global_states import global_states, restore_global_states
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress. Then it warns of what hangs, and returns."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from fastload._kit.disk import locked_path
 from fastload._kit.guard import PARENT_DIED, held, start_guarded
+from fastload._kit.integers import positive
 from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.record import (
@@ -105,8 +106,7 @@ def run(
         >>> fastload.flow.run(graph, say=lambda line: None).states
         {'hello': 'done'}
     """
-    if max_parallel is not None and max_parallel < 1:
-        raise ValueError(f"max_parallel must be 1 or more, got {max_parallel}")
+    positive("max_parallel", max_parallel)
     chosen = set(only) or set(graph.tasks)
     if unknown := chosen - set(graph.tasks):
         raise FlowError(
@@ -334,10 +334,10 @@ class _Run:
                 if future.cancel():
                     self.end(future)
             while self.running and (left := deadline - time.monotonic()) > 0:
-                self.wait(None if self.executor else left)
+                self.wait(left)
         finally:
             self.send(PARENT_DIED)
-            while self.running and self.executor is None:
+            while self.running:
                 self.wait()
 
     def send(self, number: int) -> None:

@@ -10,18 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fastload._kit.integers import integer, positive
 from fastload.distributed.execute import find_launcher, start_line
 from fastload.distributed.launch import LAUNCHERS, Host, Job, Launcher, parse_hosts, place
 from fastload.errors import FlowError
-from fastload.flow.values import (
-    AnyPath,
-    checked_name,
-    path_of,
-    paths_of,
-    several,
-    variables,
-    whole,
-)
+from fastload.flow.values import AnyPath, checked_name, path_of, paths_of, several, variables
 
 EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
 """Variables that ranks on other hosts, and batch jobs, get from this process."""
@@ -48,9 +41,8 @@ class Resources:
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError if a value is not allowed."""
-        for what, value in (("ppn", self.ppn), ("cores", self.cores)):
-            if value is not None:
-                whole(what, value, 1)
+        positive("ppn", self.ppn)
+        positive("cores", self.cores)
         several("directives", self.directives)
 
 
@@ -211,7 +203,8 @@ class MPITask(PythonTask):
         if launcher not in ("auto", *LAUNCHERS):
             known = ", ".join(("auto", *LAUNCHERS))
             raise ValueError(f"task {name}: launcher must be one of {known}, got {launcher!r}")
-        self.parallelism = whole(f"task {name}: parallelism", parallelism, 1)
+        self.parallelism = integer(f"task {name}: parallelism", parallelism)
+        positive(f"task {name}: parallelism", parallelism)
         self.hostfile = None if hostfile is None else path_of(f"task {name}: hostfile", hostfile)
         self.launcher = launcher
         found = several(f"task {name}: launcher_options", launcher_options)

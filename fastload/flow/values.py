@@ -45,12 +45,3 @@ def variables(what: str, value: Mapping[str, object] | None) -> dict[str, str]:
     if not isinstance(value or {}, Mapping):
         raise TypeError(f'{what} must be a table, such as {{WORD = "yes"}}, got {value!r}')
     return {str(name): str(text) for name, text in (value or {}).items()}
-
-
-def whole(what: str, value: int, least: int) -> int:
-    """Return the whole number. Raise TypeError if it is not one, and ValueError if it is less than `least`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
-    if value < least:
-        raise ValueError(f"{what} must be {least} or more, got {value}")
-    return value

@@ -21,6 +21,8 @@ VERSION = 4
 FIRST = ("version", "kind", "epoch", "batches", "position", "ended")
 """The fields that a printed state begins with. The long ones are declared last."""
 T = TypeVar("T")
+LATER: dict[str, Any] = {}
+"""Fields that a state of this version may lack, and what they then are: each field that is new since the first one."""
 
 
 class LaneState(TypedDict):
@@ -199,7 +201,7 @@ def _shown(field: str, value: Any) -> str:
 
 def read_fields(cls: Callable[..., T], value: dict[str, Any]) -> T:
     """Return the dataclass that `value` holds. Raise `StateError` if a field is missing or has another type."""
-    types = _types_of(cls)
+    types, value = _types_of(cls), LATER | value
     for field, kind in types.items():
         if field not in value:
             raise StateError(

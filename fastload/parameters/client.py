@@ -157,7 +157,8 @@ class PSClient:
     ) -> None:
         """Create tables, each a `TableInfo` or (name, dim, initializer). Existing tables stay unchanged."""
         made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
-        self._servers.ask_all("add_tables", infos=[asdict(info) for info in made])
+        call = "add_tables", {"infos": [asdict(info) for info in made]}
+        self._servers.ask((i, *call) for i in range(self.ps_num))
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
         """Return the row of each id, [n, dim], in their order. Ids may repeat. A missing row has its first value."""

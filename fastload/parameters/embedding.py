@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from fastload._kit.integers import positive
 from fastload.parameters.client import PSClient, connect
 from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
 from fastload.parameters.tables import TableInfo
@@ -57,8 +58,7 @@ class Embedding(nn.Module):
         kept_batches: int = 64,
     ) -> None:
         super().__init__()
-        if kept_batches < 1:
-            raise ValueError(f"kept_batches must be 1 or more, got {kept_batches}")
+        positive("kept_batches", kept_batches)
         self.name, self.dim, self.rows = name, dim, rows
         info = TableInfo(name, dim, initializer)
         self._owns_client = client is None

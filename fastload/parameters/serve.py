@@ -26,7 +26,7 @@ def reached_as(host: str) -> str:
     """Return the name by which clients reach a server that listens on `host`."""
     with suppress(ValueError):
         if ipaddress.ip_address(numeric(host)).is_unspecified:
-            return own_address(single_node=False)
+            return own_address()
     return host
 
 

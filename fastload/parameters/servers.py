@@ -43,10 +43,6 @@ class Servers:
         self._meet()
         return self._ask(calls)
 
-    def ask_all(self, method: str, **arguments: Any) -> list[Answer]:
-        """Make the same call on all servers."""
-        return self.ask((i, method, arguments) for i in range(len(self._stubs)))
-
     def _ask(self, calls: Iterable[Call]) -> list[Answer]:
         waiting, answers, errors = [], [], []
         for i, method, arguments in calls:

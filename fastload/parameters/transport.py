@@ -88,8 +88,13 @@ def servers_in(store: Store, wait_s: float) -> int:
 
 
 def address_in(store: Store, number: int) -> str:
-    """Return the address of a server."""
-    return str(store.get(_KEY.format(number)).decode())
+    """Return the address of a server. Raise ParametersError if the store does not answer."""
+    try:
+        return str(store.get(_KEY.format(number)).decode())
+    except (RuntimeError, OSError) as error:
+        raise ParametersError(
+            f"the store has no address of server {number}: {error}. Give workers the store of the servers"
+        ) from error
 
 
 def publish(store: Store, number: int, of: int, address: str) -> None:

@@ -37,8 +37,7 @@ from fastload.processes.reader import ProcessReader
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
-from fastload.random import global_draws
-from fastload.random.global_draws import global_states, restore_global_states
+from fastload.random.global_states import global_states, restore_global_states
 from fastload.reading.notices import Notices
 from fastload.safety import WorkerCopies
 
@@ -61,7 +60,6 @@ def main(
         job: which workers these are.
         sealed: the loader's arguments.
     """
-    global_draws.in_worker_process = len(job.workers) == 1
     user_errors.passing = ()
     os.register_at_fork(after_in_child=_in_fork_of_worker)
     gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares

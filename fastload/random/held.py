@@ -17,6 +17,7 @@ import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, RandomState
 
 from fastload._kit.hashing import hash64, mix64
+from fastload.random.numpy_random import bit_generator_of
 
 
 class Keyed:
@@ -132,7 +133,7 @@ class NewGenerators:
     Args:
         known: the generators that are keyed, and their paths.
         search: finds all generators in the worker's copies now, and their paths.
-        noticed: the set to which warnings are added, as ends of "the dataset seems to ".
+        noticed: the set to which warnings are added, without the name of the dataset.
     """
 
     def __init__(
@@ -158,8 +159,9 @@ class NewGenerators:
         }
         for i in new.keys() & self._new.keys():
             self._noticed.add(
-                f"make the generator `{new[i][0]}` while a sample is read: what it draws depends on which worker reads "
-                "which samples. Make it before the loop, in __init__ for example; then each sample has its own draws."
+                f"seems to make the generator `{new[i][0]}` while a sample is read: what it draws depends on which "
+                "worker reads which samples. Make it before the loop, in __init__ for example; then each sample has "
+                "its own draws."
             )
         self._new = new
 
@@ -171,13 +173,9 @@ def _by_source(generators: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any
     """Yield the first path of each random state, its owner, and NumPy's generators that draw from it."""
     places: dict[int, tuple[str, Any, list[Any]]] = {}
     for place, generator in generators:
-        source = generator
-        if isinstance(generator, np.random.Generator):
-            source = generator.bit_generator
-        elif isinstance(generator, RandomState):
-            source = generator._bit_generator
-        elif isinstance(generator, torch.Generator) and generator.device.type != "cpu":
+        if isinstance(generator, torch.Generator) and generator.device.type != "cpu":
             continue
+        source = bit_generator_of(generator)
         users = places.setdefault(id(source), (place, source, []))[2]
         if source is not generator and not any(user is generator for user in users):
             users.append(generator)

@@ -12,6 +12,7 @@ module is loaded. If one differs, `unusable` says why: `worker_method="auto"` us
     np.random.mtrand._rand  the RandomState of the global functions: no public name leads to it
     _legacy_seeding()       what `np.random.seed` calls on its bit generator, here on the thread's state
     _seed_seq               what pickles and children of a bit generator are made from
+    _bit_generator          what a RandomState draws from: a dataset may hold one
 
 Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. So a sample that calls
 them in a thread acts on the cached normal of the main state. Its words are the thread's own in all versions.
@@ -38,7 +39,7 @@ _rand: Any = np.random.mtrand._rand
 _original: Any = _random.get_bit_generator()
 
 
-class State:
+class ThreadState:
     """The state of one thread: that of MT19937, and the cached normal. It is random until it is seeded."""
 
     __slots__ = ("gauss", "key", "words")
@@ -54,6 +55,13 @@ class State:
         Only the thread that draws from the state may call this, and never during a draw.
         """
         self.key = key
+
+
+def bit_generator_of(x: Any) -> Any:
+    """Return what one of NumPy's generators draws from, or `x` itself if it is none."""
+    if isinstance(x, np.random.Generator):
+        return x.bit_generator
+    return x._bit_generator if isinstance(x, _RandomState) else x
 
 
 def unusable() -> str | None:
@@ -77,7 +85,7 @@ def _install() -> None:
         _route.gauss.raw = gauss
 
 
-def enter(own: Callable[[], State] | None) -> None:
+def enter(own: Callable[[], ThreadState] | None) -> None:
     """From now on, let the global functions act on the state that `own()` returns, in this thread.
 
     `own` is called at every draw. If it is None, they act on the global state again.
@@ -105,8 +113,8 @@ class _Hook(threading.local):
 class _Swap:
     """Exchanges the main state for the state of one thread while that thread draws."""
 
-    own: Callable[[], State]
-    state: State
+    own: Callable[[], ThreadState]
+    state: ThreadState
     main_words: bytes
     main_gauss: bytes
 
@@ -180,7 +188,7 @@ class _Route:
         self.mixer.state = self.mixer_state
         return self.mixer.random_raw(12 + 312)[12:].tobytes() + _USED_UP  # 12: as SFC64 asks for
 
-    def enter(self, own: Callable[[], State] | None) -> None:
+    def enter(self, own: Callable[[], ThreadState] | None) -> None:
         """See the function `enter`."""
         hook = self.hook
         swap = hook.swap
@@ -288,11 +296,12 @@ def _works() -> bool:
     """Return whether a thread's draws act on its own state only. All objects are our own."""
     route = _Route(_MT19937(0))
     routed, main, own = route.random_state, _RandomState(1), _RandomState(bits := _MT19937(0))
-    state = State()
+    state = ThreadState()
     state.seed(2)
     numpy_memory.words_of(bits).raw = route.first_words(2)
     routed.seed(1)
-    right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
+    right = [bit_generator_of(own) is bits]
+    right += [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
     route.enter(lambda: state)
     right += [numpy_memory.draws(routed) == numpy_memory.draws(own)]
     right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]

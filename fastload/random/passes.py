@@ -6,12 +6,12 @@ import struct
 from random import Random
 from typing import Any
 
-from fastload.random.numpy_random import State
+from fastload.random.numpy_random import ThreadState
 
 _WORDS = "<625I"  # the state of MT19937, and the position in it
 
 
-def state(python: Random | None, numpy: State | None) -> dict[str, Any]:
+def state(python: Random | None, numpy: ThreadState | None) -> dict[str, Any]:
     """Return the states of the generators that have been drawn from."""
     found: dict[str, Any] = {}
     if python is not None:
@@ -25,7 +25,7 @@ def state(python: Random | None, numpy: State | None) -> dict[str, Any]:
     return found
 
 
-def restore(found: dict[str, Any], python: Random, numpy: State) -> tuple[bool, bool]:
+def restore(found: dict[str, Any], python: Random, numpy: ThreadState) -> tuple[bool, bool]:
     """Set the generators to what `state` returned. Return which of them were drawn from."""
     if own := found.get("python"):
         set_python_state(python, own)

@@ -7,8 +7,7 @@ or on timing. An index that comes twice in an epoch draws other numbers. In the 
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
 - the generators that the worker's own dataset holds are keyed again.
 
-Other threads and the global states are not affected. Code that still draws from a global state cannot be keyed. The
-loader notices it and warns once.
+Other threads and the global states are not affected. If a module cannot be routed, the loader warns once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import torch
 
 from fastload._kit.integers import integer
 from fastload.random import numpy_random, passes, python_random, torch_random
-from fastload.random.global_draws import shared_draws
 from fastload.random.held import Keyed
 from fastload.random.keys import StreamKeys
 
@@ -98,14 +96,14 @@ class Stream:
         self.must_move = held is not None or bool(modules)  # others draw, beside torch
         self.keyed = keyed
         self.seeded = seeded
-        self.noticed: set[str] = set()  # warnings, as ends of "the dataset seems to ..."
+        self.noticed: set[str] = set()  # warnings about the dataset, without its name
         self._key: int | None = None
         self._pass_key: int | None = None
         self._torch = torch.Generator()
         self._torch_fresh = False
         self._rng: np.random.Generator | None = None
         self._python, self._python_fresh = random.Random(0), False
-        self._numpy, self._numpy_fresh = numpy_random.State(), False
+        self._numpy, self._numpy_fresh = numpy_random.ThreadState(), False
 
     def move(self, source: StreamSource | None, at: int | None) -> None:
         """Move to a position, and begin its stream."""
@@ -120,7 +118,7 @@ class Stream:
         """Let the modules draw from one stream from now on, not from one for each sample. A worker process does so too.
 
         Workers of an iterable dataset may seed once, and draw the same numbers to partition the data. `drawn` is what
-        `pass_state` returned in the pass that goes on, or {}.
+        `pass_state` returned in the pass that is continued, or {}.
         """
         self._pass_key = key
         self._python_fresh, self._numpy_fresh = passes.restore(drawn, self._python, self._numpy)
@@ -140,7 +138,7 @@ class Stream:
             self._python_fresh = True
         return self._python
 
-    def numpy(self) -> numpy_random.State:
+    def numpy(self) -> numpy_random.ThreadState:
         """Return the state that NumPy's global functions use here. Between two samples it is the previous sample's."""
         if self.stale and self.source is not None:
             self._refresh()
@@ -252,7 +250,11 @@ def entered(stream: Stream) -> Iterator[None]:
     torch_random.install(_seeded)
     for name, module in {**MODULES, "torch": torch_random}.items():
         if reason := module.unusable():
-            stream.noticed.add(shared_draws(f"{OWNERS[name]} global random state ({reason})"))
+            stream.noticed.add(
+                f"may draw from {OWNERS[name]} global random state, which this installation cannot patch per thread: "
+                f"{reason}. Such draws are not reproducible. Use fastload.sample_generator() (torch) or "
+                "fastload.sample_rng() (NumPy, and instead of Python's random)."
+            )
     before = current_stream()
     try:
         try:

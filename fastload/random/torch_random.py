@@ -29,39 +29,34 @@ from fastload._kit.torch_private import (
     takes_generator,
 )
 
-
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-IN_PLACE = _names("""
+IN_PLACE = """
 bernoulli_.Tensor bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ random_.from random_.to
 uniform_
-""")
+"""
 """Torch's operators that draw into their first argument on the CPU: those that take a generator and have a kernel."""
 
-OTHERS = _names("""
+OTHERS = """
 _sample_dirichlet _standard_gamma bernoulli.out binomial multinomial multinomial.out normal.Tensor_Tensor
 normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out poisson
 randperm.generator_out rrelu_with_noise rrelu_with_noise.out rrelu_with_noise_
-""")
+"""
 """Torch's operators that draw in another way."""
 
-FACTORIES = _names("""
+FACTORIES = """
 rand rand.generator rand.out randn randn.generator randint randint.generator randint.generator_out randint.low
 randint.low_generator randint.low_generator_out randint.low_out randint.out randperm randperm.generator randperm.out
-""")
+"""
 """Torch's operators that create a tensor, or fill `out`, by one of the above.
 
 A `TorchDispatchMode`, or a tensor class with `__torch_dispatch__`, sees operators without our key. So a call must have
 its generator before it gets there. That is why these operators, and the next ones, have kernels too.
 """
 
-COMPOSED = _names("""
+COMPOSED = """
 bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal normal.float_float normal.float_float_out
 normal_functional rand_like randn_like randint_like randint_like.Tensor randint_like.low_dtype random random.from
 random.to rrelu_with_noise_functional uniform
-""")
+"""
 """Operators that create a tensor from another by one of the above, and those that replace them in a traced graph."""
 
 Own = Callable[[], torch.Generator | None]
@@ -119,7 +114,7 @@ def enter(own: Own | None) -> None:
 def kernels() -> dict[str, Callable[..., Any]]:
     """Return a kernel for each of the operators above that this version of torch has, by name."""
     draws = {}
-    for name in (*IN_PLACE, *OTHERS, *FACTORIES, *COMPOSED):
+    for name in f"{IN_PLACE} {OTHERS} {FACTORIES} {COMPOSED}".split():
         operator, base = overload(name), name.partition(".")[0]
         if operator is not None and takes_generator(operator):
             draws[name] = _drawn(operator)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from fastload.random.numpy_random import bit_generator_of
 from fastload.safety.modules import is_importable, is_users_module
 from fastload.safety.objects import (
     GENERATORS,
@@ -295,8 +296,7 @@ class Generator(Instance):
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
         yield from super().parts(x)
-        if isinstance(x, np.random.Generator | np.random.RandomState):
-            bits: Any = x._bit_generator  # type: ignore[union-attr]
+        if (bits := bit_generator_of(x)) is not x:
             yield "" if type(x) in GENERATORS else ".bit_generator", bits
 
     def copy(self, x: Any, copier: Copier) -> Any:
@@ -310,7 +310,7 @@ class Generator(Instance):
         if base is random.Random:
             base.setstate(y, base.getstate(x))
         else:
-            base.__init__(y, copier.copy(x._bit_generator))
+            base.__init__(y, copier.copy(bit_generator_of(x)))
         if base is np.random.RandomState:
             base.set_state(y, base.get_state(x, legacy=False))
         return self._filled(y, x, copier)

@@ -124,11 +124,10 @@ def per_worker(kind: type) -> tuple[str, ...] | None:
 
 def is_global_generator(x: Any) -> bool:
     """Return whether Python's, NumPy's or torch's global functions draw from `x`, or from what `x` draws from."""
-    if isinstance(x, np.random.Generator):
-        x = x.bit_generator
     numpys: Any = np.random
-    numpys_own = numpys.mtrand._rand, numpys.get_bit_generator(), *numpy_random.GLOBAL
-    return any(x is each for each in (python_random.GLOBAL, torch.default_generator, *numpys_own))
+    numpys_own = numpys.get_bit_generator(), *numpy_random.GLOBAL
+    bits = numpy_random.bit_generator_of(x)
+    return any(bits is g for g in (python_random.GLOBAL, torch.default_generator, *numpys_own))
 
 
 HEAP = 1 << 9

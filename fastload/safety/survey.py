@@ -22,6 +22,7 @@ from fastload.random import torch_random
 from fastload.random.streams import MODULES, OWNERS, chosen_modules
 from fastload.safety.copies import make_copies
 from fastload.safety.graph import Graph, Named
+from fastload.safety.kinds import EXACT
 from fastload.safety.memory import IN_SHARED_MEMORY
 from fastload.safety.objects import UNCOPIED, own_dict
 from fastload.safety.plain import Finding
@@ -138,7 +139,7 @@ class Survey:
         return WorkerCopies(dataset, collate_fn, init_fn, generators)
 
     def hears_messages(self) -> bool:
-        """Return whether code outside of the workers can tell samples something while workers own their copies.
+        """Return whether other code can change what samples are while workers own their copies.
 
         The dataset then holds a shared tensor, an object of multiprocessing, one without a copy, or `set_epoch()`.
         """
@@ -182,7 +183,7 @@ def _brings_messages(x: Any) -> bool:
         return (
             (isinstance(x, torch.Tensor) and is_shared(x))
             or hasattr(kind, "set_epoch")
-            or issubclass(kind, UNCOPIED)
+            or (issubclass(kind, UNCOPIED) and kind not in EXACT)  # a partial is copied
             or any(base.__module__.partition(".")[0] == "multiprocessing" for base in kind.__mro__)
         )
     except Exception:  # a sparse tensor has no storage, and a metaclass may raise

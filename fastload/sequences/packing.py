@@ -76,27 +76,27 @@ def _longest_first(
     return keys, np.diff(firsts, append=n)
 
 
-class _Rooms:
-    """Rows by the room that they have left. A row without room is forgotten."""
+class _Bins:
+    """Rows as bins, indexed by their remaining capacity. Full bins are dropped."""
 
     def __init__(self, capacity: int) -> None:
         self._rows: list[list[NDArray[np.uint32]]] = [[] for _ in range(capacity + 1)]
-        self._present = 0  # bit `r` is set if a row has room `r`
+        self._present = 0  # bit `r` is set if a row has `r` left
 
     def smallest(self, length: int) -> int:
-        """Return the smallest room of a row that is at least `length`, or 0."""
+        """Return the least remaining capacity of a row that is at least `length`, or 0."""
         fitting = self._present >> length
         return length + (fitting & -fitting).bit_length() - 1 if fitting else 0
 
-    def put(self, rows: NDArray[np.uint32], room: int) -> None:
-        """Add rows that have this room."""
-        if room:
-            self._rows[room].append(rows)
-            self._present |= 1 << room
+    def put(self, rows: NDArray[np.uint32], left: int) -> None:
+        """Add rows that have this remaining capacity."""
+        if left:
+            self._rows[left].append(rows)
+            self._present |= 1 << left
 
-    def take(self, room: int, most: int) -> NDArray[np.uint32]:
-        """Remove rows that have this room, at most `most` of them, and return them."""
-        rows, taken = self._rows[room], []
+    def take(self, left: int, most: int) -> NDArray[np.uint32]:
+        """Remove rows that have this remaining capacity, at most `most` of them, and return them."""
+        rows, taken = self._rows[left], []
         while rows and most:
             some = rows.pop()
             if len(some) > most:
@@ -104,7 +104,7 @@ class _Rooms:
             taken.append(some[:most])
             most -= len(taken[-1])
         if not rows:
-            self._present ^= 1 << room
+            self._present ^= 1 << left
         return np.concatenate(taken)
 
 
@@ -116,15 +116,15 @@ def _steps(
     Args:
         counts: pairs of a length and of the number of items that have it, the largest length first.
     """
-    rooms, opened = _Rooms(capacity), 0
+    bins, opened = _Bins(capacity), 0
     for length, left in counts:
         while left:
-            room = rooms.smallest(length)
+            room = bins.smallest(length)
             # A row that has taken one item is still the fullest that has room.
             each = (room or capacity) // length
             needed = -(-left // each)
             if room:
-                rows = rooms.take(room, needed)
+                rows = bins.take(room, needed)
             else:
                 room = capacity
                 rows = np.arange(opened, opened + needed, dtype=np.uint32)
@@ -133,6 +133,6 @@ def _steps(
             full, rest = divmod(count, each)
             for some, taken in ((rows[:full], each), (rows[full:], rest)):
                 if len(some):
-                    rooms.put(some, room - taken * length)
+                    bins.put(some, room - taken * length)
                     yield some, taken
             left -= count

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload._kit.hashing import MASK
+from fastload._kit.hashing import GOLDEN, MASK
 
 Weights = Mapping[str, float]
 Schedule = Weights | Mapping[int, Weights] | Callable[[int], Weights]
 Counts = NDArray[np.int64]  # [sources]
 
-_GOLDEN = 0x9E37_79B9_7F4A_7C15  # 2**64 / the golden ratio: the fractions of its multiples lie evenly, however many
 _STRIDE = 1 << 18  # samples between the points that are stored
 
 
@@ -186,8 +185,8 @@ class Shares:
         rows = int(none[0]) if len(none) else len(ends)
         ends, number = ends[:rows] / total[:rows], np.arange(rows)
         # Fractions of 32 bits: their sum with an integer is exact, so no sample is lost to rounding.
-        begin = np.uint64((step * _GOLDEN + self._key) & MASK)
-        words = begin + number.astype(np.uint64) * np.uint64(_GOLDEN)
+        begin = np.uint64((step * GOLDEN + self._key) & MASK)
+        words = begin + number.astype(np.uint64) * np.uint64(GOLDEN)
         offset = (words >> np.uint64(32)) / 2.0**32
         bounds = np.floor(self.batch * ends + offset[:, None]).astype(np.int64)
         return np.diff(bounds, axis=1, prepend=0)

@@ -55,18 +55,19 @@ def make_plan(
     """
     n = len(lengths)
     layout = _Layout(lengths, buckets, key, pool)
-    order, starts = np.empty(n, index_dtype(n)), [np.zeros(0, index_dtype(n))]
+    dtype: Any = np.uint32 if n < 1 << 32 else np.int64
+    order, starts = np.empty(n, dtype), [np.zeros(0, dtype)]
     cost = done = 0
     for begin in range(0, 1 << layout.bits if n else 0, layout.at_once):
         words = layout.sorted_words(begin)
         found = _starts(layout, words, min(budget, layout.top * n), max_samples or n)
         sizes = np.diff(found, append=len(words))
         cost += int((sizes * layout.lengths(words[found])).sum())
-        starts.append((found + done).astype(order.dtype))
+        starts.append((found + done).astype(dtype))
         layout.put_indices(words, order[done : done + len(words)])
         done += len(words)
     useful = int(lengths.sum(dtype=np.uint64))
-    ends = np.array([n], order.dtype)
+    ends = np.array([n], dtype)
     return TokenPlan(order, np.concatenate([*starts, ends]), useful, cost)
 
 
@@ -199,8 +200,3 @@ def _starts(layout: _Layout, words: _Words, budget: int, max_samples: int) -> ND
 
 def _ones(bits: int | np.uint64) -> np.uint64:
     return np.uint64((1 << int(bits)) - 1)
-
-
-def index_dtype(samples: int) -> Any:
-    """Return the dtype of a plan's indices."""
-    return np.uint32 if samples < 1 << 32 else np.int64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from tokenize import TokenError
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from fastload._kit.disk import open_file, preadv
+from fastload._kit.disk import Descriptor, identity, open_file, preadv
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
 from fastload.rows import Run
@@ -137,7 +137,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             raise IndexError(f"window {index} of {self!r}: expected 0 to {len(self) - 1}")
         sample = self.empty_sample()
         rows = {name: leaf.numpy()[None] for name, leaf in sample.items()}
-        self._put(self._read(index), rows, 0)
+        self._fill(index, rows, 0)
         self._mark(rows)
         return sample
 
@@ -160,14 +160,11 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         missing = []
         for k, index in enumerate(windows.tolist()):
             try:
-                self._put(self._read(index), rows, k)
+                self._fill(index, rows, k)
             except (SequenceError, OSError):
                 missing.append(k)  # `__getitem__` raises it again, in its place
         self._mark(rows)
         return missing
-
-    def _put(self, ids: NDArray[Any], rows: Mapping[str, NDArray[Any]], k: int) -> None:
-        rows["tokens"][k], rows["targets"][k] = ids[:-1], ids[1:]
 
     def _mark(self, rows: Mapping[str, NDArray[Any]]) -> None:
         """Write what says where documents begin, from the tokens of windows."""
@@ -186,8 +183,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         part = bisect_right(self._ends, index)
         return part, (index - (self._ends[part - 1] if part else 0)) * self.length
 
-    def _read(self, index: int) -> NDArray[Any]:
-        """Return the tokens of a window, and the one that follows them."""
+    def _fill(self, index: int, rows: Mapping[str, NDArray[Any]], k: int) -> None:
+        """Write the tokens of a window, and those that follow them, into row `k`."""
         number, first = self._place(index)
         part, place = self._parts[number], number % len(self._open)
         file = self._open[place]
@@ -195,7 +192,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             self._open[place] = file = _OpenFile(part)
         size = part.dtype.itemsize
         found = file.read((self.length + 1) * size, part.offset + first * size)
-        return np.frombuffer(found, part.dtype)
+        ids = np.frombuffer(found, part.dtype)
+        rows["tokens"][k], rows["targets"][k] = ids[:-1], ids[1:]
 
 
 def check_rows(sources: Mapping[str, Any]) -> None:
@@ -228,24 +226,20 @@ class _Part(NamedTuple):
     tokens: int
 
 
-class _OpenFile:
-    """An open file of tokens. It closes with the last reference to it."""
+class _OpenFile(Descriptor):
+    """An open file of tokens."""
 
     def __init__(self, part: _Part) -> None:
         self.part = part
-        self._fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if _identity(os.fstat(self._fd)) != part.identity:
+        super().__init__(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        if identity(self.fd) != part.identity:
             raise self._changed()
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "_fd"):
-            close(self._fd)  # not `os.close`: `os` may be empty at interpreter exit
 
     def read(self, size: int, begin: int) -> bytearray:
         """Return the bytes of the file from `begin` on."""
         found = bytearray(size)
         try:
-            if preadv(self._fd, memoryview(found), begin) < size:
+            if preadv(self.fd, memoryview(found), begin) < size:
                 raise self._changed()
         except OSError as error:
             error.filename = self.part.path  # unlike open(), a read does not name it
@@ -253,22 +247,18 @@ class _OpenFile:
         return found
 
     def _changed(self) -> SequenceError:
-        now = os.fstat(self._fd).st_size
+        now = os.fstat(self.fd).st_size
         return SequenceError(
             f"{self.part.path}: the file was cut off, replaced or changed since the dataset was created. The file has "
             f"{now:,} bytes now, and had {self.part.identity[2]:,} then. Create the dataset again"
         )
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _part(path: str, dtype: Any) -> _Part:
     """Return a file of tokens, which must be of whole tokens."""
     offset, kind, count = 0, None if dtype is None else _integers(path, dtype), 0
     with open_file(path) as file:
-        identity = _identity(os.fstat(file.fileno()))
+        found = identity(file.fileno())
         if path.endswith(".npy"):
             try:
                 old = npy.read_magic(file) == (1, 0)
@@ -283,13 +273,13 @@ def _part(path: str, dtype: Any) -> _Part:
             offset, kind = file.tell(), _integers(path, stored)
     if kind is None:
         raise ValueError(f'{path}: expected the dtype of its tokens: pass dtype, such as "uint16"')
-    size = identity[2] - offset
+    size = found[2] - offset
     if not size or size % kind.itemsize or (count or size // kind.itemsize) * kind.itemsize != size:
         expected = f"{count:,} tokens" if count else "tokens"
         raise SequenceError(
             f"{path}: expected {expected} of {kind.itemsize} bytes each ({kind}), found {size:,} bytes"
         )
-    return _Part(path, identity, kind, offset, size // kind.itemsize)
+    return _Part(path, found, kind, offset, size // kind.itemsize)
 
 
 def _integers(path: str, dtype: Any) -> np.dtype[Any]:

@@ -19,8 +19,8 @@ from fastload._kit.cores import usable_cores
 from fastload._kit.evaluating import evaluating
 from fastload._kit.nested import map_tensors
 from fastload.errors import PredictError
-from fastload.stream.batch import Batch
-from fastload.stream.batches import Batches
+from fastload.stream.batch import MessageBatch
+from fastload.stream.batches import MessageBatches
 from fastload.stream.message import Message, Plain, Poison, Sink, Source
 
 OnFailed = Callable[[Message, Exception], None]
@@ -80,7 +80,7 @@ def predict(
     """
     if num_workers is None:
         num_workers = 1 if decode is None else usable_cores()
-    batches = Batches(
+    batches = MessageBatches(
         source if isinstance(source, Source) else Plain(source),
         decode or _itself,
         collate_fn or default_collate,
@@ -116,7 +116,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     def __init__(
         self,
         model: Callable[[Any], Any],
-        batches: Batches,
+        batches: MessageBatches,
         device: torch.device | str | None,
         on_failed: OnFailed | None,
     ) -> None:
@@ -195,7 +195,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
                 "the answers of a stream can be read only once. Call predict() again for another stream"
             )
 
-    def _answers_of(self, batch: Batch, device: torch.device) -> Iterator[_Answered]:
+    def _answers_of(self, batch: MessageBatch, device: torch.device) -> Iterator[_Answered]:
         messages, failures, error = batch.messages, batch.failures, batch.error
         good = [k for k in range(len(messages)) if k not in failures]
         rows: dict[int, Any] = {}

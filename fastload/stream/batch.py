@@ -11,8 +11,8 @@ from fastload.stream.message import Message
 _KEYS = StreamKeys(0, 0)
 
 
-class Batch:
-    """A batch of messages. The lock of `Batches` owns it until it is made, except samples and failures.
+class MessageBatch:
+    """A batch of messages. The lock of `MessageBatches` owns it until it is made, except samples and failures.
 
     A position of these belongs to the worker that decodes it. Later all belong to the thread that collates, and to the
     loop once the batch is made.

@@ -6,9 +6,9 @@ The reader closes a batch that is full. The loop closes one whose deadline has p
 becomes fuller while the loop is busy with the one before it. A worker collates it. Without workers, the loop decodes
 and collates.
 
-The threads hold `Batches`, and never the generator that the user holds. So a generator that the user drops is
-collected, and its finalizer calls `Batches.end`. That sets flags, wakes threads and never waits: it may run in any
-thread, also in the middle of a section under the lock. The lock is re-entrant for this. The threads are daemons,
+The threads hold `MessageBatches`, and never the generator that the user holds. So a generator that the user drops is
+collected, and its finalizer calls `MessageBatches.end`. That sets flags, wakes threads and never waits: it may run in
+any thread, also in the middle of a section under the lock. The lock is re-entrant for this. The threads are daemons,
 because a source that waits for ever must not keep the process alive.
 """
 
@@ -39,11 +39,11 @@ from fastload._kit.torch_private import (
 )
 from fastload._kit.user_errors import annotate, contained
 from fastload.engine import threads, waiting
-from fastload.errors import SharedStateWarning, WorkerCrashError
+from fastload.errors import SharedStateWarning, StreamError, WorkerCrashError
 from fastload.random.streams import Streams, chosen_modules, entered, routable
 from fastload.reading.modes import Modes
 from fastload.safety import Survey, WorkerCopies
-from fastload.stream.batch import Batch
+from fastload.stream.batch import MessageBatch
 from fastload.stream.message import Message, Poison, Source
 
 AHEAD = 2
@@ -60,7 +60,7 @@ class _Decoding:
         self.decode = decode
 
 
-class Batches(Iterator[Batch]):
+class MessageBatches(Iterator[MessageBatch]):
     """The batches of a source, in its order. `start` starts the threads, and one thread iterates, once.
 
     Args:
@@ -95,10 +95,12 @@ class Batches(Iterator[Batch]):
         self._decode, self.collate_fn = decode, collate_fn
         self._batch_size, self._max_wait_s = batch_size, max_wait_ms / 1e3
         self._num_workers = num_workers
-        self._process = os.getpid()  # a fork has no thread of these, and one may have held the lock
+        self._process = os.getpid()  # whose threads they are
         # Owns the attributes from here to the fault. Each thread holds it for a few instructions.
         self._lock = threading.RLock()
-        self._line: deque[Batch] = deque()  # read, and not yet given. Only the last may be open
+        self._line: deque[MessageBatch] = (
+            deque()
+        )  # read, and not yet given. Only the last may be open
         self._ahead = 0  # messages in the line
         self._read_all = False
         self._closed = False
@@ -107,7 +109,7 @@ class Batches(Iterator[Batch]):
         # The loop and the reader wait here, and each worker for its next job: the position of a message in a batch,
         # None to collate the batch, or no batch at the end.
         self._changes = waiting.Changes(self._lock)
-        self._jobs: SimpleQueue[tuple[Batch, int | None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[MessageBatch, int | None] | None] = SimpleQueue()
 
     # ---- the loop ----
 
@@ -119,6 +121,7 @@ class Batches(Iterator[Batch]):
 
         Raise DatasetCopyError if `decode` or `collate_fn` can neither be copied nor shared.
         """
+        self._process = os.getpid()
         show_worker_info_in_threads()
         index = torch.accelerator.current_device_index() if device.type != "cpu" else None
         set_up: SimpleQueue[None] = SimpleQueue()
@@ -156,7 +159,7 @@ class Batches(Iterator[Batch]):
             thread.start()
         self.threads.append(thread)
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> MessageBatch:
         began = perf_counter()
         self._wait(lambda: bool(self._line) or self._read_all)
         self.idle_s += perf_counter() - began
@@ -184,7 +187,14 @@ class Batches(Iterator[Batch]):
         return batch
 
     def _wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait. Raise StopIteration if the stream was closed, or WorkerCrashError after a fault."""
+        """Wait. Raise StopIteration if the stream was closed, WorkerCrashError after a fault, StreamError in a fork."""
+        if (
+            os.getpid() != self._process
+        ):  # none of the threads is here, and one may have held the lock
+            raise StreamError(
+                f"the stream belongs to process {self._process}, and this process is a fork of it. Call predict() "
+                "here, with a source of its own"
+            )
         self._changes.wait(until, seconds)
         if self._fault is not None:
             message = "a fault of fastload ended a thread of the stream"
@@ -233,7 +243,7 @@ class Batches(Iterator[Batch]):
         """Add a message to the open batch, and let a worker decode it."""
         with self._lock:
             if not self._line or self._line[-1].closed:
-                self._line.append(Batch(number))
+                self._line.append(MessageBatch(number))
             batch = self._line[-1]
             k = len(batch.messages)
             batch.messages.append(message)
@@ -272,7 +282,7 @@ class Batches(Iterator[Batch]):
                 del job, batch  # not kept while waiting
 
     def _decode_at(
-        self, batch: Batch, k: int, decode: Callable[[Any], Any], where: str = ""
+        self, batch: MessageBatch, k: int, decode: Callable[[Any], Any], where: str = ""
     ) -> None:
         """Put the sample of a message, or the error of decoding it, at its position."""
         key, value, _ = batch.messages[k]
@@ -286,7 +296,7 @@ class Batches(Iterator[Batch]):
             annotate(error, f"message {key!r}{where}; stage: decode")
             batch.failures[k] = error
 
-    def _collate(self, batch: Batch, collate_fn: Callable[[list[Any]], Any]) -> None:
+    def _collate(self, batch: MessageBatch, collate_fn: Callable[[list[Any]], Any]) -> None:
         """Make a batch whose messages are decoded, and wake the loop."""
         # `collate_fn` may take items out of its samples, and a batch that fails is answered sample by sample.
         samples = [_own_container(batch.samples[k]) for k in sorted(batch.samples)]
@@ -319,6 +329,8 @@ class Batches(Iterator[Batch]):
 
     def close(self) -> None:
         """End the threads, and close the source. Wait at most five seconds for calls in progress."""
+        if os.getpid() != self._process:  # the source is the other process's
+            return
         try:
             self.end()
         finally:
@@ -338,7 +350,7 @@ def _outcome(function: Callable[[Any], Any], value: Any) -> tuple[Any, Exception
         return None, contained(exc)
 
 
-_running: weakref.WeakSet[Batches] = weakref.WeakSet()
+_running: weakref.WeakSet[MessageBatches] = weakref.WeakSet()
 
 
 @atexit.register

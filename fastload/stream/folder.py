@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
+from fastload._kit.disk import identity
 from fastload.errors import needs
 from fastload.stream.message import Message, Poison
 
@@ -53,7 +54,7 @@ class Folder:
         # It has no limit, because names are small and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
         # The state of each unacknowledged file when it was read.
-        self._given: dict[str, tuple[int, int, int]] = {}
+        self._given: dict[str, tuple[int, ...]] = {}
         self._stopped = False
         self._observer = InotifyObserver(generate_full_events=True)
         complete = [FileClosedEvent, FileMovedEvent]
@@ -122,10 +123,8 @@ class _Names(Handler):
         self._names.put(os.path.basename(os.fsdecode(event.dest_path)))  # "": moved away
 
 
-def _as_it_is(path: Path) -> tuple[int, int, int] | None:
+def _as_it_is(path: Path) -> tuple[int, ...] | None:
     """Return values that change if the file changes, or None if it does not exist."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    with suppress(FileNotFoundError):
+        return identity(path)
+    return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from fastload._kit.disk import write_all
+from fastload._kit.disk import Descriptor, write_all
 from fastload.errors import StreamError
 from fastload.stream.message import Message, Poison, to_json
 
@@ -52,11 +52,9 @@ class JSONLines:
         self._stopped = False
         descriptor = _duplicate(sys.stdin) if file is None else os.open(file, os.O_RDONLY)
         self._is_pipe = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        file_and_wake = Descriptor(descriptor), Descriptor(os.eventfd(0))
         # The file, and what is readable after a call of `stop`. None: closed.
-        self._opened: tuple[_Descriptor, _Descriptor] | None = (
-            _Descriptor(descriptor),
-            _Descriptor(os.eventfd(0)),
-        )
+        self._opened: tuple[Descriptor, Descriptor] | None = file_and_wake
 
     def __iter__(self) -> Iterator[Message]:
         for number, line in enumerate(self._lines(), start=1):
@@ -102,11 +100,11 @@ class JSONLines:
             return b""
         file, wake = opened
         both = select.poll()
-        both.register(file.number, select.POLLIN)
-        both.register(wake.number, select.POLLIN)
+        both.register(file.fd, select.POLLIN)
+        both.register(wake.fd, select.POLLIN)
         ready = {descriptor for descriptor, _ in both.poll()}
         size = min(_CHUNK, max(_AHEAD, held)) if self._is_pipe else _CHUNK
-        return b"" if wake.number in ready else os.read(file.number, size)
+        return b"" if wake.fd in ready else os.read(file.fd, size)
 
     def _rest_of_line(self) -> bytes:
         """Return the rest of a line that was partly read before `stop`. The next line stays in the pipe."""
@@ -115,9 +113,9 @@ class JSONLines:
             return b""
         file, _ = opened
         ready = select.poll()
-        ready.register(file.number, select.POLLIN)
+        ready.register(file.fd, select.POLLIN)
         while ready.poll(_REST_MS):
-            byte = os.read(file.number, 1)
+            byte = os.read(file.fd, 1)
             if byte in (b"", b"\n"):
                 break
             rest += byte
@@ -135,21 +133,11 @@ class JSONLines:
         self._stopped = True
         if (opened := self._opened) is not None:
             _, wake = opened
-            os.eventfd_write(wake.number, 1)
+            os.eventfd_write(wake.fd, 1)
 
     def close(self) -> None:
         """Close the file. Standard input stays open."""
         self._opened = None
-
-
-class _Descriptor:
-    """A descriptor that is closed once no thread refers to it: so none uses its number when another file has that."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __del__(self) -> None:
-        os.close(self.number)
 
 
 def _duplicate(file: TextIO) -> int:

@@ -56,7 +56,7 @@ def test_the_system_chooses_the_port() -> None:
 
 def test_the_address_for_other_nodes_is_not_the_loopback() -> None:
     try:
-        address = own_address(single_node=False)
+        address = own_address()
     except RendezvousError as error:
         assert "has only the address 127.0.0.1" in str(error)  # a machine without a network
         return
@@ -67,10 +67,10 @@ def test_the_address_for_other_nodes_is_not_the_loopback() -> None:
 
 def test_a_named_interface_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert own_address(single_node=False) == "127.0.0.1"
+    assert own_address() == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no0")
     with pytest.raises(RendezvousError, match="GLOO_SOCKET_IFNAME=no0 is not an interface"):
-        own_address(single_node=False)
+        own_address()
 
 
 def test_ranks_of_a_launch_meet_by_its_variables_and_refuse_the_store_of_another() -> None:

@@ -28,11 +28,7 @@ SECTION = r"^{}:\n((?:    .*\n|\n(?=    ))*)"
 CODE = re.compile(r"``?[^`]+``?|^Examples:\n.*", re.M | re.S)
 RUN_ELSEWHERE = {"fastload.compat"}
 """Names of other libraries: `tests/compat` runs the programs that call them."""
-NO_EXAMPLE = {
-    "fastload.distributed.Detected": "`detect_rank` returns it",
-    "fastload.distributed.Rank": "`detect_rank` returns it",
-    "fastload.distributed.WindowDataset": "needs ranks of MPI",
-}
+NO_EXAMPLE = {"fastload.distributed.WindowDataset": "needs ranks of MPI"}
 
 
 def public() -> Iterator[tuple[str, Any]]:

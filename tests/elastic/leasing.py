@@ -35,7 +35,7 @@ def samples(batches: Iterable[torch.Tensor]) -> list[int]:
 
 
 def watch_of(leases: Leases) -> Watch:
-    return leases._join().watch
+    return leases._join()
 
 
 def lease_threads() -> list[str]:

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from fastload.distributed import FolderStore
 from fastload.elastic import Leases
-from fastload.elastic.protocol import Shard
+from fastload.elastic.protocol import ShardRecord
 from fastload.elastic.stores import Connection
 
 SHARDS, STEP_S, LEASE_S, WORKERS = 60, 0.02, 2.0, 3
@@ -92,7 +92,7 @@ def test_no_shard_is_lost_or_acknowledged_twice(
     connection = Connection(PrefixStore("fastload/leases", connect(where)))
     shards = [(epoch, shard) for epoch in epochs for shard in range(SHARDS)]
     states = connection.read_all([f"{epoch}/{shard}" for epoch, shard in shards])
-    assert all(Shard.parse(state).status == "done" for state in states)
+    assert all(ShardRecord.parse(state).status == "done" for state in states)
     assert {*trained(log)} == {*shards}
     counters = [connection.add(f"{epoch}/done", 0) for epoch in epochs]
     assert all(each <= SHARDS for each in counters), "a shard was acknowledged twice"

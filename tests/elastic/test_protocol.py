@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fastload.elastic.protocol import Shard
+from fastload.elastic.protocol import ShardRecord
 
 WORKERS = st.integers(1, 3)
 SHARDS = st.integers(0, 3)
@@ -24,7 +24,7 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.store = dict.fromkeys(range(4), "")
         self.read: dict[tuple[int, int], str] = {}  # what a worker saw before it acts
-        self.held: dict[tuple[int, int], Shard] = {}
+        self.held: dict[tuple[int, int], ShardRecord] = {}
         self.suspects: set[tuple[int, int]] = set()  # (worker, the one that it takes for dead)
         self.acknowledged: list[int] = []
 
@@ -41,7 +41,7 @@ class Model(RuleBasedStateMachine):
     @rule(worker=WORKERS, shard=SHARDS)
     def leases(self, worker: int, shard: int) -> None:
         text = self.read.get((worker, shard), "")
-        wanted = Shard.parse(text).leased_by(
+        wanted = ShardRecord.parse(text).leased_by(
             worker, lambda other: (worker, other) in self.suspects, max_tries=MAX_TRIES
         )
         if wanted is not None and self.compare_set(shard, text, str(wanted)):
@@ -77,20 +77,20 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def what_is_done_was_acknowledged(self) -> None:
-        done = {k for k, text in self.store.items() if Shard.parse(text).status == "done"}
+        done = {k for k, text in self.store.items() if ShardRecord.parse(text).status == "done"}
         assert done == set(self.acknowledged)
 
     @invariant()
     def a_failed_shard_had_all_its_tries(self) -> None:
         for text in self.store.values():
-            found = Shard.parse(text)
+            found = ShardRecord.parse(text)
             assert 0 <= found.tries <= MAX_TRIES
             assert found.status != "failed" or found.tries == MAX_TRIES
 
     def teardown(self) -> None:
         """Any worker that suspects all others can end the epoch."""
         for text in self.store.values():
-            found = Shard.parse(text)
+            found = ShardRecord.parse(text)
             wanted = found.leased_by(9, lambda _: True, max_tries=MAX_TRIES)
             assert (wanted is None) == (found.status in ("done", "failed"))
 
@@ -100,34 +100,34 @@ TestModel.settings = settings(stateful_step_count=60)
 
 
 def test_texts_are_read_back() -> None:
-    assert str(Shard()) == ""
-    assert Shard.parse("") == Shard()
-    found = Shard("leased", 3, 2, 128)
-    assert Shard.parse(str(found)) == found
+    assert str(ShardRecord()) == ""
+    assert ShardRecord.parse("") == ShardRecord()
+    found = ShardRecord("leased", 3, 2, 128)
+    assert ShardRecord.parse(str(found)) == found
 
 
 @pytest.mark.parametrize("status", ["done", "failed"])
 def test_nothing_leaves_an_end(status: str) -> None:
-    found = Shard(status, 1, 1)  # type: ignore[arg-type]
+    found = ShardRecord(status, 1, 1)  # type: ignore[arg-type]
     assert found.leased_by(2, lambda _: True, max_tries=9) is None
 
 
 def test_a_lease_of_a_worker_that_lives_is_left_alone() -> None:
-    found = Shard("leased", 1, 1)
+    found = ShardRecord("leased", 1, 1)
     assert found.leased_by(2, lambda _: False, max_tries=3) is None
     taken = found.leased_by(2, lambda _: True, max_tries=3)
-    assert taken == Shard("leased", 2, 2)
+    assert taken == ShardRecord("leased", 2, 2)
 
 
 def test_rows_that_were_trained_before_a_checkpoint_stay_so_in_other_hands() -> None:
-    taken = Shard(begin=128).leased_by(1, lambda _: False, max_tries=3)
+    taken = ShardRecord(begin=128).leased_by(1, lambda _: False, max_tries=3)
     assert taken is not None
     assert taken.begin == 128
     assert taken.given_back(failed=True).begin == 128
 
 
 def test_a_lease_that_was_given_back_in_good_order_is_no_try() -> None:
-    taken = Shard().leased_by(1, lambda _: False, max_tries=1)
+    taken = ShardRecord().leased_by(1, lambda _: False, max_tries=1)
     assert taken is not None
     again = taken.given_back(failed=False).leased_by(2, lambda _: False, max_tries=1)
     assert again is not None

@@ -111,6 +111,7 @@ def test_an_interrupted_run_drops_what_has_not_begun_and_waits_for_the_rest(
         return wait(*arguments)
 
     monkeypatch.setattr(runner, "wait", interrupted)
+    monkeypatch.setattr(runner, "GRACE_S", 0.0)
     with ThreadPoolExecutor(1) as executor, pytest.raises(KeyboardInterrupt):
         run(graph, executor=executor)
     assert (tmp_path / "notes").read_text() == "a\n"

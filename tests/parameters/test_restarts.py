@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from fastload.distributed import FolderStore
 from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server, connect
-from fastload.parameters.transport import RESUME, Answer, ServerGoneError
+from fastload.parameters.transport import RESUME, Answer, ServerGoneError, publish
 from tests.children import Python
 from tests.distributed.launching import warm_environment
 from tests.parameters.running import WAIT_S, connected, forking, servers
@@ -88,6 +89,17 @@ def test_a_client_waits_for_servers_that_do_not_listen_yet() -> None:
     stubs[1].is_there, stubs[1].comes_after = False, -1
     with pytest.raises(ParametersError, match=ENDED):
         PSClient(stubs, patience_s=0).pull_variable()
+
+
+def test_a_store_that_has_lost_an_address_is_named(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path, timedelta(0))
+    publish(store, 0, 1, "grpc://127.0.0.1:1")
+    [stub] = connect(store)
+    store.delete_key("fastload/parameters/0")
+    with pytest.raises(
+        ParametersError, match="the store has no address of server 0: .* has no key"
+    ):
+        stub.start("hello", {})
 
 
 def test_a_restarted_server_is_noticed(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ import fastload
 from fastload import sample_rng
 from fastload.processes.packing import packed_indices
 from fastload.processes.segments import Segment
-from fastload.random.global_draws import global_states
+from fastload.random.global_states import global_states
 from tests.conftest import open_descriptors
 from tests.fakes import Numbers, fastload_threads
 from tests.processes.holding import processes

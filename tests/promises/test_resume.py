@@ -1011,6 +1011,18 @@ def test_a_state_that_was_edited_anywhere_is_refused_and_changes_nothing(kind: s
     assert count > 100
 
 
+def test_a_state_of_before_a_field_was_added_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = one_rank()
+    next(iter(loader))
+    older = loader.state_dict()
+    del older["run"]
+    with pytest.raises(StateError, match="run: the state has no such field"):
+        one_rank().load_state_dict(older)
+    monkeypatch.setitem(fastload.order.state.LATER, "run", None)
+    loader.load_state_dict(older)
+    assert loader.state_dict()["run"] is None
+
+
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [

@@ -32,7 +32,7 @@ from numpy.random import set_state as early_set_state
 from numpy.random import shuffle as early_shuffle
 
 from fastload.random import numpy_memory, numpy_random
-from fastload.random.numpy_random import State
+from fastload.random.numpy_random import ThreadState
 from tests.fakes import hasty
 from tests.random.forks import in_child
 
@@ -55,7 +55,7 @@ def _main_state() -> Iterator[None]:
 
 
 @contextmanager
-def entered(state: State) -> Iterator[None]:
+def entered(state: ThreadState) -> Iterator[None]:
     numpy_random.enter(lambda: state)
     try:
         yield
@@ -67,7 +67,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
     """Return what `function` returns in a thread that has a state of its own."""
 
     def call() -> Any:
-        with entered(State()):
+        with entered(ThreadState()):
             return function()
 
     with ThreadPoolExecutor(1) as pool:
@@ -144,7 +144,7 @@ def test_states_have_the_cached_normal_of_the_thread(legacy: bool) -> None:
 
 
 def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
-    state = State()
+    state = ThreadState()
 
     def drawn(key: int) -> tuple[float, ...]:
         state.seed(key)
@@ -185,7 +185,7 @@ def test_another_thread_draws_what_it_always_drew() -> None:
         assert started.wait(60)
         while rounds < 250 or not ended.is_set():
             numpy_random.install()
-            with entered(State()):
+            with entered(ThreadState()):
                 np.random.randn()
             rounds += 1
         assert job.result(60) == right
@@ -287,7 +287,7 @@ PLUGIN = """
 from fastload.random import numpy_random
 assert numpy_random.unusable() is None
 numpy_random.install()
-state = numpy_random.State()
+state = numpy_random.ThreadState()
 {enter}
 """
 

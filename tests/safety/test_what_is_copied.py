@@ -525,6 +525,14 @@ def test_threads_are_told_what_they_share_although_it_may_be_state(
         x.close()
 
 
+def test_a_partial_has_a_copy_and_brings_no_messages() -> None:
+    """So workers may begin the next epoch early."""
+    assert not Survey(
+        Holder(x=functools.partial(importable)), functools.partial(importable)
+    ).hears_messages()
+    assert Survey(Holder(x=OwnPartial(importable))).hears_messages()
+
+
 def test_what_has_no_copy_in_collate_fn_and_worker_init_fn() -> None:
     numbers, more = (x for x in [1, 2]), (x for x in [1, 2])
     collate_fn = functools.partial(lambda numbers, sample: sample, numbers)

@@ -75,7 +75,7 @@ def test_a_plan_is_the_same_everywhere() -> None:
     assert (len(begins) - 1, written[:16]) == (30_372, "3769f20989e6b1ed")
 
 
-def test_many_items_of_few_rooms() -> None:
+def test_many_items_of_few_capacities() -> None:
     lengths = np.random.default_rng(0).integers(1, 4_097, 200_000)
     items, begins = best_fit(lengths, 4_096)
     sums = np.add.reduceat(lengths[items], begins[:-1])

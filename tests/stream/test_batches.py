@@ -5,6 +5,7 @@
 - The error of a message names the worker that decoded it.
 - A loop over `predict` that is left, a generator that is collected and the end of the interpreter do not wait for a
   source that hangs.
+- A fork may begin a stream. One that goes on with its parent's gets an error, and leaves the source alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 import fastload
-import fastload.telemetry.stages
 from fastload.stream import Answers, batch, batches
 from tests.children import PRELUDE, run_python
 from tests.contracts.sources import LONG, double
@@ -347,3 +347,46 @@ def test_the_end_of_the_interpreter_stops_a_source_and_does_not_wait_for_one_tha
     seconds, *threads = ended.stdout.split()
     assert threads == ["fastload-reader"], "all others have ended"
     assert float(seconds) < 4.0, "close() waits for five seconds"
+
+
+# ---- forks ----
+
+FORKS = """
+def answers(source):
+    return fastload.predict(lambda x: x, source, decode=torch.tensor, batch_size=2, num_workers={workers})
+
+def in_fork(does):
+    if (pid := os.fork()) == 0:
+        signal.alarm(30)
+        does()
+        os._exit(6)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+
+def begins():
+    assert len(list(early)) == 9
+    assert not threads()
+
+def goes_on():
+    try:
+        list(got)
+    except fastload.errors.StreamError as error:
+        assert "is a fork of it" in str(error)
+        assert not source.closed
+    else:
+        os._exit(1)
+
+from tests.stream.test_predict import Queue
+early = answers(range(9))
+in_fork(begins)
+source = Queue([*range(9), None])
+got = iter(answers(source))
+next(got)
+in_fork(goes_on)
+print(len(list(got)))
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fork_may_begin_a_stream_and_not_go_on_with_one(workers: int) -> None:
+    ended = run_python("-c", PRELUDE + FORKS.format(workers=workers))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8\n", "")

@@ -14,7 +14,7 @@ import pytest
 import fastload
 from fastload.errors import WorkerCrashError
 from fastload.stream import Message
-from fastload.stream.batches import Batches
+from fastload.stream.batches import MessageBatches
 from tests.contracts.sources import LONG, double
 from tests.stream.test_predict import Queue, to_tensor
 
@@ -63,10 +63,10 @@ def test_a_worker_that_crashes_ends_the_stream_with_an_error(
 ) -> None:
     """A fault of fastload ends a worker, and nothing is acknowledged."""
 
-    def faulty(given: Batches, *arguments: Any) -> None:
+    def faulty(given: MessageBatches, *arguments: Any) -> None:
         raise MemoryError("no memory to decode a message")
 
-    monkeypatch.setattr(Batches, "_decode_at", faulty)
+    monkeypatch.setattr(MessageBatches, "_decode_at", faulty)
     source = Queue([*range(20), None])
     answers = fastload.predict(double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG)
     with pytest.raises(WorkerCrashError) as caught:

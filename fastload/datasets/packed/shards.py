@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from fastload._kit.disk import Descriptor, identity
 from fastload.datasets.manifest import Index
 from fastload.datasets.packed.format import Table, columns_of, read_table
 from fastload.errors import PackedDataError
@@ -84,15 +85,9 @@ class Shards:
         )
 
 
-class OpenFile:
-    """An open shard. It closes with the last reference to it."""
+class OpenFile(Descriptor):
+    """An open shard."""
 
     def __init__(self, name: str, number: int) -> None:
-        self.number = number
-        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        found = os.fstat(self.fd)
-        self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "fd"):
-            close(self.fd)  # not `os.close`: `os` may be empty at interpreter exit
+        super().__init__(os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        self.number, self.identity = number, identity(self.fd)
