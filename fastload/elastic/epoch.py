@@ -1,11 +1,9 @@
 """The shards of one epoch as one worker sees them: leased, acknowledged, given back."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from fastload.elastic.protocol import ShardRecord
 from fastload.elastic.watch import Watch
@@ -58,7 +56,7 @@ class LeasesState:
     done: list[list[int]] = field(default_factory=list)
     partial: dict[str, int] = field(default_factory=dict)
 
-    def check(self, ours: LeasesState, *names: str) -> None:
+    def check(self, ours: Self, *names: str) -> None:
         """Raise StateError if one of the fields `names` differs from `ours`, the state of the leases that load this."""
         for name in names:
             theirs, own = getattr(self, name), getattr(ours, name)

@@ -3,15 +3,12 @@
 `Order.state` creates it.
 """
 
-from __future__ import annotations
-
 import copy
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields, is_dataclass
 from types import UnionType
-from typing import Any, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypedDict, TypeVar, get_args, get_origin
 
 from fastload._kit.annotations import signature
 from fastload._kit.user_errors import shown
@@ -214,7 +211,9 @@ def read_fields(cls: Callable[..., T], value: dict[str, Any]) -> T:
     return cls(**copy.deepcopy({field: value[field] for field in types}))
 
 
-_types_of = cache(get_type_hints)  # reading the annotations of a class takes 0.3 ms
+def _types_of(cls: Any) -> dict[str, Any]:
+    """Return the types of a class's fields. Its file has no lazy annotations: `get_type_hints` takes 0.5 ms a class."""
+    return {f.name: f.type for f in fields(cls)} if is_dataclass(cls) else cls.__annotations__
 
 
 def edited(field: str, found: Any, expected: Any) -> StateError:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fastload._kit.hashing import finalized, hash64, mix64s
 from fastload.errors import ParametersError
 from fastload.parameters.optimizer import Optimizer
+from fastload.parameters.row_index import RowIndex
 
 _DRAWN = 2**22  # numbers drawn at once: 100 MB
 _WIDEST = 2**20
@@ -103,20 +104,19 @@ class Table:
     """The rows of one table that a server has. Not thread-safe.
 
     Memory: up to twice the size of the rows, because the arrays double when they are full; three times while they grow.
-    And about 100 bytes for each id.
     """
 
     def __init__(self, info: TableInfo, optimizer: Optimizer, *, seed: int = 0) -> None:
         self.info = info
         self._optimizer = optimizer
         self._seed = seed
-        self._places: dict[int, int] = {}  # the position of each row in the columns, by its id
+        self._index = RowIndex()  # the position of each row in the columns, by its id
         # The values of the rows, and the states of the optimizer.
         widths = {"value": info.dim, **optimizer.row_widths(info.dim)}
         self._columns = {name: torch.zeros(0, width) for name, width in widths.items()}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._index)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return a copy of the rows of `ids`, in this order. Missing rows are drawn but not kept."""
@@ -160,7 +160,7 @@ class Table:
     def columns(self) -> dict[str, Tensor]:
         """Return ids, values and optimizer state of all rows, as views that are valid until the next change."""
         rows = {name: kept[: len(self)] for name, kept in self._columns.items()}
-        return {"id": torch.tensor(list(self._places), dtype=torch.int64), **rows}
+        return {"id": torch.from_numpy(self._index.ids), **rows}
 
     def add(self, columns: dict[str, Tensor]) -> None:
         """Add rows from `columns()` of another table. Raise ValueError if they are of another optimizer."""
@@ -185,8 +185,7 @@ class Table:
 
     def _found(self, ids: Tensor) -> Tensor:
         """Return the positions of the rows of `ids`, or -1 for missing rows."""
-        find = self._places.get
-        return torch.tensor([find(i, -1) for i in ids.tolist()], dtype=torch.int64)
+        return torch.from_numpy(self._index.find(ids.numpy()))
 
     def _grow(self, ids: Tensor) -> int:
         """Add rows of zeros, and return the position of the first. If memory is missing, nothing changes."""
@@ -195,7 +194,7 @@ class Table:
         if count > (room := len(self._columns["value"])):
             room = max(count, 2 * room, 16)
             self._columns = {n: _grown(kept, first, room) for n, kept in self._columns.items()}
-        self._places.update(zip(ids.tolist(), range(first, count), strict=True))
+        self._index.add(ids.numpy())
         return first
 
 

@@ -1,7 +1,5 @@
 """What a loader's state holds of a mixture."""
 
-from __future__ import annotations
-
 from typing import Any, TypedDict
 
 from fastload.errors import StateError

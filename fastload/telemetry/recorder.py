@@ -286,10 +286,10 @@ def cores_busy_s() -> float:
     Examples:
         >>> before = fastload.telemetry.cores_busy_s()
     """
-    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    mine = {b"cpu%d" % core for core in os.sched_getaffinity(0)}
     try:
-        with open("/proc/stat") as file:
-            rows = [line.split() for line in file if line.startswith("cpu")]
+        with open("/proc/stat", "rb", buffering=0) as file:  # a reader of text costs 30 us an epoch
+            rows = [line.split() for line in file.read().partition(b"intr")[0].splitlines()]
     except OSError:
         return nan
     # user, nice, system, (idle, iowait,) irq, softirq, steal

@@ -103,5 +103,5 @@ def test_lies_to_a_parameter_server(count: int, mode: tuple[str, ...], tmp_path:
         client.close()
     made = Server(folder=tmp_path, grads_to_wait=1 if mode else None)
     assert made.version == ROUNDS, "no push of others, and no version of others"
-    assert list(made._own.tables["t"]._places) == [3, 5], "no rows of others"
+    assert made._own.tables["t"]._index.ids.tolist() == [3, 5], "no rows of others"
     assert made._own.dense.keys() == values.keys()

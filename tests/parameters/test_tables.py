@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,10 +10,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fastload.parameters import Optimizer, PSClient, Server, TableInfo, connect
+from fastload.parameters.row_index import RowIndex
 from fastload.parameters.tables import Table
 from tests.parameters.running import OPTIMIZERS, of_torch, servers
 
 INITIALIZERS = ["uniform(0.1)", "normal(0.1)", "constant(0.5)", "zeros"]
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40), max_size=40)))
+def test_the_index_finds_what_was_added_and_nothing_else(groups: list[list[int]]) -> None:
+    index, known = RowIndex(), {}
+    for group in groups:
+        new = [i for i in dict.fromkeys(group) if i not in known]
+        known |= {i: len(known) + k for k, i in enumerate(new)}
+        index.add(np.array(new, np.int64))
+        asked = np.array([*known, *(i ^ 1 for i in known)], np.int64)
+        assert index.find(asked).tolist() == [known.get(int(i), -1) for i in asked]
+    assert index.ids.tolist() == list(known)
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)
