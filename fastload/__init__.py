@@ -15,21 +15,20 @@ The way of an index, folder by folder, from what a user holds to the batch:
                   depend on
     engine/       runs an epoch
                   choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
-                  reads, and what each owns; workers: threads that read; crew: processes that read; team: both, and
-                  how they end; threads: what a thread has for itself; window: the bounded, ordered hand-off;
-                  waiting: lines of threads; pinning: the collector's work; epoch_counts: stats, and who hears them
+                  reads, what each owns, and what threads run; crew: processes that read; team: both, and how they
+                  end; threads: what a thread has for itself; window: the bounded, ordered hand-off; waiting: lines of
+                  threads; pinning: the collector's work; epoch_counts: stats, and who hears them
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; remote: the batches that it
-                  was sent; child: what it runs; work: what its readers share; reader: one of them; beside: what it
-                  hears while they read; jobs: what both say, over a wire; outcome: what comes of it; packing,
-                  packed_errors: batches and errors as bytes; segments: the memory of batches, lent again; pausing:
-                  stops threads for a fork; observed: what a process measures
+                  was sent; child: what it and its readers run; work: what these share; beside: what it hears while they
+                  read; jobs: what both say, over a wire; outcome: what comes of it; packing, packed_errors: batches
+                  and errors as bytes; segments: the memory of batches, lent again; pausing: stops threads for a fork;
+                  observed: what a process measures
     reading/      how a worker reads a batch
-                  fetch: lets a source fill a run, reads what is missing, and finishes the batch; sources: they make the
-                  batches, and read by `__getitem__` and `__getitems__`; filling: by `fill_rows`; iterable: by an
-                  iterator; rows: who fills rows; failures: what an error becomes; runs: what a worker claims
-                  at once, which the window asks; worker_context: what a worker reads and collates with; notices:
-                  warnings for the loop
+                  fetch: lets a source fill a run, reads what is missing, and finishes the batch, with what a worker
+                  owns; sources: they make the batches, and read by `__getitem__` and `__getitems__`; filling: by
+                  `fill_rows`; iterable: by an iterator; rows: who fills rows; failures: what an error becomes; runs:
+                  what a worker claims at once, which the window asks; notices: warnings for the loop
     memory/       where a batch lies
                   ticket: a place in the order; batch: the ticket that carries samples; collate: samples become a batch;
                   layout: where a sample lies in it; slots: the memory, lent again; prefetch: copies batches to a

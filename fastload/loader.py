@@ -18,7 +18,6 @@ from fastload._kit.integers import integer
 from fastload.engine.choice import Chosen, choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
-from fastload.engine.pinning import warn_of_pinning
 from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
@@ -222,7 +221,6 @@ class DataLoader(TorchDataLoader[T]):
                 )
             return super()._get_iterator()
         what = Fetcher(Settings.of(self), Notices(self._warned))
-        warn_of_pinning(what.settings, stacklevel=4)
         who = self._who(what)
         iterator = LoaderIterator(READERS[who.kind](what, who), self._epochs)
         self._iterators[id(iterator)] = iterator

@@ -246,7 +246,7 @@ def test_the_core_is_all_there() -> None:
         "loader.py",
         "sampler.py",
         "window.py",
-        "workers.py",
+        "readers.py",
     }
     assert used(WORKERS.read_text(), THREADS)
     assert used(POOL.read_text(), THREADS)

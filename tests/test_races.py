@@ -142,7 +142,7 @@ class Deliveries(Order):
     """Another thread asks for the state while a batch is counted: the loop holds it, and it must not count."""
 
     def __init__(self) -> None:
-        super().__init__(SimpleNamespace(epoch=0), rank=0, workers=0)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(epoch=0), workers=0)  # type: ignore[arg-type]
         self.progress = 0
         self.states: list[Any] = []
 

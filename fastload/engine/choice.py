@@ -85,8 +85,15 @@ def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> C
     n = settings.num_workers
     if not n:
         return Chosen("none", 0, "num_workers is 0")
+    light = what.is_light and not pins(settings)
     if settings.worker_method != "auto":
-        return _asked_for(what, stacklevel + 1, before)
+        if light:
+            return Chosen("none", 0, _LIGHT)
+        asks = settings.worker_method in PROCESSES
+        processes = min(n, settings.worker_processes or n) if asks else 0
+        if processes < n and before is None:  # threads, of this process or of several
+            _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
+        return Chosen("process" if asks else "thread", n, processes=processes)
     best = known(settings)
     # Code that has become unsafe is safe in processes with one worker each, and in no others.
     if before is not None and before.number == before.processes == n and before.measured == best:
@@ -104,7 +111,7 @@ def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> C
     else:
         if best is not None:
             kind, processes, reason = best
-        elif what.is_light and not pins(settings):
+        elif light:
             kind, processes, reason = "none", 0, _LIGHT
         elif what.source.copies:
             kind, processes, reason = "thread", 0, "reading only copies memory"
@@ -116,16 +123,6 @@ def choose(what: Fetcher, *, stacklevel: int, before: Chosen | None = None) -> C
     if chosen != before:
         _tell(chosen)
     return chosen
-
-
-def _asked_for(what: Fetcher, stacklevel: int, before: Chosen | None) -> Chosen:
-    settings, n = what.settings, what.settings.num_workers
-    processes = min(n, settings.worker_processes or n) if settings.worker_method in PROCESSES else 0
-    if what.is_light and not pins(settings):
-        return Chosen("none", 0, _LIGHT)
-    if processes < n and before is None:  # threads, of this process or of several
-        _warn_of_shared(settings, _read_code(settings, whole=True), stacklevel + 1)
-    return Chosen("process" if processes else "thread", n, processes=processes)
 
 
 def _read_code(settings: Settings, *, whole: bool) -> CodeSafety:

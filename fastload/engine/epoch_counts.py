@@ -62,16 +62,14 @@ class EpochCounts:
     The loop's thread also reports them: by the log, `on_stats` and `max_errors`.
 
     Args:
-        settings: the loader's.
         who: kind and number of the workers.
         pools: lend the memory of the batches.
     """
 
-    def __init__(
-        self, settings: Settings, who: Chosen, pools: Sequence[SlotPool | Segments]
-    ) -> None:
+    _settings: Settings  # of the epoch
+
+    def __init__(self, who: Chosen, pools: Sequence[SlotPool | Segments]) -> None:
         self._pid = os.getpid()
-        self._settings = settings
         self._who = who
         self._pools = pools
         self.children: Sequence[Child] = ()

@@ -6,6 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -39,11 +41,16 @@ class LoaderIterator(Iterator[Any]):
         self._settings = readers.what.settings
         self._pid = os.getpid()
         self._epochs = epochs
+        self._begin_order = partial(
+            epochs.begin_order,
+            make_batch=readers.what.source.batch,
+            workers=readers.who.number,
+        )
         self._timeout = min(self._settings.timeout, threading.TIMEOUT_MAX) or None
         self._notices = readers.what.notices
         self._readers = readers
         self._window = readers.window
-        self.counts = EpochCounts(self._settings, readers.who, readers.pools)
+        self.counts = EpochCounts(readers.who, readers.pools)
         # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
         # to it, closes the window, and does not wait for the threads.
         weakref.finalize(self, _retire, self.counts, self._window).atexit = False
@@ -58,22 +65,13 @@ class LoaderIterator(Iterator[Any]):
 
         If Ctrl-C strikes, some workers may have begun it: they are not used again.
         """
-        settings, epochs, readers = self._settings, self._epochs, self._readers
+        settings, readers = self._settings, self._readers
         try:
-            with epochs.beginning(seeded=settings.seed is not None):
-                order, self._ahead = self._ahead, None
-                if (
-                    order is None
-                    or not self._ended
-                    or epochs.resume is not None
-                    or order.initial != epochs.fresh_state(settings)
-                ):
+            with self._epochs.beginning(seeded=settings.seed is not None):
+                ahead, self._ahead = self._ahead if self._ended else None, None
+                self._order = order = self._begin_order(settings, running=self._seed, ahead=ahead)
+                if order is not ahead:
                     self._window.discard()
-                    make_batch, workers = readers.what.source.batch, readers.who.number
-                    order = epochs.begin_order(settings, make_batch, workers, self._seed)
-                self._order = order
-                epochs.began(order)
-                self._may_begin_early = True
                 self._begun = False  # whether the loop has asked for a batch
                 self._ended = False
                 self.counts.begin(settings, order.epoch, self._window, order.recorders)
@@ -84,34 +82,29 @@ class LoaderIterator(Iterator[Any]):
                     self.team = readers.start(order.worker_seed)
                     self.counts.children = self.team.children
                 self._issue()
-        except BaseException as exc:
-            if not isinstance(exc, StateError):
-                self.close()
+        except StateError:
+            self._window.discard()  # it may hold batches of an epoch that began early
+            raise
+        except BaseException:
+            self.close()
             raise
 
     def _begin_early(self) -> Order | None:
-        """Let the workers begin the next epoch while the loop works on the end of this one, if it can be known now.
+        """Return the order of the next epoch if the workers may begin it while the loop works on the end of this one.
 
-        It cannot if the loop may change its order or its samples first, or if another number of workers reads it.
+        They may not if the loop may change its order or its samples first, or if they have begun it already.
         """
         settings = self._settings
         if (
             self._ahead is None
-            and self._may_begin_early
             and settings.begin_early
             and settings.persistent_workers
             and settings.in_order
-            and not settings.iterable
             and has_pure_order(settings.sampler)
             and self._readers.may_begin_early
         ):
-            make_batch, workers = self._readers.what.source.batch, self._readers.who.number
-            try:
-                self._ahead = self._epochs.begin_order(
-                    settings, make_batch, workers, self._seed, early=True
-                )
-            except Exception:  # the next `iter()` raises it again
-                self._may_begin_early = False
+            with suppress(Exception):  # the next `iter()` raises it again
+                self._ahead = self._begin_order(settings, running=self._seed, early=True)
             return self._ahead
         return None
 
@@ -275,13 +268,10 @@ class LoaderIterator(Iterator[Any]):
         while not order.exhausted and self._window.has_room():
             if not (order.is_ready() or (waits and self._window.oldest() is None)):
                 return
-            batch = _next_of(order)
-            if batch is None:
-                if (following := self._begin_early()) is None:
-                    return
-                order = following
-                continue
-            self._window.issue(batch)
+            if (batch := _next_of(order)) is not None:
+                self._window.issue(batch)
+            else:
+                order = self._begin_early() or order
 
     # ---- anyone's ----
 

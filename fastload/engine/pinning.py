@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from time import perf_counter
 
 import torch
@@ -18,33 +17,11 @@ COLLECTOR, LOOP = -2, -1
 
 def pins(settings: Settings) -> bool:
     """Return whether batches are pinned: the loader asks for it, and an accelerator needs it."""
-    accelerator = _accelerator() if settings.pin_memory else None
-    return accelerator not in (None, "mps")
-
-
-def warn_of_pinning(settings: Settings, *, stacklevel: int) -> None:
-    """Warn in torch's words of a device that is ignored, and if nothing can be pinned. 1 is the caller."""
-    if not settings.pin_memory:
-        return
-    if device := settings.pin_memory_device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{device}'.",
-            stacklevel=stacklevel + 1,
-        )
-    if not pins(settings):
-        why = "not supported on MPS now" if _accelerator() else "no accelerator is found"
-        then = "" if _accelerator() else "then "
-        warnings.warn(
-            f"'pin_memory' argument is set as true but {why}, {then}device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
+    return settings.pin_memory and _accelerator() not in (None, "mps")
 
 
 def _accelerator() -> str | None:
-    if not torch.accelerator.is_available():
-        return None
-    found = torch.accelerator.current_accelerator()
+    found = torch.accelerator.current_accelerator(check_available=True)
     return None if found is None else found.type
 
 

@@ -15,7 +15,6 @@ from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder, plan_state, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
 from fastload.order.order import Order
-from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import SampledState, State, as_int
 from fastload.settings import Settings
@@ -113,6 +112,7 @@ class Epochs:
         make_batch: Callable[..., Batch],
         workers: int,
         running: int | None,
+        ahead: Order | None = None,
         *,
         early: bool = False,
     ) -> Order:
@@ -123,28 +123,26 @@ class Epochs:
             make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
             workers: how many read it, 0 if the loop does.
             running: the seed of an order that workers have read, which persistent workers keep.
+            ahead: an order that was begun early. It is returned if it is that of the latest epoch.
             early: begin the epoch after the latest one, while its last batches are still read.
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
         resume: Any = None if early else self.resume
-        loaded = self._ended_seed if settings.persistent_workers and not early else None
-        seeds = settings.seed, loaded if resume is None else resume.stream_seed, running
-        seed = next((one for one in seeds if one is not None), None)
-        ranks = partition(settings.sampler, settings.dataset)
-        fresh = settings, ranks, self.number + early, self._sampler_epoch
-        given: Any = {"seed": seed, "resume": resume, "rank": ranks[0], "workers": workers}
-        if settings.iterable:
-            return LaneOrder(settings, iterable_state(*fresh), **given)
-        return SampledOrder(settings, make_batch, sampled_state(*fresh), **given)
-
-    def began(self, order: Order) -> None:
-        """Record that `order` reads the epoch from now on."""
-        self._at = order, None
-
-    def fresh_state(self, settings: Settings) -> State:
-        """Return the loader's state as the latest epoch begins."""
-        return fresh_state(settings, self.number, self._sampler_epoch)
+        fresh: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
+        order = ahead
+        if order is None or resume is not None or order.initial != fresh:
+            loaded = self._ended_seed if settings.persistent_workers and not early else None
+            seeds = settings.seed, loaded if resume is None else resume.stream_seed, running
+            seed = next((one for one in seeds if one is not None), None)
+            given: Any = {"seed": seed, "resume": resume, "workers": workers}
+            if settings.iterable:
+                order = LaneOrder(settings, fresh, **given)
+            else:
+                order = SampledOrder(settings, make_batch, fresh, **given)
+        if not early:
+            self._at = order, None
+        return order
 
     def state_dict(self, settings: Callable[[], Settings], ahead: int) -> dict[str, Any]:
         """See `DataLoader.state_dict`. Call `settings` only if the next epoch has not begun."""
@@ -201,5 +199,4 @@ class Epochs:
 def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
     """Return the state of a loader as an epoch begins."""
     make = iterable_state if settings.iterable else sampled_state
-    ranks = partition(settings.sampler, settings.dataset)
-    return make(settings, ranks, number, sampler_epoch)
+    return make(settings, number, sampler_epoch)

@@ -14,6 +14,7 @@ from fastload._kit.hashing import mix64
 from fastload._kit.user_errors import annotate
 from fastload.memory.batch import Batch
 from fastload.order.order import Order, draw_seed
+from fastload.order.partition import partition
 from fastload.order.state import IterableState, as_int
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
@@ -75,7 +76,7 @@ class LaneOrder(Order):
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
         self.progress = _Delivered(self._turn, tuple(start.lanes))
-        n, mine = len(self._began), mix64(self.seed) ^ self._rank  # each lane has its own streams
+        n, mine = len(self._began), mix64(self.seed) ^ initial.rank  # each lane has its own streams
         self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
 
     def __next__(self) -> Batch:
@@ -127,11 +128,9 @@ class LaneOrder(Order):
         ).to_json()
 
 
-def iterable_state(
-    settings: Settings, ranks: tuple[int, int], epoch: int, sampler_epoch: int | None
-) -> IterableState:
+def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
-    rank, world_size = ranks
+    rank, world_size = partition(settings.sampler, settings.dataset)
     batch = as_int(settings.batch_size)
     return IterableState(
         seed=settings.seed,

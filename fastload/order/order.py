@@ -29,7 +29,6 @@ class Order(ABC):
 
     Args:
         initial: the loader's state at the beginning of the epoch.
-        rank: the rank whose part of the epoch this is.
         workers: how many read it, 0 if the loop does.
 
     Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
@@ -41,13 +40,12 @@ class Order(ABC):
     progress: Any
     """What was delivered. A delivery replaces it, and changes nothing in it."""
 
-    def __init__(self, initial: State, *, rank: int, workers: int) -> None:
+    def __init__(self, initial: State, *, workers: int) -> None:
         self.initial = initial
         self.epoch = initial.epoch
         # One for each worker, or for the loop that reads, and then for the collector and for the loop.
         self.recorders = [Recorder() for _ in range(max(1, workers) + 2)]
         self.exhausted = False  # whether the sampler has ended
-        self._rank = rank
         # `progress` before the latest batches, the latest first
         self._past: tuple[Any, ...] = ()
 

@@ -1,4 +1,7 @@
-"""What a worker process runs: it sets up its readers, whose batches are read in threads, and outlives signals."""
+"""What a worker process runs: it sets up its readers, whose batches are read in threads, and outlives signals.
+
+A reader reads with the same code as a loop without workers, in the same random streams. So the batches are the same.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,36 @@ import numpy as np
 import torch
 
 from fastload._kit import user_errors
-from fastload._kit.torch_private import numpy_seed, show_worker_info_in_threads
+from fastload._kit.torch_private import (
+    make_worker_info,
+    name_thread,
+    numpy_seed,
+    show_worker_info_in_threads,
+)
 from fastload._kit.user_errors import annotate, contained
 from fastload.errors import SharedStateWarning
 from fastload.processes import jobs
 from fastload.processes.beside import Beside
-from fastload.processes.jobs import Job, Sealed
+from fastload.processes.jobs import Job, RaisedInLoop, Sealed
+from fastload.processes.observed import Looks
 from fastload.processes.open_files import take_positions
 from fastload.processes.packed_errors import dumps
-from fastload.processes.reader import ProcessReader
+from fastload.processes.packing import unpack
+from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
+<<<<<<< HEAD
 from fastload.random.global_states import global_states, restore_global_states
+=======
+from fastload.random import global_draws
+from fastload.random.global_draws import global_states, restore_global_states
+from fastload.random.streams import entered
+from fastload.reading.fetch import WorkerContext, finish, read_run
+>>>>>>> w1
 from fastload.reading.notices import Notices
 from fastload.safety import WorkerCopies
+from fastload.safety.modules import generators_of_modules
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
@@ -221,3 +239,90 @@ def _seed(worker: int, seed: int, *, forked: bool) -> None:
     else:
         torch.manual_seed(seed + worker)
     np.random.seed(numpy_seed(seed, worker))
+
+
+# ---- a reader ----
+
+_reading = threading.local()
+"""The reader of the calling thread."""
+
+
+class ProcessReader:
+    """One worker of the process, in the thread that makes it.
+
+    Args:
+        worker: its id.
+        job: what the process is to do.
+        own: the dataset and functions that it reads with.
+        work: what it shares with the other readers.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        job: Job,
+        own: WorkerCopies,
+        work: Work,
+    ) -> None:
+        _reading.by = self
+        self._worker = worker
+        self._work = work
+        self._pid = os.getpid()
+        name_thread(f"fastload-{worker}")
+        torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
+        torch.set_num_threads(1)
+        alone = len(job.workers) == 1
+        method = "multiprocessing" if alone else "thread"
+        number = work.fetcher.settings.num_workers
+        info = make_worker_info(worker, number, job.seed + worker, own.dataset, method)
+        others = generators_of_modules if alone else tuple  # several readers would share these
+        try:
+            self._context = WorkerContext(
+                own, info, work.fetcher, work.heard.wait, job.modes, others=others
+            )
+        except BaseException as exc:
+            annotate(exc, f"worker {worker}; stage: worker_init_fn")
+            raise
+        self._looks = Looks(work.heard)
+
+    def serve(self) -> None:
+        """Read one run after another. Raise EOFError once the loop's process sends no more."""
+        context = self._context
+        with context.modes.entered(), entered(context.stream):
+            self._end_if_forked()
+            while True:
+                batch, start, stop = self._work.claim(self._worker)
+                with busy:
+                    seconds = read_run(batch, start, stop, context)
+                    self._end_if_forked()  # before `collate_fn` gets what it has of the batch
+                    last = self._work.deliver(batch, stop - start, seconds)
+                    if last:
+                        finish(batch, context)
+                self._end_if_forked()
+                context.stream.move(None, None)  # so that it keeps no batch
+                if last:
+                    self._work.answer(batch, self._worker, self._looks)
+                del batch
+
+    def _end_if_forked(self) -> None:
+        """End a process that user code has forked and that returned from it. Its answer would be taken for another."""
+        if os.getpid() != self._pid:
+            said = "a process that your code forked returned from it. End it by os._exit()"
+            print(f"fastload: {said}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def ask(self, index: Any, error: Exception) -> Any:
+        """Let the loop's process call `on_error`, and return the sample that it chose."""
+        stream = self._context.stream
+        question = index, error, stream.drawn()
+        sample, raised, drawn = self._work.ask(self._worker, question)
+        stream.resume(drawn)
+        if raised is None:
+            return unpack(sample)
+        raise RaisedInLoop(raised)
+
+
+def ask(index: Any, error: Exception) -> Any:
+    """Do the same for the reader of the calling thread: `on_error` of the settings in a worker process."""
+    reader: ProcessReader = _reading.by
+    return reader.ask(index, error)

@@ -30,8 +30,6 @@ class Job(NamedTuple):
 
     workers: tuple[int, ...]
     """The ids of its workers, each with a thread of its own."""
-    num_workers: int
-    """Of the loader."""
     seed: int
     """Torch's base seed."""
     modes: Modes

@@ -20,7 +20,6 @@ from typing import Any
 
 from fastload.errors import LoaderTimeoutError, WorkerDiedError
 from fastload.processes import child, jobs
-from fastload.processes.deaths import START_HINT, death
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.remote import Remote, what_is_read
 from fastload.processes.segments import Segments
@@ -36,6 +35,20 @@ STATUS_SECONDS = 0.5
 
 STACK_SECONDS = 1.0
 """How long a worker may take to show its stack."""
+
+_START_HINT = (
+    'What it printed says why. A script whose workers do not fork needs `if __name__ == "__main__":` around what '
+    "it runs, and must be a file"
+)
+_KILLED_HINT = (
+    "The kernel kills a process if memory runs out: see `dmesg`, or memory.events of the job's cgroup. Use fewer "
+    "workers, or smaller batches"
+)
+_SIGNAL_HINT = "Another program sent it, such as a batch system at its time limit"
+_DIED_HINT = (
+    "A sample, unpickling or worker_init_fn crashed in C, or called os._exit(). Run the loop with num_workers=0 under "
+    "`python -X faulthandler`"
+)
 
 _children: weakref.WeakSet[Child] = weakref.WeakSet()
 """The worker processes of this process. A fork of it closes their sockets: their ends must mean that it is gone."""
@@ -106,7 +119,7 @@ class Child:
                 received = self._receive(max(0.0, min(IDLE_SECONDS, left)))
             except (EOFError, OSError):
                 raise self.died(
-                    "it started", START_HINT if expected == jobs.STARTED else ""
+                    "it started", _START_HINT if expected == jobs.STARTED else ""
                 ) from None
             if received is not None:
                 what, found = pickle.loads(received[0])
@@ -256,7 +269,25 @@ class Child:
             self._fate = self._has_ended(1.0), process.exitcode
         self.dead = True
         who = self.name if worker is None else f"worker {worker}"
-        return death(f"{who} (process {self.pid})", doing, *(self._fate or (True, None)), hint)
+        return _death(f"{who} (process {self.pid})", doing, *(self._fate or (True, None)), hint)
+
+
+def _death(who: str, doing: str, ended: bool, code: int | None, hint: str) -> WorkerDiedError:
+    """Return the error for a process that died, from its exit code if that is known, and what to do about it."""
+    if not ended:
+        how = "closed its connection"
+    elif code is None:
+        how = "ended with an unknown status, which another wait() of this program took,"
+    elif code < 0:
+        hint = _KILLED_HINT if -code == signal.SIGKILL else hint
+        hint = _SIGNAL_HINT if -code in child.SIGNALS else hint
+        named = str(code)
+        with suppress(ValueError):
+            named = signal.Signals(-code).name
+        how = f"was killed by {named}"
+    else:
+        how = f"exited with code {code}"
+    return WorkerDiedError(f"{who} {how} while {doing}. {hint or _DIED_HINT}")
 
 
 def _close_in_child() -> None:

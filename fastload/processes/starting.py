@@ -24,12 +24,12 @@ from typing import Any
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
+from fastload.processes.child import ask
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import inherited
 from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.preload import ORIGINAL
-from fastload.processes.reader import ask
 from fastload.processes.segments import Segments
 from fastload.processes.wire import can_be_read, watched
 from fastload.random import python_random, torch_random
@@ -94,7 +94,7 @@ def start_children(
                 notices.tell(stacklevel=7)
             workers = range(settings.num_workers)
             for k in range(processes):  # batch i is worker i's: so processes take turns
-                job = Job(tuple(workers[k::processes]), len(workers), seed, modes_of_thread())
+                job = Job(tuple(workers[k::processes]), seed, modes_of_thread())
                 children.append(Child(job, settings, segments, notices))
                 try:
                     _start(children[-1], context, sealed)
@@ -156,7 +156,6 @@ def _context_of(settings: Settings) -> Iterator[tuple[BaseContext, str]]:
     For a fork, the threads of loaders stop. If one still reads after a second, a fork is not safe.
     """
     context, reason = _chosen(settings)
-    context, reason = _fallback(settings, reason) if reason else (context, reason)
     late = f"another loader reads a sample that takes longer than {PAUSE_SECONDS:g} s"
     if context.get_start_method() == "fork":
         with busy.stopped() as alone, warnings.catch_warnings():
@@ -188,8 +187,9 @@ def _chosen(settings: Settings) -> tuple[BaseContext, str]:
     # If it is not the first of all, which is the default, the program chose it.
     if method not in (None, "fork", multiprocessing.get_all_start_methods()[0]):
         return multiprocessing.get_context(method), ""
-    reason = _hazard_of_fork()
-    return multiprocessing.get_context("forkserver" if reason else "fork"), reason
+    if reason := _hazard_of_fork():
+        return _fallback(settings, reason)
+    return multiprocessing.get_context("fork"), ""
 
 
 def _fallback(settings: Settings, reason: str) -> tuple[BaseContext, str]:

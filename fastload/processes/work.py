@@ -182,25 +182,24 @@ class Work:
             segment = self._segments[ticket.segment]
         if ticket.keys is not None:
             self._keys[ticket.lane] = ticket.keys
-        batch = self._batch(ticket)
-        batch.number = ticket.number
-        self._memories[ticket.number] = self._memory.begin(segment)
-        self.heard.begin(batch)
-        lane = self._job.workers.index(ticket.lane) if self._iterable else 0
-        self._runs.add(batch, lane)
-
-    def _batch(self, ticket: TicketMessage) -> Batch:
         place: dict[str, Any] = {
             "keys": self._keys[ticket.lane],
             "recorders": defaultdict(Observed),  # by worker: each touches its own
             "epoch": ticket.epoch,
             "ordinal": ticket.ordinal,
         }
+        batch: Batch
         if self._iterable:
             size, saved = ticket.given
-            return LaneBatch(ticket.lane, size, saved, **place)
-        given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
-        return self.fetcher.source.batch(given, position=ticket.position, **place)
+            batch = LaneBatch(ticket.lane, size, saved, **place)
+        else:
+            given = unpack(ticket.given) if isinstance(ticket.given, Packed) else ticket.given
+            batch = self.fetcher.source.batch(given, position=ticket.position, **place)
+        batch.number = ticket.number
+        self._memories[ticket.number] = self._memory.begin(segment)
+        self.heard.begin(batch)
+        lane = self._job.workers.index(ticket.lane) if self._iterable else 0
+        self._runs.add(batch, lane)
 
     # ---- answers ----
 

@@ -11,7 +11,7 @@ from fastload.memory.collate import SlotBuilder
 from fastload.memory.layout import Layout
 from fastload.memory.slots import SlotPool
 from fastload.reading.notices import Notices
-from fastload.reading.rows import Filler, NotPositions, filler, positions
+from fastload.reading.rows import Filler, NotPositions, find_filler, positions
 from fastload.reading.runs import FILL_SECONDS
 from fastload.reading.sources import Reader, Source
 from fastload.rows import Run
@@ -31,16 +31,6 @@ class _NoStream:
 
 
 _NO_STREAM = _NoStream()
-
-
-def find_filler(dataset: Any, notices: Notices) -> Filler | None:
-    """Return the filler of `dataset`, or None to read its samples one by one. Warn if `empty_sample()` raises."""
-    try:
-        return filler(dataset)
-    except Exception as error:
-        name = type(dataset).__name__
-        notices.warn("rows", f"{name} is read sample by sample: empty_sample() raised {error!r}")
-        return None
 
 
 def find_layout(found: Filler, dataset: Any, notices: Notices) -> Layout | None:

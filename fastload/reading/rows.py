@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from fastload._kit.integers import BOOLS, as_indices
 from fastload._kit.nested import map_leaves
 from fastload.memory.layout import Layout
+from fastload.reading.notices import Notices
 from fastload.rows import Run
 
 
@@ -56,6 +57,16 @@ def filler(dataset: Any) -> Filler | None:
     sample = dataset.empty_sample()
     only_copies = getattr(dataset, "fill_rows_only_copies", False) is True
     return None if sample is None else Filler(sample, dataset.fill_rows, copies=only_copies)
+
+
+def find_filler(dataset: Any, notices: Notices) -> Filler | None:
+    """Return the filler of `dataset`, or None to read its samples one by one. Warn if `empty_sample()` raises."""
+    try:
+        return filler(dataset)
+    except Exception as error:
+        name = type(dataset).__name__
+        notices.warn("rows", f"{name} is read sample by sample: empty_sample() raised {error!r}")
+        return None
 
 
 _READS = ("__getitem__", "__getitems__")

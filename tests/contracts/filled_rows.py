@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 import fastload.reading.failures
+import fastload.reading.fetch
 import fastload.reading.filling
 import fastload.reading.rows
 from fastload import DataLoader, random_stream
@@ -133,11 +134,12 @@ class Fills(list[list[Any]]):
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.left_out: set[Any] = set()  # read by `__getitem__`, as if they could not be filled
-        self._filler = fastload.reading.rows.filler
-        monkeypatch.setattr(fastload.reading.filling, "filler", self._spied)
+        self._find = fastload.reading.rows.find_filler
+        for user in (fastload.reading.fetch, fastload.reading.filling):
+            monkeypatch.setattr(user, "find_filler", self._spied)
 
-    def _spied(self, dataset: Any) -> Any:
-        found = self._filler(dataset)
+    def _spied(self, dataset: Any, notices: Any) -> Any:
+        found = self._find(dataset, notices)
         if found is not None:
             fill = found.fill
 

@@ -317,7 +317,7 @@ class Sleeps(Numbers):
 
 def test_fewer_readers_read_at_once_while_the_gil_is_in_use() -> None:
     work = object.__new__(Work)
-    work._job, work._changed = Job((0, 1, 2, 3), 4, 0, None), threading.Condition()  # type: ignore[arg-type]
+    work._job, work._changed = Job((0, 1, 2, 3), 0, None), threading.Condition()  # type: ignore[arg-type]
     work._most, found = 4, []
     for share in (0.5, 0.9, 0.9, 1.0, 0.5, 0.3, 0.3, 0.1, 0.9, 0.1):
         work.adapt(share)

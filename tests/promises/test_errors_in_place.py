@@ -31,8 +31,8 @@ from torch.utils.data import Dataset
 import fastload
 import fastload.engine.pinning
 from fastload import DataLoader
+from fastload.engine import readers as readers_module
 from fastload.engine import team as team_module
-from fastload.engine import workers as workers_module
 from fastload.engine.window import Window
 from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.reading.failures import fail
@@ -212,14 +212,14 @@ def test_errors_are_counted_in_order_whatever_the_timing() -> None:
 def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseException) -> None:
     """Let a thread of the loader meet `fault` at its third passage through a place of the pipeline."""
     owner, name = {
-        "serve": (workers_module, "serve"),
+        "serve": (readers_module, "serve"),
         "read": (Fetcher, "read"),
         "finish": (Fetcher, "finish"),
         "claim": (Window, "claim"),
         "deliver": (Window, "deliver"),
         "complete": (Window, "complete"),
         "collect": (Window, "collect"),
-        "pin": (workers_module, "pin_batch"),
+        "pin": (readers_module, "pin_batch"),
     }[place]
     whole = getattr(owner, name)
     passages = [*range(10_000)]  # pop() is atomic, also without the GIL
@@ -237,7 +237,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
 def pins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate the collector's work: here may be nothing to pin for."""
     monkeypatch.setattr(fastload.engine.pinning, "_accelerator", lambda: "cuda")
-    monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
+    monkeypatch.setattr(readers_module, "pin_batch", lambda batch: None)
 
 
 @pytest.mark.parametrize("kind", [AssertionError, KeyboardInterrupt])
