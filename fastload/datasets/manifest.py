@@ -129,7 +129,7 @@ def read_index(path: str) -> Index:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             2,
-            "the folder holds no packed set. If packing was stopped, pack again to complete the set",
+            "the folder holds no set. If packing or copying was stopped, delete the folder, and do it again",
             name,
         ) from None
     return parse_index(path, encoded)

@@ -15,6 +15,8 @@ from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 
 VERSION = 4
+ALIKE = 3
+"""An earlier version, in which the states of map-style datasets had the same fields."""
 FIRST = ("version", "kind", "epoch", "batches", "position", "ended")
 """The fields that a printed state begins with. The long ones are declared last."""
 T = TypeVar("T")
@@ -65,6 +67,8 @@ class State:
             raise StateError(
                 f"this is not the state of a fastload loader: {value!r:.100}. Pass what state_dict() returned"
             )
+        if value["version"] == ALIKE and cls.kind == SampledState.kind:
+            value = {**value, "version": VERSION}
         for field, ours in (("version", VERSION), ("kind", cls.kind)):
             compare(field, value.get(field), ours)
         return read_fields(cls, value)

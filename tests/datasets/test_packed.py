@@ -218,7 +218,7 @@ def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:
         with pytest.raises(IndexError, match=r"sample -?\d+ of .* expected 0 to 19"):
             dataset[index]
     assert dataset[np.int64(1)][1] == 1
-    with pytest.raises(FileNotFoundError, match="no packed set"):
+    with pytest.raises(FileNotFoundError, match="holds no set"):
         PackedDataset(packed / "nothing")
 
 

@@ -91,7 +91,7 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
 
 def test_a_users_error_is_one_sentence(source: Path, tmp_path: Path) -> None:
     for arguments, status, said in [
-        ((tmp_path, tmp_path / "copy"), 1, "no packed set"),
+        ((tmp_path, tmp_path / "copy"), 1, "holds no set"),
         ((source, __file__), 2, "is a file"),
     ]:
         result = call("stage", *arguments)

@@ -1,4 +1,7 @@
-"""Promise: a seed gives the batches that it gave on Python 3.11, bit for bit, on every Python."""
+"""Promise: a seed gives the batches that it gave on Python 3.11, bit for bit, on every Python.
+
+A state of version 3 resumes with them. That of an iterable dataset is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ChainDataset
 
 import fastload
+from fastload.errors import StateError
 
 RECORDED = {
     "order": "2334ef060b684401c07a43fbf57ff3fa6934b3c365a4cca53de0c39b42063ed2",
@@ -91,3 +96,33 @@ def test_the_batches_are_the_recorded_ones(
         dataset, batch_size=7, shuffle=True, seed=5, num_workers=workers, **options
     )
     assert digest(batch for _ in range(2) for batch in loader) == RECORDED[name]
+
+
+STATE = {
+    **{"version": 3, "kind": "map-style", "epoch": 0, "batches": 3, "position": 21, "ended": False},
+    **{"seed": 5, "world_size": 1, "global_batch": 7, "drop_last": False, "stream_seed": 5},
+    **{"sampler_epoch": None, "samples": 60, "sampler": "RankSampler", "sampler_length": 60},
+    **{"generators": 0, "sampler_seed": 5, "shuffle": True, "ends": "pad", "window": None},
+    **{"run": None, "set_id": None, "ahead": [], "ahead_on_rank": None, "checksum": None},
+    **{"checksum_on_rank": None, "sampler_state": None, "draws": None},
+}
+"""Commit e13b4bee, of 28 November 2026, saved it after 3 batches."""
+
+
+def test_a_state_of_version_3_resumes() -> None:
+    dataset: Any = Draws()
+
+    def loader() -> Any:
+        return fastload.DataLoader(dataset, batch_size=7, shuffle=True, seed=5, num_workers=2)
+
+    whole, resumed = loader(), loader()
+    first, second = list(whole), list(whole)
+    resumed.load_state_dict(STATE)
+    assert digest(resumed) == digest(first[3:])
+    assert digest(resumed) == digest(second)
+
+
+def test_a_state_of_version_3_of_an_iterable_dataset_is_refused() -> None:
+    loader = fastload.DataLoader(ChainDataset([]))
+    with pytest.raises(StateError, match="^version: the state has 3, this loader 4; use the"):
+        loader.load_state_dict({**STATE, "kind": "iterable"})
