@@ -47,14 +47,9 @@ from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
-<<<<<<< HEAD
 from fastload.random.global_states import global_states, restore_global_states
-=======
-from fastload.random import global_draws
-from fastload.random.global_draws import global_states, restore_global_states
 from fastload.random.streams import entered
 from fastload.reading.fetch import WorkerContext, finish, read_run
->>>>>>> w1
 from fastload.reading.notices import Notices
 from fastload.safety import WorkerCopies
 from fastload.safety.modules import generators_of_modules
