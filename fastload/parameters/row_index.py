@@ -46,9 +46,7 @@ class RowIndex:
         """Add distinct new ids. If memory is missing, nothing changes."""
         first, count = self._count, self._count + len(ids)
         if count > len(self._ids):
-            grown = np.empty(max(count, 2 * len(self._ids)), np.int64)
-            grown[:first] = self._ids[:first]
-            self._ids = grown
+            self._ids = np.resize(self._ids, max(count, 2 * len(self._ids)))
         self._ids[first:count] = ids
         if 2 * count > len(self._cells):
             self._cells = np.full(1 << (4 * count).bit_length(), -1, np.int64)

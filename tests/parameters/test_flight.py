@@ -1,6 +1,7 @@
 """Promises:
 - Over sockets the servers give the same results as in one process. Every tensor is aligned to 64 bytes.
 - Other machines are served only with a token.
+- A client opens one stream for all its calls, and another one after a call that failed.
 
 See `tests/distributed/test_flight.py` for what all servers promise.
 """
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastload.errors import UsageError
+from fastload.errors import ParametersError, UsageError
 from fastload.parameters import Optimizer, PSClient, Server, connect, wire
 from fastload.parameters.flight import ParameterServer
 from fastload.parameters.serve import reached_as
@@ -87,6 +88,24 @@ def test_all_is_as_in_process_and_aligned(
     assert dense.keys() == others.keys() == VALUES.keys()
     assert all(torch.equal(dense[name], others[name]) for name in VALUES)
     assert torch.equal(rows, other_rows)
+
+
+def test_calls_in_a_row_are_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, exchange = [], ParameterServer.do_exchange
+
+    def counted(self: ParameterServer, *call: Any) -> None:
+        streams.append("opened")
+        exchange(self, *call)
+
+    monkeypatch.setattr(ParameterServer, "do_exchange", counted)
+    with served() as addresses, client_of(addresses) as client:
+        for opened in (1, 2):
+            for _ in range(3):
+                assert client.pull_variable() == {}
+            assert len(streams) == opened
+            with pytest.raises(ParametersError, match="table 'none' does not exist"):
+                client.pull_embedding_vectors("none", torch.tensor([1]))
+            assert len(streams) == opened
 
 
 def test_other_machines_are_served_only_with_a_token() -> None:
