@@ -88,8 +88,6 @@ CARRY_LESS static uint32_t folded(const uint8_t *bytes, int64_t count, uint32_t 
 
 static uint32_t by_instructions(const uint8_t *bytes, int64_t count, uint32_t inverted)
 {
-    if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1"))
-        return by_table(bytes, count, inverted);
     int64_t whole = count < 64 ? 0 : count & ~INT64_C(15);
     if (whole)
         inverted = folded(bytes, whole, inverted);
