@@ -233,7 +233,7 @@ def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkou
         asked = checkout.run("scripts/demo", *given, "--base-dir", "/somewhere")[2]
         assert [line for line in asked if " images " in line] == []
         assert asked[-1].startswith(
-            "-m fastload bench --workers 2 --nsteps 10 --loaders serial,auto,plan,torch"
+            "-m fastload bench --workers 2 --nsteps 12 --loaders serial,auto,plan,torch"
         )
         assert asked[-1].endswith(" ".join([*given, "--base-dir /somewhere"]))
     asked = checkout.run("scripts/demo", "--full", "-s", "9")[2]
