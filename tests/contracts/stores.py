@@ -85,7 +85,7 @@ stores._RETRY_S, stores._RECONNECT = (0.0, 0.0), timedelta(seconds=0.5)
 gone, moment, server = rest
 leases, other = (Leases(100, shard=10, store=store) for _ in range(2))
 loader = fastload.DataLoader(range(100), batch_sampler=LeaseSampler(leases, 10), num_workers=0)
-batches, watch = iter(loader), leases._join().watch
+batches, watch = iter(loader), leases._join()
 wait = watch.wait
 next(batches)
 if moment == "waiting":
