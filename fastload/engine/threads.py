@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from fastload.engine import waiting
-from fastload.random.global_states import global_states, restore_global_states
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress. Then it warns of what hangs, and returns."""
@@ -151,16 +150,3 @@ def deep_stacks() -> Iterator[None]:
         finally:
             if (now := threading.stack_size(before)) != size:
                 threading.stack_size(now)
-
-
-@contextmanager
-def random_states_kept(needed: bool) -> Iterator[None]:
-    """Restore Python's, NumPy's and torch's global random states after the block, if `needed`."""
-    if not needed:
-        yield
-        return
-    before = global_states()
-    try:
-        yield
-    finally:
-        restore_global_states(before)
