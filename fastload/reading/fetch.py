@@ -229,9 +229,8 @@ class WorkerContext:
         self.filler = fetcher.source.filler_of(own.dataset)
         self._new: dict[str, NewGenerators] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if (
-            self.worker == 0 and fetcher.keyed and stream.keyed
-        ):  # a search is slow: one for all workers
+        # A search is slow: one for all workers.
+        if self.worker == 0 and fetcher.keyed and stream.keyed:
             for stage in ("sample", "collate") if fetcher.collates else ("sample",):
                 self._new[stage] = NewGenerators(
                     found or (), own.current_generators, stream.noticed
