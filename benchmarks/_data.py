@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 class Photos(Dataset[Any]):
-    """As anyone writes it; the index takes the place of the label."""
+    """A plain dataset of image files. The index takes the place of the label."""
 
     def __init__(self, paths: list[str], transform: Any) -> None:
         self.paths = paths
@@ -31,7 +31,7 @@ class Photos(Dataset[Any]):
 
 
 def sample_images(count: int) -> list[str]:
-    """The paths of `count` generated images; kept between runs, in a folder of this user's in the temporary one."""
+    """Return the paths of `count` generated images. A folder of this user keeps them between runs."""
     folder = Path(tempfile.gettempdir(), f"fastload-benchmarks-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -47,7 +47,7 @@ def sample_images(count: int) -> list[str]:
 
 
 class Slow(Dataset[int]):
-    """`length` samples, each its own index, each after a simulated read of `seconds` that releases the GIL."""
+    """`length` samples, each its own index. A simulated read of `seconds` releases the GIL."""
 
     def __init__(self, length: int, *, seconds: float) -> None:
         self.length, self.seconds = length, seconds
@@ -129,6 +129,6 @@ class FileNames(Floats):
 
 
 def pixels(length: int) -> TensorDataset:
-    """uint8[length, 784] and the indices. Each row is a function of its index, so none may come apart from it."""
+    """Return uint8[length, 784] and the indices. Each row is a function of its index, so a wrong pair is found."""
     indices = torch.arange(length)
     return TensorDataset((indices[:, None] * 31 + torch.arange(784)).to(torch.uint8), indices)

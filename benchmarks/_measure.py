@@ -1,4 +1,4 @@
-"""What runs in a measured process: loaders with equal arguments, epochs under a clock, and the check of what came."""
+"""What a measured process runs: loaders with equal arguments, epochs under a clock, and a check of the samples."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ READERS = {
 
 
 class NotMeasuredError(Exception):
-    """A configuration that this machine cannot carry, with the reason."""
+    """Raised for a configuration that this machine cannot run. The message says why."""
 
 
 @contextmanager
 def open_readers(
     kind: str, dataset: Dataset[Any], readers: int, processes: int | None = None, **arguments: Any
 ) -> Iterator[TorchDataLoader[Any]]:
-    """A loader of one of the kinds in READERS, with the same arguments for all, and defaults for all others.
+    """Yield a loader of a kind in READERS. All kinds get the same arguments, and defaults for the others.
 
     Those of kind "spread" are threads in `processes` processes. Workers persist from one epoch to the next, so that
     later epochs show the steady state.
@@ -56,12 +56,12 @@ def open_readers(
 
 
 class Epoch(NamedTuple):
-    """One pass over a loader; both times count from `iter()`."""
+    """One pass over a loader. Both times count from `iter()`."""
 
     samples: int
     first_batch_s: float
     seconds: float
-    """Until the last batch was in hand; what ending the epoch costs is not in it."""
+    """Until the last batch came. The end of the epoch is not in it."""
 
 
 def run_epochs(
@@ -71,7 +71,7 @@ def run_epochs(
 
     A batch, or its last element, is the int64[B] of its samples' indices, which the dataset put there.
 
-    Raises BenchError unless every pass delivered every one of `indices` exactly once.
+    Raise BenchError unless every pass delivered each of `indices` exactly once.
     """
     passes = [_run_epoch(batches) for _ in range(count)]
     expected = torch.as_tensor(indices).sort().values
@@ -100,7 +100,7 @@ def _run_epoch(batches: Iterable[Any]) -> tuple[Epoch, list[torch.Tensor]]:
 
 
 def rate(epochs: Sequence[Epoch]) -> float:
-    """Samples per second over the epochs together."""
+    """Return the samples per second of the epochs together."""
     return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)
 
 

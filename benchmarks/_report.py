@@ -13,19 +13,19 @@ from fastload.measure.repeats import Spread
 Figures = dict[str, float]
 
 Results = Mapping[str, Sequence[Figures | None]]
-"""What each case measured, by repeat; None where it failed."""
+"""The figures of each case, by repeat. None if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a row is to reach: of its ratio, or of the figure itself, the median."""
+    """The bound that the median of a row's ratio, or of its figure, should reach."""
 
     sense: Literal[">=", "<="]
     bound: float
     of: Literal["ratio", "figure"] = "ratio"
 
     def met(self, figure: Spread | None, ratio: Spread | None) -> bool | None:
-        """Whether it is reached; None where there is nothing to judge by."""
+        """Return whether it is reached, or None without a figure."""
         value = ratio if self.of == "ratio" else figure
         if value is None:
             return None
@@ -61,14 +61,16 @@ def row(
     reference: str | None = None,
     aim: Aim | None = None,
 ) -> Row:
-    """Compare a figure with another of the same repeat.
+    """Return a row that compares a figure with another of the same repeat.
 
     Args:
-        case, key: which figure of which case.
-        name: what the row is called; None for the name of the case.
-        against: case and key of the figure that it is divided by, or the key alone of another figure of this case;
-            None for no ratio.
-        reference: what that one is called; None for the name of its case, or for the key alone.
+        case, key: name of the case, and of its figure.
+        unit: unit of the figure.
+        name: name of the row. None: that of the case.
+        against: case and key of the figure that it is divided by, or the key of another figure of this case. None: no
+            ratio.
+        reference: name of that figure in the table. None: its case, or its key.
+        aim: bound to reach, if any.
     """
     values = _by_repeat(results, case, key)
     figure, ratio = Spread.of(values), None
@@ -94,9 +96,9 @@ def _by_repeat(results: Results, case: str, key: str) -> list[float | None]:
 
 
 def best(results: Results, cases: Iterable[str], key: str) -> str:
-    """The case with the largest median of figure `key`: one for all repeats, or luck would choose it in each.
+    """Return the case with the largest median of figure `key`, or the first if none has figures.
 
-    The first of them where none has figures.
+    It is one case for all repeats: luck would choose another in each.
     """
 
     def median(case: str) -> float:
@@ -111,7 +113,7 @@ _LEFT = (0, 3, 6, 7, 8)
 
 
 def table(sections: Mapping[str, Sequence[Row]], *, judged: bool) -> str:
-    """All rows in one table, a heading for each benchmark. `judged=False` leaves the verdicts out."""
+    """Return all rows as one table, with a heading for each benchmark. `judged=False` leaves the verdicts out."""
     cells = [_cells(row, judged) for rows in sections.values() for row in rows]
     header, rule, *lines = columns([_HEADER, *cells], left=_LEFT)
     text, left = [header, rule], iter(lines)
@@ -139,7 +141,7 @@ def _cells(row: Row, judged: bool) -> tuple[str, ...]:
 
 
 def _texts(spread: Spread | None) -> tuple[str, str]:
-    """Median and range of a spread, as the table shows them."""
+    """Return median and range of a spread, as the table shows them."""
     if spread is None:
         return "-", ""
     low, high = _text(spread.low), _text(spread.high)

@@ -1,4 +1,4 @@
-"""Runs one case in a fresh process, which runs this same module."""
+"""Run one case in a fresh process, which runs this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks._report import Figures, Results, Row
 from fastload.measure.fresh import answer, run_fresh
 
 DEADLINE_S = 600.0
-"""No case takes a tenth of it. One that takes it hangs, and is ended."""
+"""Seconds after which a case counts as hung, and is killed. No case takes a tenth of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +25,35 @@ class Case:
     options: dict[str, Any]
     """The arguments of the benchmark's `measure`; JSON values."""
     watch_memory: bool = False
-    """Raise its figure "peak_mib" to what is seen from outside while it runs."""
+    """Whether to measure its memory from outside too, for the figure "peak_mib"."""
     limit_s: float | None = None
     """Seconds after which it counts as hanging, and is killed. None: DEADLINE_S."""
 
 
 class Benchmark(Protocol):
-    """What a module of this package offers.
+    """What each module of this package has.
 
-    It may offer `prepare(*, smoke)` too, to make what is loaded where that takes memory. What else belongs to the
-    figures: `PACKAGES`, the names of packages, whose versions are noted, and `machine()`, values by their names.
+    It may also have `prepare(*, smoke)`, which makes data before any case runs. `PACKAGES` and `machine()` name the
+    packages and the values that stand beside the figures.
     """
 
     TITLE: str
-    """Heads the benchmark's rows: what is loaded, and how."""
+    """Heading of the rows: what is loaded, and how."""
     REPEATS: int
 
     def cases(self, *, smoke: bool) -> list[Case]:
-        """The configurations, each to be run in a process of its own; tiny ones for `smoke`."""
+        """Return the configurations, tiny ones for `smoke`. Each runs in a process of its own."""
 
     def measure(self, **options: Any) -> Figures:
-        """Measure one configuration, in this process. Raises where what was delivered is wrong."""
+        """Measure one configuration in this process. Raise BenchError for wrong samples."""
 
     def rows(self, results: Results) -> list[Row]:
-        """What the repeats show."""
+        """Return the rows of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of running a case: figures, or why there are none, and whether that is a fault."""
+    """The result of a case: figures, or why there are none, and whether that is a fault."""
 
     figures: Figures | None
     error: str | None = None
@@ -61,14 +61,14 @@ class Outcome:
 
 
 def load(name: str) -> Benchmark:
-    """The benchmark of that name. Raises ImportError where it needs a package that is not installed."""
+    """Return the benchmark of that name. Raise ImportError if it needs a package that is not installed."""
     own = Path(__file__).with_name(f"{name}.py").exists()
     module = importlib.import_module(f"benchmarks.{name if own else 'loaders'}")
     return cast(Benchmark, module if own else module.SECTIONS[name])
 
 
 def execute(name: str, case: Case) -> Outcome:
-    """Run a case of benchmark `name` in a fresh process, and end that process, whatever ends this call."""
+    """Run a case of benchmark `name` in a fresh process, which ends with this call."""
     root = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:

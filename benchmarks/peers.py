@@ -109,7 +109,7 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def prepare(*, smoke: bool) -> None:
-    """Make images and packed sets, so that no measured process has to; import nothing of a peer."""
+    """Make images and packed sets, so that no measured process has to. Import nothing of a peer."""
     root = tree(SMOKE_COUNT if smoke else COUNT)
     for it in CONTENDERS:
         if it.group == "files" or (it.recipe == "ffcv" and not ffcv_is_there()):
@@ -130,7 +130,7 @@ def measure(
     batch: int,
     cache: Literal["warm", "cold"],
 ) -> Figures:
-    """Rates and costs of one contender. BenchError unless each epoch has all images once, in batches of the shape."""
+    """Return rates and costs of one contender. Raise BenchError unless each epoch has all images once."""
     if recipe == "ffcv" and not ffcv_is_there():
         raise NotMeasuredError("ffcv is not installed")
     root = tree(count)
@@ -164,7 +164,7 @@ def measure(
 
 
 class Numbers:
-    """The numbers of the images in each batch of a loader. Raises BenchError for a batch of another type or shape."""
+    """Yields the numbers of the images in each batch. Raises BenchError for a batch of another dtype or shape."""
 
     def __init__(self, batches: Iterable[Batch], size: int) -> None:
         self.batches, self.shape = batches, (size, 3, SIZE, SIZE)

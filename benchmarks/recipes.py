@@ -128,9 +128,9 @@ def pack_for_ffcv(root: str, out: str, group: str) -> None:
 
 
 def tree(count: int) -> Path:
-    """The directory of `count` generated JPEGs, each in a directory whose name, among the sorted ones, is its number.
+    """Return the folder of `count` generated JPEGs, each in a folder that is named by its number.
 
-    Beside the directories stands filelist.txt, with the paths in that order. Kept between runs.
+    Beside these folders is filelist.txt, with the paths in that order. All are kept between runs.
     """
     images = sample_images(count)
     root = Path(os.path.commonpath(images)).parent.parent / f"peers-{count}-images" / "images"
@@ -148,9 +148,9 @@ def tree(count: int) -> Path:
 
 
 def packed(recipe: str, group: str, root: Path) -> Path:
-    """What a tree became for a recipe; kept beside it between runs, and made by a process of its own.
+    """Return the packed set that a process made of a tree for a recipe. It is kept beside the tree between runs.
 
-    Raises subprocess.CalledProcessError where that process fails; its message is on the standard error.
+    Raise subprocess.CalledProcessError if that process fails. Its message is on standard error.
     """
     out = root.parent / f"{recipe}-{group}"
     if not out.exists():

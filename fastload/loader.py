@@ -152,8 +152,9 @@ class DataLoader(TorchDataLoader[T]):
         self._choice: Chosen | None = None  # the latest, if one was to be made
         self._warned: set[str] = set()  # the warnings that were given, each once
         sampler = divided_once(sampler)
-        unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
-        if seed is not None and shuffle and unsampled:
+        map_style = not isinstance(dataset, IterableDataset | MapDataPipe)
+        unsampled = sampler is None and batch_sampler is None
+        if seed is not None and shuffle and unsampled and map_style:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
             shuffle = None
         super().__init__(
@@ -378,10 +379,6 @@ class DataLoader(TorchDataLoader[T]):
         batched = getattr(self._index_sampler, "sampler", None)
         found = [self.batch_sampler, batched, self.sampler]
         return list({id(s): s for s in found if s is not None}.values())
-
-
-def _is_map_style(dataset: Any) -> bool:
-    return not isinstance(dataset, IterableDataset | MapDataPipe)
 
 
 def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:

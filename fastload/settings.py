@@ -47,7 +47,6 @@ class Settings:
     worker_init_fn: Callable[[int], None] | None
     generator: torch.Generator | None
     pin_memory: bool
-    pin_memory_device: str
     timeout: float
     in_order: bool
     begin_early: bool

@@ -91,15 +91,13 @@ def made_at(path: str) -> Any:
 
 
 @contextmanager
-def bad_values_are_usage_errors(
-    kinds: tuple[type[Exception], ...] = (ValueError,),
-) -> Iterator[None]:
-    """Turn an error of these kinds into a usage error, unless it is fastload's own."""
+def bad_values_are_usage_errors() -> Iterator[None]:
+    """Turn a ValueError into a usage error, unless it is fastload's own."""
     try:
         yield
     except FastloadError:
         raise
-    except kinds as error:
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 

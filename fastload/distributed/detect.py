@@ -73,6 +73,8 @@ _DIGITS = 18
 class Rank:
     """One process of a job: `rank` of `world_size` in all, `local_rank` of `local_size` on its node.
 
+    `launcher` names what started it, "none" for a process alone.
+
     Examples:
         >>> str(fastload.distributed.Rank(1, 4, 1, 2, "torchrun"))
         'rank 1 of 4'

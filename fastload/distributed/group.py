@@ -242,12 +242,12 @@ def device_of(rank: Rank, count: int) -> int:
     It is 0 if a launcher restricts each rank to one device with a variable. NCCL refuses to share one, and sharing
     distorts measurements.
 
-    Raises:
-        RankError: there are fewer devices than ranks.
-
     Args:
         rank: the rank, as `init` returns it.
         count: number of devices that torch finds.
+
+    Raises:
+        RankError: there are fewer devices than ranks.
 
     Examples:
         >>> rank = fastload.distributed.init("gloo")

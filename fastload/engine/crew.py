@@ -25,8 +25,8 @@ from fastload.memory.batch import Batch
 from fastload.processes import parent
 from fastload.processes.parent import Child
 from fastload.processes.remote import what_is_read
-from fastload.processes.wire import cpu_seconds
 from fastload.reading.notices import Notices
+from fastload.telemetry.recorder import cpu_seconds
 
 Calls = SimpleQueue[Callable[[], None] | None]
 

@@ -100,7 +100,8 @@ class EpochCounts:
         sampler = single_sampler(self._settings.sampler)
         plan = sampler if hasattr(sampler, "useful_share") else self._settings.dataset
         cpu_s, cores_s = self._cpu_s() - now.cpu_started, cores_busy_s() - now.cores_started
-        return Stats(
+        return replace(
+            measured,
             epoch=now.epoch,
             workers=self._who.number,
             processes=len(self.children),
@@ -124,7 +125,7 @@ class EpochCounts:
             worker_method=self._who.kind if self._who.number else "",
             worker_reason=self._who.reason,
             useful_share=getattr(plan, "useful_share", None),
-            **{**measured._asdict(), **self._held()},
+            **self._held(),
         )
 
     def learn(self) -> None:

@@ -16,7 +16,6 @@ from fastload.engine.threads import (
     become_worker,
     current_device,
     one_torch_thread,
-    random_states_kept,
     torch_threads_kept,
 )
 from fastload.engine.window import Window
@@ -24,6 +23,7 @@ from fastload.memory.batch import Batch
 from fastload.processes.pausing import busy
 from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
+from fastload.random.global_states import random_states_kept
 from fastload.random.streams import entered
 from fastload.reading.fetch import Fetcher, WorkerContext, finish, read_run
 from fastload.reading.modes import Modes, modes_of_thread

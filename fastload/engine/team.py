@@ -21,8 +21,7 @@ from fastload._kit.user_errors import annotate, contained
 from fastload.engine.threads import (
     JOIN_SECONDS,
     abandon,
-    deep_stacks,
-    new_thread,
+    started,
     wait,
     whereabouts,
 )
@@ -58,10 +57,7 @@ class Team:
 
     def launch(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Start a thread. `target` is called with `args` and the team, and runs in `serving`."""
-        thread = new_thread(name, target, *args, self)
-        with deep_stacks():
-            thread.start()
-        self.threads.append(thread)
+        self.threads.append(started(name, target, *args, self))
 
     def wait_until_set_up(self) -> None:
         """Wait until all threads are set up. Raise the error of one that could not be."""

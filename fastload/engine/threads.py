@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from fastload.engine import waiting
-from fastload.random.global_states import global_states, restore_global_states
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress. Then it warns of what hangs, and returns."""
@@ -31,18 +30,16 @@ STACK_BYTES = 8 * 2**20
 _local = threading.local()
 
 
-def new_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    """Return a daemon thread that begins with the caller's context variables, as a worker process does.
+def started(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    """Start a daemon thread with a deep stack and the caller's context variables, as a worker process has.
 
-    Among them are those of np.errstate and decimal.localcontext. Start it in `deep_stacks()`.
+    Among them are those of np.errstate and decimal.localcontext.
     """
     run = contextvars.copy_context().run
-    return threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
-
-
-def join(threads: Iterable[threading.Thread]) -> None:
-    """Wait at most `JOIN_SECONDS` for threads to return from their current calls, and abandon those that hang."""
-    abandon(wait(threads, JOIN_SECONDS))
+    thread = threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
+    with deep_stacks():
+        thread.start()
+    return thread
 
 
 def wait(threads: Iterable[threading.Thread], seconds: float) -> list[threading.Thread]:
@@ -151,16 +148,3 @@ def deep_stacks() -> Iterator[None]:
         finally:
             if (now := threading.stack_size(before)) != size:
                 threading.stack_size(now)
-
-
-@contextmanager
-def random_states_kept(needed: bool) -> Iterator[None]:
-    """Restore Python's, NumPy's and torch's global random states after the block, if `needed`."""
-    if not needed:
-        yield
-        return
-    before = global_states()
-    try:
-        yield
-    finally:
-        restore_global_states(before)

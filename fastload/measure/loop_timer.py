@@ -65,15 +65,11 @@ class GradientTraffic:
         self._begin: Any = None
         self._ends: list[Any] = []
         self._world_size = dist.get_world_size(model.process_group)
+        model.register_comm_hook(model.process_group, self._average)
 
-        # Torch compares the annotations of a hook as objects, but ours are strings. A hook without annotations passes.
-        def hook(group, bucket):  # type: ignore[no-untyped-def]
-            return self._average(group, bucket)
-
-        model.register_comm_hook(model.process_group, hook)
-
-    def _average(self, group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket of gradients as DDP does, and time it."""
+    # Torch compares the annotations of a hook as objects, but ours are strings. A hook without annotations passes.
+    def _average(self, group, bucket):  # type: ignore[no-untyped-def]
+        """Average a bucket of gradients as DDP does, and time it. Return its future."""
         if self._begin is None:
             self._begin = self._laps.mark()
         gradients = bucket.buffer().div_(self._world_size)

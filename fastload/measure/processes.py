@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from fastload.telemetry import recorder
+
 _PROC = Path("/proc")
 _READER_CORE_SHARE = 0.02
 _READING_INTERVAL_S = 0.05
@@ -37,15 +39,8 @@ def cpu_seconds() -> float | None:
         return None
     ended = os.times()
     total = time.process_time() + ended.children_user + ended.children_system
-    for pid in descendants(os.getpid()):
-        try:
-            stat = (_PROC / str(pid) / "stat").read_text()
-        except OSError:  # Ended since it was listed.
-            continue
-        # The command, field 2, is in parentheses and may contain spaces. Fields 14 to 17 are user and system ticks,
-        # then those of children that have ended.
-        total += sum(map(int, stat.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
-    return total
+    of = (recorder.cpu_seconds(pid, ended_children=True) for pid in descendants(os.getpid()))
+    return sum(of, total)
 
 
 def tree_memory(pid: int) -> int | None:

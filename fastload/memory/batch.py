@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastload._kit.user_errors import file_of
 from fastload.memory.collate import DISCARD, BatchBuilder
 from fastload.memory.ticket import Ticket
 from fastload.random.keys import StreamKeys
-from fastload.telemetry import Recorder
+from fastload.telemetry import Place, Recorder
 
 
 class Batch(Ticket):
@@ -107,6 +108,11 @@ class Batch(Ticket):
     def first_index(self, start: int) -> Any:
         """Return the index of the sample at `start`, or None past the end."""
         return next(islice(self.indices, start, None), None)
+
+    def place(self, dataset: Any, start: int) -> Place:
+        """Return where the sample at `start` is, for the report. `dataset` knows its file."""
+        index = self.first_index(start)
+        return Place(self.epoch, self.ordinal, index, file_of(dataset, index))
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         """Return the key of the random stream of the sample at a position, or of the batch if `at` is None."""

@@ -294,10 +294,13 @@ class RankSampler(Sampler[int]):
         positions %= max(1, self.length)
         if not self.shuffle:
             return positions
-        key = mix64(self.seed) ^ mix64(epoch ^ (1 << 63))
+        key = self._key_of(epoch)
         if self.window is not None and self.run is not None:
             return permuted_by_window(positions, self.length, key, window=self.window, run=self.run)
         return permuted(positions, self.length, key)
+
+    def _key_of(self, epoch: int) -> int:
+        return mix64(self.seed) ^ mix64(epoch ^ (1 << 63))
 
     def __iter__(self) -> Iterator[int]:
         return self.ordered(self.epoch)  # a later `set_epoch` does not change this iterator

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 / golden ratio: spreads neighbouring ids
+from fastload._kit.hashing import GOLDEN
+
 Ids = NDArray[np.int64]
 
 
@@ -64,7 +65,8 @@ class RowIndex:
 
     def _first_cells(self, ids: Ids) -> Ids:
         shift = np.uint64(64 - (len(self._cells) - 1).bit_length())
-        return ((ids.view(np.uint64) * _GOLDEN) >> shift).view(np.int64)
+        # Multiples of it spread neighbouring ids.
+        return ((ids.view(np.uint64) * np.uint64(GOLDEN)) >> shift).view(np.int64)
 
     def _next(self, cells: Ids) -> Ids:
         return (cells + 1) & (len(self._cells) - 1)

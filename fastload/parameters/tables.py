@@ -11,14 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastload._kit.hashing import finalized, hash64, mix64s
+from fastload._kit.hashing import GOLDEN, finalized, hash64, mix64s
 from fastload.errors import ParametersError
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.row_index import RowIndex
 
 _DRAWN = 2**22  # numbers drawn at once: 100 MB
 _WIDEST = 2**20
-_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 _DEFAULTS = {"uniform": 0.05, "normal": 0.05, "constant": 0.0, "zeros": 0.0}
 
 
@@ -80,7 +79,7 @@ def _drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.flo
         return np.full((len(ids), info.dim), scale, np.float32)
     key = np.uint64(hash64(f"{seed}\0{info.name}"))
     columns = info.dim if kind == "uniform" else 2 * info.dim
-    steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
+    steps = np.arange(1, columns + 1, dtype=np.uint64) * np.uint64(GOLDEN)
     bits = finalized(mix64s(ids.view(np.uint64) ^ key)[:, None] + steps)
     uniform = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)  # in [0, 1)
     if kind == "uniform":

@@ -47,7 +47,7 @@ from fastload.processes.pausing import busy
 from fastload.processes.segments import Segment
 from fastload.processes.wire import Wire, can_be_read
 from fastload.processes.work import Work, who_is
-from fastload.random.global_states import global_states, restore_global_states
+from fastload.random.global_states import random_states_kept
 from fastload.random.streams import entered
 from fastload.reading.fetch import WorkerContext, finish, read_run
 from fastload.reading.notices import Notices
@@ -179,15 +179,15 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReade
         roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
         return ProcessReader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
     survey = sealed.survey or settings.survey
-    states = global_states() if settings.worker_init_fn is not None else None
+    initialises = settings.worker_init_fn is not None
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
     threading.stack_size(max(limit, 8 << 20))  # as the main thread has
-    try:
+    with random_states_kept(initialises):
         own = survey.own()
         notices.shared = survey.shared_state()
         first = ProcessReader(job.workers[0], job, own, work)
         for worker in job.workers[1:]:
-            if states is not None:
+            if initialises:
                 _seed(worker, job.seed, forked=forked)
             done: SimpleQueue[BaseException | None] = SimpleQueue()
             new = worker, job, survey.own(), work
@@ -197,9 +197,6 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReade
         if said := survey.said_of_shared():
             notices.warn("shared", said, SharedStateWarning)
         return first
-    finally:
-        if states is not None:
-            restore_global_states(states)
 
 
 def _marks(wire: Wire, readers: int) -> np.ndarray:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastload._kit.user_errors import contained, file_of
+from fastload._kit.user_errors import contained
 from fastload.memory.batch import Batch
 from fastload.order.lanes import LaneBatch
 from fastload.processes.jobs import RaisedInLoop
 from fastload.processes.packing import Packed, unpack
 from fastload.reading.notices import Notices
-from fastload.telemetry import Place
 
 _FIELDS = "nbytes", "left_out", "error", "where", "hint", "handled", "skipped", "retries"
 _OF_LANES = "position", "size", "indices", "ended", "state"
@@ -70,11 +70,7 @@ class Outcome(NamedTuple):
 
     def report(self, batch: Batch, notices: Notices, dataset: Any) -> None:
         """Add what workers measured and noticed to their recorders and the notices."""
-
-        def place() -> Place:
-            index = batch.first_index(0)
-            return Place(batch.epoch, batch.ordinal, index, file_of(dataset, index))
-
+        place = partial(batch.place, dataset, 0)
         for worker, samples, seconds, cpu_s, stages in self.reads:
             recorder = batch.recorders[worker]
             if samples:

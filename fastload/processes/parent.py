@@ -23,9 +23,10 @@ from fastload.processes import child, jobs
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.remote import Remote, what_is_read
 from fastload.processes.segments import Segments
-from fastload.processes.wire import can_be_read, cpu_seconds, pair, watched, with_core
+from fastload.processes.wire import can_be_read, pair, watched, with_core
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
+from fastload.telemetry.recorder import cpu_seconds
 
 IDLE_SECONDS = 30.0
 """How long a worker may use no CPU time before it says that it runs, or while a batch is due."""

@@ -124,13 +124,3 @@ def with_core(ends: Callable[[float], bool], seconds: float, pids: Iterable[int]
         now = {pid: delayed_s(pid) for pid in before}
         seconds, before = max([0.0, *(now[pid] - before[pid] for pid in now)]), now
     return ended
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process, or 0.0 if the system does not say."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,3 +25,16 @@ def restore_global_states(states: tuple[Any, Any, Any]) -> None:
     random.setstate(python)
     np.random.set_state(pickle.loads(numpy))
     torch.default_generator.set_state(torch.tensor(bytearray(of_torch), dtype=torch.uint8))
+
+
+@contextmanager
+def random_states_kept(needed: bool) -> Iterator[None]:
+    """Restore Python's, NumPy's and torch's global random states after the block, if `needed`."""
+    if not needed:
+        yield
+        return
+    before = global_states()
+    try:
+        yield
+    finally:
+        restore_global_states(before)

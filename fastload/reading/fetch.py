@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Subset, default_collate, default_convert
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
-from fastload._kit.user_errors import contained, file_of, sharing_note, shown_indices
+from fastload._kit.user_errors import contained, sharing_note, shown_indices
 from fastload.errors import EmptyBatchError
 from fastload.memory.batch import Batch
 from fastload.memory.collate import (
@@ -37,7 +37,7 @@ from fastload.reading.rows import find_filler
 from fastload.reading.sources import Batches, Reader, Source, Unbatched
 from fastload.safety import WorkerCopies
 from fastload.settings import Settings
-from fastload.telemetry import Place, recording, span
+from fastload.telemetry import recording, span
 
 
 class Fetcher:
@@ -229,9 +229,8 @@ class WorkerContext:
         self.filler = fetcher.source.filler_of(own.dataset)
         self._new: dict[str, NewGenerators] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if (
-            self.worker == 0 and fetcher.keyed and stream.keyed
-        ):  # a search is slow: one for all workers
+        # A search is slow: one for all workers.
+        if self.worker == 0 and fetcher.keyed and stream.keyed:
             for stage in ("sample", "collate") if fetcher.collates else ("sample",):
                 self._new[stage] = NewGenerators(
                     found or (), own.current_generators, stream.noticed
@@ -269,12 +268,7 @@ def read_run(batch: Batch, start: int, stop: int, context: WorkerContext) -> flo
         samples, cpu_s = _read(batch, start, stop, context)
     seconds = perf_counter() - started
     if samples:  # 0 if the lane had ended, or the batch was dropped
-
-        def place() -> Place:
-            index = batch.first_index(start)
-            return Place(batch.epoch, batch.ordinal, index, file_of(context.dataset, index))
-
-        recorder.run(samples, seconds, cpu_s, place)
+        recorder.run(samples, seconds, cpu_s, partial(batch.place, context.dataset, start))
     # Before the loop can take the batch, so that it warns at its next `next()` at the latest.
     _tell(context)
     return seconds
@@ -284,7 +278,7 @@ def _tell(context: WorkerContext) -> None:
     while context.stream.noticed:
         what = context.stream.noticed.pop()
         if context.fetcher.keyed:
-            sentence = f"{type(context.dataset).__name__} seems to {what}"
+            sentence = f"{type(context.dataset).__name__} {what}"
             context.fetcher.notices.warn(what, sentence, UserWarning)
 
 

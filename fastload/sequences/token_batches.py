@@ -194,7 +194,7 @@ class TokenBatchSampler(RankSampler):
         return {name: getattr(self, name) for name in ("budget", "max_samples", "pool")}
 
     def _key(self, epoch: int) -> int | None:
-        return mix64(self.seed) ^ mix64(epoch ^ (1 << 63)) if self.shuffle else None
+        return self._key_of(epoch) if self.shuffle else None
 
     def _count(self, plan: TokenPlan) -> int:
         batches, step = len(plan.starts) - 1, self.batches_per_step

@@ -98,9 +98,7 @@ class MessageBatches(Iterator[MessageBatch]):
         self._process = os.getpid()  # whose threads they are
         # Owns the attributes from here to the fault. Each thread holds it for a few instructions.
         self._lock = threading.RLock()
-        self._line: deque[MessageBatch] = (
-            deque()
-        )  # read, and not yet given. Only the last may be open
+        self._line = deque[MessageBatch]()  # read, and not yet given. Only the last may be open
         self._ahead = 0  # messages in the line
         self._read_all = False
         self._closed = False
@@ -128,10 +126,11 @@ class MessageBatches(Iterator[MessageBatch]):
         _running.add(self)
         with threads.torch_threads_kept() as torch_threads:
             prepare = partial(threads.become_worker, index, torch_threads)
+            common = self._run, set_up, prepare
             for i, own in enumerate(self._copies()):
                 work = partial(self._work, i, own)
-                self._launch(f"fastload-worker-{i}", partial(self._run, set_up, prepare, work))
-            self._launch("fastload-reader", partial(self._run, set_up, prepare, self._read))
+                self.threads.append(threads.started(f"fastload-worker-{i}", *common, work))
+            self.threads.append(threads.started("fastload-reader", *common, self._read))
             for _ in self.threads:
                 set_up.get()
 
@@ -152,12 +151,6 @@ class MessageBatches(Iterator[MessageBatch]):
                         warnings.warn(said, SharedStateWarning, stacklevel=5)
                         break
             yield own
-
-    def _launch(self, name: str, run: Callable[[], None]) -> None:
-        thread = threads.new_thread(name, run)
-        with threads.deep_stacks():
-            thread.start()
-        self.threads.append(thread)
 
     def __next__(self) -> MessageBatch:
         began = perf_counter()
@@ -188,9 +181,8 @@ class MessageBatches(Iterator[MessageBatch]):
 
     def _wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait. Raise StopIteration if the stream was closed, WorkerCrashError after a fault, StreamError in a fork."""
-        if (
-            os.getpid() != self._process
-        ):  # none of the threads is here, and one may have held the lock
+        # None of the threads is in a fork, and one may have held the lock.
+        if os.getpid() != self._process:
             raise StreamError(
                 f"the stream belongs to process {self._process}, and this process is a fork of it. Call predict() "
                 "here, with a source of its own"
@@ -334,7 +326,7 @@ class MessageBatches(Iterator[MessageBatch]):
         try:
             self.end()
         finally:
-            threads.join(self.threads)
+            threads.abandon(threads.wait(self.threads, threads.JOIN_SECONDS))
             self.source.close()
 
 

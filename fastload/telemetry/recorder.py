@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from fastload._kit.user_errors import shown
 from fastload.telemetry.snapshot import LOADER_STAGES, Stage
+from fastload.telemetry.stats import Stats
 
 PROBE_EVERY_S = 0.040
 """A probe takes some 350 us and little CPU, so at this interval it costs 0.9 % of a worker's time. Each worker probes
@@ -128,7 +129,9 @@ def bucket(seconds: float) -> int:
 
 
 class Place(NamedTuple):
-    """Where the first sample of a run is. `index` is None if samples have none. It keeps only the index alive.
+    """Where the first sample of a run is. `index` is None if samples have none, and `file` is "" if none is known.
+
+    It keeps only the index alive.
 
     Examples:
         >>> str(fastload.telemetry.Place(epoch=0, ordinal=3, index=42))
@@ -278,6 +281,16 @@ def delayed_s(thread: object = "thread-self") -> float:
     return 0.0
 
 
+def cpu_seconds(pid: int, *, ended_children: bool = False) -> float:
+    """Return the CPU seconds (user + system) of a process, or 0.0 if the system does not say."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        # The command, field 2, is in parentheses and may contain spaces. Fields 14 to 17 are user and system ticks,
+        # then those of children that have ended.
+        ticks = file.read().rpartition(b")")[2].split()[11 : 15 if ended_children else 13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def cores_busy_s() -> float:
     """Return the CPU seconds that all processes used on this process's cores since boot, or nan if unknown.
 
@@ -297,22 +310,8 @@ def cores_busy_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Merged(NamedTuple):
-    """The sum of several recorders. The fields are those of `Stats`."""
-
-    stages: dict[str, Stage]
-    sample_cpu_s: float
-    core_wait_s: float
-    blocked: int
-    gil_pressure: float
-    gil_probes: int
-    slowest_s: float
-    slowest: str
-    slowest_is_first: bool
-
-
-def merge(recorders: Iterable[Recorder]) -> Merged:
-    """Return a snapshot of `recorders`. Any thread may call this while other threads write to them.
+def merge(recorders: Iterable[Recorder]) -> Stats:
+    """Return what `recorders` measured, all of them together. Any thread may call this while others write to them.
 
     Stages come in the order in which a batch meets them. Those that the dataset named come after "sample", the longest
     first. A stage without observations is left out.
@@ -341,7 +340,7 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         order = LOADER_STAGES.index(name if known else "sample") + (0 if known else 0.5)
         return order, -histograms[name].seconds
 
-    return Merged(
+    return Stats(
         stages={name: _summary(name, histograms[name]) for name in sorted(histograms, key=place)},
         sample_cpu_s=sum(recorder._sample_cpu_s for recorder in recorders),
         core_wait_s=sum(recorder._core_wait_s for recorder in recorders),

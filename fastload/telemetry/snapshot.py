@@ -188,18 +188,6 @@ def duration(seconds: float) -> str:
         ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3)) if seconds * scale >= 0.9995),
         ("us", 1e6),
     )
-    return f"{_digits(seconds * scale)} {unit}"
-
-
-def size(count: float) -> str:
-    """Return bytes in words: three digits and a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 999.5:
-            return f"{_digits(count) if unit != 'B' else round(count)} {unit}"
-        count /= 1024
-    return f"{_digits(count)} TiB"
-
-
-def _digits(value: float) -> str:
+    value = seconds * scale
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{decimals}f} {unit}"

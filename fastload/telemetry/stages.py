@@ -91,14 +91,14 @@ def stage(name: str) -> _Stage:
     `fastload.<name>`; for spans of worker threads see `profiler_config`. A block costs about 1 us in a loader.
     Elsewhere it does nothing and costs 0.2 us. After some 30 names in one loader, further ones count as "other".
 
-    Raises:
-        ValueError: `name` is empty, or one of the loader's own stages (sample, collate, pin, sampler).
-
     Args:
         name: name of the part, of any words.
 
     Returns:
         A context manager, which threads may share.
+
+    Raises:
+        ValueError: `name` is empty, or one of the loader's own stages (sampler, sample, collate, pin).
 
     Examples:
         >>> def load(index):

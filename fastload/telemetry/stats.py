@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastload._kit.tables import columns
+from fastload._kit.texts import size_text
 from fastload.telemetry.prediction import best_kind
 from fastload.telemetry.snapshot import (
     LOADER_STAGES,
@@ -15,7 +16,6 @@ from fastload.telemetry.snapshot import (
     percent,
     seconds_in,
     share_of_workers,
-    size,
     waited_s,
     waited_share,
 )
@@ -67,12 +67,12 @@ def _figures(stats: Snapshot) -> list[str]:
         (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
         ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
         ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
-        ("bytes", size(stats.bytes), f"{size(stats.bytes * per_s)} a second"),
+        ("bytes", size_text(stats.bytes), f"{size_text(stats.bytes * per_s)} a second"),
         *_padding(stats),
         ("errors", f"{stats.errors:,}", retried),
         ("loop waited", duration(waited_s(stats)), waited),
         *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
-        ("slots in use", f"{stats.slots_in_use}", f"about {size(slot_bytes)}"),
+        ("slots in use", f"{stats.slots_in_use}", f"about {size_text(slot_bytes)}"),
     ]
     if stats.workers:
         rows += [

@@ -263,10 +263,10 @@ def is_collected(source: Hangs) -> None:
 def test_a_loop_that_is_left_waits_for_nothing(
     ends: Callable[[Hangs], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def join(threads: Any) -> None:
+    def wait(threads: Any, seconds: float) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr(batches.threads, "join", join)
+    monkeypatch.setattr(batches.threads, "wait", wait)
     source = Hangs()
     ends(source)
     wait_until(lambda: fastload_threads() == ["fastload-reader"], "the workers have ended")
