@@ -284,7 +284,7 @@ def _tell(context: WorkerContext) -> None:
     while context.stream.noticed:
         what = context.stream.noticed.pop()
         if context.fetcher.keyed:
-            sentence = f"{type(context.dataset).__name__} seems to {what}"
+            sentence = f"{type(context.dataset).__name__} {what}"
             context.fetcher.notices.warn(what, sentence, UserWarning)
 
 
