@@ -92,7 +92,9 @@ def build(way: str, options: list[str], libraries: list[str], library: str) -> N
         try:
             run(library)
         except RuntimeError as error:
-            if not isinstance(error.__cause__, OSError):  # no programs run in this /tmp, or none of that processor
+            if not isinstance(
+                error.__cause__, OSError
+            ):  # no programs run in this /tmp, or none of that processor
                 raise
     content = b"".join(path.read_bytes() for path in sorted(LIBRARY.parent.glob("*.[ch]")))
     built = BUILT.format(digest=sha256(content).hexdigest(), way=way)

@@ -26,7 +26,16 @@ from scripts import _suite
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [
     ROOT / "scripts" / name
-    for name in ("test", "demo", "docs", "bench", "build-check", "release", "sanitize", "device-check")
+    for name in (
+        "test",
+        "demo",
+        "docs",
+        "bench",
+        "build-check",
+        "release",
+        "sanitize",
+        "device-check",
+    )
 ]
 
 FAKE_PYTHON = """#!/usr/bin/env bash

@@ -68,8 +68,9 @@ class LoaderIterator(Iterator[Any]):
         settings, readers = self._settings, self._readers
         try:
             with self._epochs.beginning(seeded=settings.seed is not None):
-                ahead, self._ahead = self._ahead if self._ended else None, None
+                ahead = self._ahead if self._ended else None
                 self._order = order = self._begin_order(settings, running=self._seed, ahead=ahead)
+                self._ahead = None
                 if order is not ahead:
                     self._window.discard()
                 self._begun = False  # whether the loop has asked for a batch
@@ -82,11 +83,9 @@ class LoaderIterator(Iterator[Any]):
                     self.team = readers.start(order.worker_seed)
                     self.counts.children = self.team.children
                 self._issue()
-        except StateError:
-            self._window.discard()  # it may hold batches of an epoch that began early
-            raise
-        except BaseException:
-            self.close()
+        except BaseException as exc:
+            if not isinstance(exc, StateError):  # it leaves a running epoch as it was
+                self.close()
             raise
 
     def _begin_early(self) -> Order | None:

@@ -564,6 +564,22 @@ def test_a_sampler_that_gives_other_indices_on_resume_is_refused(draw: Any, work
     again.close()
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_an_epoch_that_runs_goes_on_after_a_state_that_is_refused(kind: Any) -> None:
+    options: Any = {"num_workers": 2, "worker_method": kind, "persistent_workers": True}
+    torch.manual_seed(2)
+    with DataLoader(Augmented(26), 4, shuffle=True, **options) as loader:
+        expected = indices(list(loader))
+    torch.manual_seed(2)
+    with DataLoader(Augmented(26), 4, shuffle=True, **options) as loader:
+        running = iter(loader)
+        first = [next(running), next(running)]
+        loader.load_state_dict({**loader.state_dict(), "checksum": 5})
+        with pytest.raises(StateError, match="checksum"):
+            iter(loader)
+        assert indices([*first, *running]) == expected
+
+
 class Remembering(Own):
     """Draws from a generator that fastload does not know, and gives its state."""
 
