@@ -47,7 +47,7 @@ def expect_free(path: str) -> None:
         found = "a set" if os.path.exists(os.path.join(path, INDEX)) else "another file or folder"
         raise FileExistsError(
             17,
-            f"{found} of this name exists. Remove it (a set with fastload set rm), or choose another name",
+            f"{found} of this name exists. Remove it, or choose another name",
             path,
         )
 
