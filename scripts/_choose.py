@@ -51,7 +51,6 @@ ELSEWHERE = {
     ".github/": (),
     ".gitignore": (),
     "benchmarks/": ("tests/docs/", "tests/test_benchmarks.py", "tests/test_peers.py"),
-    "changes/": (),
     "docs/": ("tests/docs/", "tests/test_examples.py"),
     "examples/": ("tests/docs/", "tests/test_examples.py"),
     "mkdocs.yml": ("tests/docs/",),

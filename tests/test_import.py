@@ -3,7 +3,7 @@
   them, and nothing beside them.
 - `fastload flow`, `store ls`, `store info`, `store gc`, `inspect` and `env` load no torch.
 - If the module of another project is in our place, or its files lie in our folder, a sentence says so.
-- `fastload.__version__` is the version of the installed package, which a build takes from the git tag.
+- `fastload.__version__` is the version of the installed package, which pyproject.toml has.
 """
 
 from __future__ import annotations
