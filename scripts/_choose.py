@@ -50,6 +50,7 @@ NOT_CORE_TESTS = tuple(
 ELSEWHERE = {
     ".github/": (),
     ".gitignore": (),
+    "CITATION.cff": (),
     "benchmarks/": ("tests/docs/", "tests/test_benchmarks.py", "tests/test_peers.py"),
     "docs/": ("tests/docs/", "tests/test_examples.py"),
     "examples/": ("tests/docs/", "tests/test_examples.py"),
