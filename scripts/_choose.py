@@ -50,8 +50,8 @@ NOT_CORE_TESTS = tuple(
 ELSEWHERE = {
     ".github/": (),
     ".gitignore": (),
+    "CITATION.cff": (),
     "benchmarks/": ("tests/docs/", "tests/test_benchmarks.py", "tests/test_peers.py"),
-    "changes/": (),
     "docs/": ("tests/docs/", "tests/test_examples.py"),
     "examples/": ("tests/docs/", "tests/test_examples.py"),
     "mkdocs.yml": ("tests/docs/",),

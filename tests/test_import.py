@@ -3,7 +3,7 @@
   them, and nothing beside them.
 - `fastload flow`, `store ls`, `store info`, `store gc`, `inspect` and `env` load no torch.
 - If the module of another project is in our place, or its files lie in our folder, a sentence says so.
-- `fastload.__version__` is the version of the installed package, which a build takes from the git tag.
+- `fastload.__version__` is the version of the installed package, which pyproject.toml and CITATION.cff have.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -168,7 +169,9 @@ def test_every_public_name_is_there_and_the_package_is_typed() -> None:
 
 
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastload.__version__ == metadata.version("torch-fastload")
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert fastload.__version__ == metadata.version("torch-fastload") == stated
+    assert f"\nversion: {stated}\n" in (ROOT / "CITATION.cff").read_text()
     monkeypatch.setattr(metadata, "distributions", lambda name: iter(()))
     assert fastload.__version__ == "0+unknown", "only the source is on the path"
 
