@@ -90,7 +90,7 @@ def main() -> None:
     \b
         from fastload import DataLoader
 
-    To measure it on this machine, make sample images. Then compare serial loading, fastload's threads and torch's
+    To measure it on this machine, make sample images. Then compare serial loading, fastload's default and torch's
     worker processes on them. Images need pip install '.[images]' in the clone:
 
     \b

@@ -36,7 +36,7 @@ class Output:
 
 @Command
 def bench(workload: Workload, plan: Plan, output: Output) -> None:
-    """Compare serial loading, threads and processes on images.
+    """Compare loaders on images: a serial loop, fastload by threads or processes, torch.
 
     All runs take the same samples in the same order; only the loader differs, or the plan. Each run is a new process,
     and the runs follow one another. Keep the machine otherwise idle. After Ctrl-C or SIGTERM the command reports the

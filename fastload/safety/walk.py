@@ -142,12 +142,12 @@ class Walk:
 
     def _other(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
-        what = f"a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
-        if kind in (types.BuiltinFunctionType, type(np.add), ModuleType):
-            what = f"`{x.__name__}`"
+        what = ""  # its path names it
+        if kind not in (types.BuiltinFunctionType, type(np.add), ModuleType):
+            what = f", a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
         state = issubclass(kind, io.IOBase) or hasattr(kind, "__next__")
         self._find(
-            f"samples use `{path}`, {what}, which is not on the list",
+            f"samples use `{path}`{what}, which is not on the list",
             shared=held and state,
             changes=state,
         )

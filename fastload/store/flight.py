@@ -23,7 +23,7 @@ from fastload.distributed.flight import FlightCaller, GuardedServer, without_tra
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.pieces import PIECE_BYTES
-from fastload.store.root import check_name, sets
+from fastload.store.root import check_name, no_set, sets
 
 _ACTION = "set 2"  # with the version of its results and of tickets
 _ANSWER_S = 30.0
@@ -84,10 +84,7 @@ class StoreServer(GuardedServer):
         try:
             return read_index(self._path(check_name(name)))
         except (OSError, ValueError) as error:
-            known = ", ".join(found.name for found in sets(self._root)) or "none"
-            raise flight.FlightServerError(
-                f"the set {name!r} does not exist. The sets here are {known}"
-            ) from error
+            raise flight.FlightServerError(no_set(self._root, name)) from error
 
     def _path(self, *names: str) -> str:
         return os.path.join(self._root, *names)

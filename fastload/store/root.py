@@ -200,11 +200,15 @@ def find(root: str, name: str) -> str:
     """Return the path of a set. Raises FileNotFoundError with the existing names."""
     path = os.path.join(root, check_name(name))
     if not os.path.exists(os.path.join(path, INDEX)):
-        known = ", ".join(found.name for found in sets(root)) or "none"
-        raise FileNotFoundError(
-            2, f"the set {name!r} does not exist. The sets here are {known}", root
-        )
+        raise FileNotFoundError(2, no_set(root, name), root)
     return path
+
+
+def no_set(root: str, name: str) -> str:
+    """Return the message that a set does not exist, with the existing names."""
+    known = ", ".join(found.name for found in sets(root))
+    there = f"The sets here are {known}" if known else "There are no sets here"
+    return f"the set {name!r} does not exist. {there}"
 
 
 def remove(root: str, name: str) -> None:
