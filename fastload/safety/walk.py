@@ -142,9 +142,9 @@ class Walk:
 
     def _other(self, x: Any, path: str, held: bool) -> None:
         kind = type(x)
-        what = ""  # its path names it
-        if kind not in (types.BuiltinFunctionType, type(np.add), ModuleType):
-            what = f", a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
+        what = f", a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " ")
+        if kind in (types.BuiltinFunctionType, type(np.add), ModuleType):
+            what = "" if path.endswith(x.__name__) else f", `{x.__name__}`"
         state = issubclass(kind, io.IOBase) or hasattr(kind, "__next__")
         self._find(
             f"samples use `{path}`{what}, which is not on the list",
