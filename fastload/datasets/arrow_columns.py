@@ -54,7 +54,7 @@ def decoded(field: pa.Field, array: pa.ChunkedArray) -> Column:
     Raises TypeError, which names the column, if its type cannot be read.
     """
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if _is_text(kind):
+    if str(kind).partition("[")[0] in _TEXT.split():
         return _python_values(array)
     array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
@@ -83,10 +83,6 @@ def decoded(field: pa.Field, array: pa.ChunkedArray) -> Column:
         present &= nulls[offsets[1:]] == nulls[offsets[:-1]]
     whole = present is None or present.all()
     return Column(torch.from_numpy(values), None if whole else present, offsets)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return str(kind).partition("[")[0] in _TEXT.split()
 
 
 def _python_values(array: pa.ChunkedArray) -> Column:

@@ -74,7 +74,7 @@ class Prefetched:
         kept: maximum number of kept pulls. The oldest are dropped, and their batches pull again.
     """
 
-    def __init__(self, pull: Callable[[Tensor], Tensor] | None, *, kept: int) -> None:
+    def __init__(self, pull: Callable[[Tensor], Tensor] | None, kept: int) -> None:
         self._pull = pull
         self._pid = os.getpid()
         self._order = threading.Lock()
@@ -83,7 +83,7 @@ class Prefetched:
         self.counts = {"prefetched": 0, "pulled": 0, "patched": 0}
 
     def __reduce__(self) -> Any:
-        return _nowhere, ()  # a process cannot use rows that another one pulls
+        return Prefetched, (None, 1)  # a process cannot use rows that another one pulls
 
     def pull_ahead(self, ids: Tensor) -> None:
         """Pull the rows of a coming batch. If this fails, `take` pulls again, and raises the error."""
@@ -132,10 +132,6 @@ class Prefetched:
                 for pull in self._pulls:
                     pull.fresh.append(fresh)
                     self.counts["patched"] += pull.patch()
-
-
-def _nowhere() -> Prefetched:
-    return Prefetched(None, kept=1)
 
 
 class PrefetchingCollate:

@@ -302,7 +302,7 @@ def _work(stats: Snapshot) -> Diagnosis:
     fewer = f"; num_workers={stats.cores} does as well" if stats.workers > stats.cores > 0 else ""
     what = "decode less" if cause == "decode" else "compute less for each sample"
     less = f"{what} (packed data, smaller images); more workers will not help{fewer}"
-    if _cores_full(stats):
+    if stats.process_cpu_s >= FULL * stats.cores * stats.elapsed_s and stats.cores:
         if stats.sample_cpu_s < MOSTLY * stats.process_cpu_s:
             return _finding(
                 "cores",
@@ -350,10 +350,6 @@ def _waits(stats: Snapshot) -> bool:
 
 def _lacks_cores(stats: Snapshot) -> bool:
     return not _waits(stats) and stats.core_wait_s > LACKS * stats.sample_cpu_s
-
-
-def _cores_full(stats: Snapshot) -> bool:
-    return stats.cores > 0 and stats.process_cpu_s >= FULL * stats.cores * stats.elapsed_s
 
 
 def _cores_taken(stats: Snapshot) -> bool:
