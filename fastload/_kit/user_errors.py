@@ -69,21 +69,6 @@ def annotate(error: BaseException, *said: str) -> None:
         BaseException.__setattr__(error, "__notes__", [*others, *ours])
 
 
-def sharing_note(shared: str | None, exc: BaseException) -> str:
-    """Return a note if sharing between workers may be the cause of an error, otherwise "".
-
-    It may be the cause if the workers share a state, which the clause `shared` names, or if the error mentions threads.
-    `shared` is None without workers.
-    """
-    if shared is None or not (shared or "thread" in shown(exc, str).lower()):
-        return ""
-    clause = shared or "its message mentions threads"
-    return (
-        f"this error may come from sharing objects between threads: {clause}. If num_workers=0 does not raise it, "
-        'sharing is the cause: pass worker_method="process". `fastload check` shows what is shared'
-    )
-
-
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
     """Return a user's object as a string, or its type's name if `form` raises: no message may hide the first error."""
     try:

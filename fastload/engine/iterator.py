@@ -143,7 +143,7 @@ class LoaderIterator(Iterator[Any]):
                     # If neither holds the error, there is no reference cycle, and an error that is kept keeps neither
                     # this iterator nor its threads.
                     error, batch.error = batch.error, None
-                    annotate(error, batch.where, batch.hint)
+                    annotate(error, batch.where)
                     if isinstance(error, WorkerDiedError) and self.team.is_spent():
                         self._end_with_worker(counted)
                     counted = []

@@ -144,7 +144,6 @@ class Threads(Readers):
                         own = survey.own()
                     if i == 0:
                         survey.warn_of_shared(stacklevel=6)
-                        self.what.notices.shared = survey.shared_state() if n > 1 else ""
                     info = make_worker_info(i, n, seed + i, own.dataset)
                     given = window, self.what, own, info, modes
                     team.launch(f"fastload-worker-{i}", work, *given, device, torch_threads)

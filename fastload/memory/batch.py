@@ -45,7 +45,6 @@ class Batch(Ticket):
         "first_failed",
         "given",
         "handled",
-        "hint",
         "indices",
         "keys",
         "left_out",
@@ -94,7 +93,6 @@ class Batch(Ticket):
         self.data: Any = None
         self.error: Exception | None = None
         self.where = str(self)
-        self.hint = ""  # a possible cause of the error
         self.left_out = False
 
     def __str__(self) -> str:

@@ -184,7 +184,6 @@ def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReade
     threading.stack_size(max(limit, 8 << 20))  # as the main thread has
     with random_states_kept(initialises):
         own = survey.own()
-        notices.shared = survey.shared_state()
         first = ProcessReader(job.workers[0], job, own, work)
         for worker in job.workers[1:]:
             if initialises:

@@ -15,7 +15,7 @@ from fastload.processes.jobs import RaisedInLoop
 from fastload.processes.packing import Packed, unpack
 from fastload.reading.notices import Notices
 
-_FIELDS = "nbytes", "left_out", "error", "where", "hint", "handled", "skipped", "retries"
+_FIELDS = "nbytes", "left_out", "error", "where", "handled", "skipped", "retries"
 _OF_LANES = "position", "size", "indices", "ended", "state"
 
 

@@ -13,12 +13,10 @@ from fastload._kit.user_errors import (
     annotate,
     contained,
     file_note,
-    sharing_note,
     shown,
     transient_errno,
 )
 from fastload.memory.batch import Batch
-from fastload.reading.notices import Notices
 from fastload.settings import Settings
 
 
@@ -45,10 +43,9 @@ RETRY_SECONDS = 0.1
 class Failures:
     """Decides what becomes of an error, by the loader's `on_error` and `retries`."""
 
-    def __init__(self, settings: Settings, notices: Notices) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._on_error = settings.on_error
         self._retries = settings.retries
-        self._notices = notices
 
     def may_retry(
         self,
@@ -80,7 +77,7 @@ class Failures:
         sample: Any = SKIP
         try:
             if callable(self._on_error):
-                annotate(error, where + stage, sharing_note(self._notices.shared, error))
+                annotate(error, where + stage)
                 sample = self._on_error(index, error)
         except BaseException as raised:
             if raised is not exc:  # on_error may raise the sample's own error

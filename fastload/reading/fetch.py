@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Subset, default_collate, default_convert
 
 from fastload._kit.torch_private import current_worker_info, set_worker_info
-from fastload._kit.user_errors import contained, sharing_note, shown_indices
+from fastload._kit.user_errors import contained, shown_indices
 from fastload.errors import EmptyBatchError
 from fastload.memory.batch import Batch
 from fastload.memory.collate import (
@@ -57,7 +57,7 @@ class Fetcher:
         self.collates = settings.collate_fn not in (default_collate, default_convert)
         """Whether a user's function collates."""
         self.pool = pool or SlotPool(channels_last=settings.memory_format is torch.channels_last)
-        self._failures = Failures(settings, notices)
+        self._failures = Failures(settings)
         self.source = _source_of(settings, self.pool, notices, self._failures)
         self._in_slots = not self.source.batches_in_parallel
         # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
@@ -119,7 +119,6 @@ class Fetcher:
         try:
             if batch.failed:
                 batch.error, batch.where = batch.failed[min(batch.failed)]
-                batch.hint = sharing_note(self.notices.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
             elif builder is not None:
                 self._make(batch, builder, self.pool.collate if self._in_slots else collate_fn)
@@ -130,7 +129,6 @@ class Fetcher:
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
                 where += f", of which on_error replaced {shown_indices(replaced)}"
             batch.error, batch.where = contained(exc), where
-            batch.hint = sharing_note(self.notices.shared, exc)
 
     def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
         skipped = batch.skipped

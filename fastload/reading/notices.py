@@ -14,14 +14,11 @@ class Notices:
 
     Attributes:
         warnings: kinds, sentences and categories.
-        shared: a clause that names a state which the workers share; "" if there is none, None if no
-            workers run.
     """
 
     def __init__(self, warned: set[str]) -> None:
         self.warned = warned
         self.warnings: deque[tuple[str, str, type[Warning]]] = deque()
-        self.shared: str | None = None
 
     def warn(self, kind: str, sentence: str, category: type[Warning] = RuntimeWarning) -> None:
         """Let the loop warn, once for each kind."""

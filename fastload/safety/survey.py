@@ -153,13 +153,6 @@ class Survey:
 
     # ---- what workers share ----
 
-    def shared_state(self) -> str:
-        """Return a clause that names the first object whose state all workers share, or ""."""
-        if self._copy_dataset is False:
-            return "copy_dataset=False lets all workers share one dataset"
-        paths = [named.path for named in self.graph.uncopyable]
-        return f"all workers share {paths[0]}, which is not copied" if paths else ""
-
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of objects that could not be copied. Call this after the first `own()`, which finds them."""
         if said := self.said_of_shared():

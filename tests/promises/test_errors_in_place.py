@@ -9,7 +9,6 @@
 - A sampler, a `collate_fn` or a `worker_init_fn` that raises is an error in its place.
   See also `tests/contracts/workers.py`.
 - No error causes a hang or a silently short epoch.
-- An error that may come from sharing carries one more note with remedies.
 - A value that is not a file is not named as one.
 """
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,7 +24,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import fastload
 import fastload.engine.pinning
@@ -38,7 +35,7 @@ from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.reading.failures import fail
 from fastload.reading.fetch import Fetcher
 from tests.contracts.workers import Unreadable, unreadable
-from tests.fakes import FailingDataset, Numbers, fastload_threads
+from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
 
 WORKERS = [0, 4]
@@ -62,7 +59,6 @@ class Bad(Numbers):
 def note(error: BaseException) -> str:
     """Return the one note that fastload left."""
     notes = [text for text in getattr(error, "__notes__", []) if "fastload" in text]
-    notes = [text for text in notes if "may come from sharing" not in text]  # not with "state"
     assert len(notes) == 1, notes
     return notes[0]
 
@@ -88,61 +84,6 @@ def test_what_is_no_file_is_not_named_as_one(tmp_path: Path) -> None:
     notes = {index: note(got[index]) for index in errors}
     assert f"; file: {tmp_path / '7.txt'}" in notes.pop(7)
     assert not [text for text in notes.values() if "file:" in text]
-
-
-# ---- what may come from sharing ----
-
-
-def notes_of(dataset: Dataset[Any], **options: Any) -> list[str]:
-    """The notes on the first error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fastload.errors.SharedStateWarning)
-        got = drain(
-            DataLoader(
-                dataset, 5, **{"copy_dataset": "state", "worker_method": "thread", **options}
-            )
-        )
-    return next(batch for batch in got if isinstance(batch, Exception)).__notes__
-
-
-class Feeds(Numbers):
-    """Takes its samples from a generator, of which there is no copy."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(20)
-        self.error, self.feed = error, (k for k in range(1_000))
-
-    def __getitem__(self, index: int) -> int:
-        if index == 13:
-            raise self.error
-        return index
-
-
-SHARED = Feeds(ValueError("generator already executing"))
-OF_A_THREAD = FailingDataset(
-    range(20), failures={13: RuntimeError("can only be used in the thread that made it")}
-)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "options", "clause"),
-    [
-        (SHARED, {"num_workers": 2}, "all workers share dataset.feed"),
-        (OF_A_THREAD, {"num_workers": 1}, "its message mentions threads"),
-        (Bad(20, unreadable(13)), {"num_workers": 2, "copy_dataset": False}, "copy_dataset=False"),
-    ],
-    ids=["no copy", "of a thread", "copy_dataset=False"],
-)
-def test_an_error_that_may_come_of_sharing_says_so(
-    dataset: Dataset[Any], options: dict[str, Any], clause: str
-) -> None:
-    """In one note more, though the same object is raised again."""
-    for _ in range(2):
-        place, hint = notes_of(dataset, **options)
-        assert "sample index 13" in place
-        assert f"may come from sharing objects between threads: {clause}" in hint
-        for remedy in ("num_workers=0", "worker_method", "fastload check"):
-            assert remedy in hint
 
 
 class Late(Bad):
