@@ -15,7 +15,6 @@ from fastload.safety.graph import Graph
 from fastload.safety.modules import is_users_module
 from fastload.safety.objects import is_global_generator
 
-
 OBJECTS_AT_MOST = 100_000
 """It looks at no more objects, which takes a second, and warns."""
 
