@@ -135,10 +135,6 @@ class Embedding(nn.Module):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def extra_repr(self) -> str:
-        """Return what `repr` shows."""
-        return f"{self.name!r}, dim={self.dim}, rows={self.rows}"
-
     def counts(self) -> dict[str, int]:
         """Return the numbers of batches that were prefetched, batches that `forward` pulled, and replaced rows."""
         return dict(self._pulls.counts)

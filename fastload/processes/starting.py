@@ -15,7 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
@@ -31,7 +31,6 @@ from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.preload import ORIGINAL
 from fastload.processes.segments import Segments
-from fastload.processes.wire import can_be_read, watched
 from fastload.random import python_random, torch_random
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
@@ -99,7 +98,7 @@ def start_children(
                     _start(children[-1], context, sealed)
                 except Exception as exc:
                     nested = "bootstrapping phase" in str(exc)  # a script without a main guard
-                    if method == "fork" or isinstance(exc, OSError) or nested:
+                    if method == "fork" or isinstance(exc, OSError | EOFError) or nested:
                         raise
                     raise _cannot_be_pickled(settings, method, reason, exc) from exc
         for one in children:
@@ -114,21 +113,10 @@ def start_children(
 
 
 def _start(child: Child, context: BaseContext, sealed: Sealed) -> None:
-    """Start a worker's process. If the fork server ends because of what it imports, start it once more without that."""
-    with _ctrl_c_waits():
-        if context.get_start_method() == "fork":
-            child.start(context, sealed)
-            return
-        try:
-            with _as_server_starts(_to_preload()):
-                child.start(context, sealed)
-        except (EOFError, ConnectionError):
-            child.end(0)
-            if (ending := watched(getattr(_SERVER, "_forkserver_pid", None) or 0)) is not None:
-                can_be_read(ending, 1.0)  # multiprocessing starts no other before it has ended
-                os.close(ending)
-            with _as_server_starts([]):
-                child.start(context, sealed)
+    """Start a worker's process."""
+    forks = context.get_start_method() == "fork"
+    with _ctrl_c_waits(), nullcontext() if forks else _as_server_starts(_to_preload()):
+        child.start(context, sealed)
 
 
 @contextmanager
@@ -238,6 +226,8 @@ def _to_preload() -> list[str]:
 
     They are those that survive a fork. A server has no code of the user's: what that opens or starts is unknown.
     """
+    if not all(isinstance(path, str) for path in sys.path):
+        return []  # multiprocessing writes the paths into the server's program, which would not be Python
     theirs = [*getattr(_SERVER, "_preload_modules", [])]
     if theirs == ["__main__"] and (_hazard_of_fork() or "mpi4py.MPI" in sys.modules):
         theirs = []  # multiprocessing's default: the script would import the hazard, and MPI would start there
