@@ -42,7 +42,7 @@ BUDGETS = {
     "fastload/sequences": 1_172,
     "fastload/store": 2_693,
     "fastload/stream": 853,
-    "fastload/telemetry": 825,
+    "fastload/telemetry": 823,
     "fastload/train": 1_046,
     "benchmarks": 1_864,
 }

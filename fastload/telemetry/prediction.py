@@ -57,15 +57,13 @@ def best_kind(stats: Snapshot) -> Kind | None:
     most = min(stats.workers_asked, stats.cores)
     alone_s = _seconds_alone(stats)
     alone = duration(alone_s) if alone_s else "no measurable time"
+    read = f"a batch in {alone}, and takes one over"
     if not stats.worker_method:  # the loop itself reads
-        reads = f"the loop reads a batch in {alone}"
         if alone_s > ROOM * HAND_OVER_S:
-            return Kind("process", most, f"{reads}, and takes it over faster")
-        return Kind("none", 0, f"{reads}, and would take it over no faster")
+            return Kind("process", most, f"the loop reads {read} faster")
+        return Kind("none", 0, f"the loop reads {read} no faster")
     if alone_s < HAND_OVER_S:
-        return Kind(
-            "none", 0, f"the loop would read a batch in {alone}, and takes one over no faster"
-        )
+        return Kind("none", 0, f"the loop would read {read} no faster")
     if stats.gil and stats.gil_probes < FEWEST_PROBES:
         return None
     if stats.worker_method == "thread":
