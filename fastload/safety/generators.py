@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +14,9 @@ from fastload.safety import kinds
 from fastload.safety.graph import Graph
 from fastload.safety.modules import is_users_module
 from fastload.safety.objects import is_global_generator
+
+OBJECTS_AT_MOST = 100_000
+"""It looks at no more objects, which takes a second, and warns."""
 
 
 def generators_beside(graph: Graph) -> list[tuple[str, Any]]:
@@ -30,6 +34,13 @@ def generators_beside(graph: Graph) -> list[tuple[str, Any]]:
         if id(x) in seen or (kind is kinds.ATOM and type(x) not in _CODE and not _is_class(x)):
             continue
         seen[id(x)] = x
+        if len(seen) > OBJECTS_AT_MOST:
+            what = "a random generator further below draws what depends on the workers"
+            warnings.warn(
+                f"fastload: too many objects are below modules, as at {path:.80}: {what}",
+                stacklevel=2,
+            )
+            break
         if isinstance(kind, kinds.Generator) and not is_global_generator(x):
             found.append((path, x))
         with suppress(Exception):  # another thread may change it
