@@ -70,7 +70,7 @@ class Graph:
             if kind is kinds.ATOM or id(x) in self.nodes:
                 continue
             self.nodes[id(x)] = Node(x, kind, parent, label)
-            elements = not self.is_data(x, kind)
+            elements = not self._is_data(x, kind)
             why = self._why_shared(x, kind, elements)
             if why is not None:
                 self.shared[id(x)] = why
@@ -105,7 +105,7 @@ class Graph:
 
     # ---- containers that are data ----
 
-    def is_data(self, x: Any, kind: kinds.Kind) -> bool:
+    def _is_data(self, x: Any, kind: kinds.Kind) -> bool:
         """Return whether the elements of a container are data: there is much below it, and it is no code."""
         size = kind.size(x) if isinstance(kind, kinds.Container) else 0
         if size < objects.FEW or objects.holds_code(x):

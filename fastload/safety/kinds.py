@@ -204,21 +204,18 @@ def is_flat(x: Any, base: Any) -> bool:
 # ---- functions and other callables ----
 
 
-def held_by(function: Any) -> Iterator[Part]:
-    """Yield what a function holds: its closure, default values and attributes."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield f" ({name})", cell
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield " (a default)", value
-    yield from ((f".{name}", value) for name, value in vars(function).items())
-
-
 class Function(Kind):
     """A function. Only one with a closure, default values or attributes can change."""
 
-    def parts(self, x: Any) -> Iterable[Part]:
+    def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
-        return () if is_importable(x) else held_by(x)
+        if is_importable(x):
+            return
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+            yield f" ({name})", cell
+        for value in (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()):
+            yield " (a default)", value
+        yield from ((f".{name}", value) for name, value in vars(x).items())
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""

@@ -21,7 +21,6 @@ from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.random import torch_random
 from fastload.random.streams import MODULES, OWNERS, chosen_modules
 from fastload.safety.copies import make_copies
-from fastload.safety.generators import generators_beside
 from fastload.safety.graph import Graph, Named
 from fastload.safety.kinds import EXACT
 from fastload.safety.memory import IN_SHARED_MEMORY
@@ -42,14 +41,9 @@ class WorkerCopies:
     generators: Sequence[tuple[str, Any]] | None = ()
     """The random generators in the copies, each with its path. None: nothing has looked for them."""
 
-    def current_generators(self, *, alone: bool) -> Sequence[tuple[str, Any]]:
-        """Return the generators now: `init_fn` or a sample may have replaced some.
-
-        Args:
-            alone: whether no other worker shares the modules with this one, so that their generators count.
-        """
-        survey = Survey(self.dataset, self.collate_fn, self.init_fn)
-        return survey.generators() if alone else survey.graph.generators()
+    def current_generators(self) -> Sequence[tuple[str, Any]]:
+        """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
+        return Survey(self.dataset, self.collate_fn, self.init_fn).graph.generators()
 
 
 @dataclass(frozen=True)
@@ -131,11 +125,7 @@ class Survey:
         """Return the objects for a loop without workers: the loader's own, not copied."""
         if self._copy_dataset is False:
             return self._originals
-        return replace(self._originals, generators=self.generators())
-
-    def generators(self) -> list[tuple[str, Any]]:
-        """Return the generators that samples may draw from, in the loader's objects and in modules."""
-        return [*self.graph.generators(), *generators_beside(self.graph)]
+        return replace(self._originals, generators=self.graph.generators())
 
     def own(self) -> WorkerCopies:
         """Return the objects for the next worker.
