@@ -22,6 +22,7 @@ from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
+from fastload.order.lanes import dealt_anew
 from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import divided_once, partition, refuse_two_partitions
 from fastload.order.sampler import RankSampler
@@ -31,7 +32,7 @@ from fastload.order.sampler_state import (
     restore_generators,
     restore_own_state,
 )
-from fastload.order.state import VERSION, SampledState, check, edited, known_length
+from fastload.order.state import VERSION, IterableState, SampledState, check, edited, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.safety import CopyDataset
@@ -318,10 +319,11 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(f"ahead must be 0 to {MAX_AHEAD}, got {ahead}")
         return self._epochs.state_dict(lambda: Settings.of(self), ahead)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
-        It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
+        A stream of `fastload.streams` goes on with other workers, and with other ranks: then pass a list of the states
+        of all ranks. It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
 
         Raises:
             StateError: the state is of another seed, sampler, dataset or global batch. It names the field, both values,
@@ -330,8 +332,13 @@ class DataLoader(TorchDataLoader[T]):
         if not self._is_ours:
             self._warn_of_no_state()
             return
-        ours = fresh_state(Settings.of(self), 0, None)
-        found = type(ours).from_json(state)
+        settings = Settings.of(self)
+        ours = fresh_state(settings, 0, None)
+        states: Any = state if settings.exact and isinstance(state, list) else [state]
+        states = [*map(type(ours).from_json, states)]
+        found: Any = states[0]
+        if isinstance(ours, IterableState) and settings.exact:
+            found = dealt_anew(self.dataset, states, ours)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):

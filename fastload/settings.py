@@ -175,6 +175,11 @@ class Settings:
         return isinstance(self.dataset, IterableDataset)
 
     @property
+    def exact(self) -> bool:
+        """Whether the dataset is one of `fastload.streams`: its samples do not depend on the workers that read them."""
+        return getattr(type(self.dataset), "fastload_exact", False) is True
+
+    @property
     def lanes(self) -> int:
         """Number of lanes of threads: one for each that reads an iterable dataset, else one. Each process has one."""
         return max(1, self.num_workers) if self.iterable else 1

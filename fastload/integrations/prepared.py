@@ -99,9 +99,13 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
         ahead += self._state_before is not None
         return super().state_dict(ahead=ahead)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """See `fastload.DataLoader.load_state_dict`. A seed that the ranks have agreed on is taken from the state."""
-        if self._agreed is not None and isinstance(state.get("seed"), int):
+        if (
+            self._agreed is not None
+            and isinstance(state, dict)
+            and isinstance(state.get("seed"), int)
+        ):
             self._agreed = self.seed = state["seed"]
             if isinstance(self.dataset, Part):
                 self.dataset.seed = state["seed"]

@@ -89,7 +89,8 @@ class Epochs:
                 )
                 self._at = self._at[0], None
             # With a seed, tell it to a stream. Not to one without `epoch`: the loop may have set another.
-            if seeded and self._stream is not None and self._sampler_epoch is not None:
+            tells = seeded or getattr(self._stream, "fastload_exact", False)
+            if tells and self._stream is not None and self._sampler_epoch is not None:
                 self._stream.set_epoch(self.number)
                 self._sampler_epoch = self.number
             yield

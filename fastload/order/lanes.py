@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fastload._kit.hashing import mix64
 from fastload._kit.user_errors import annotate
+from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order.order import Order, draw_seed
 from fastload.order.partition import partition
@@ -71,7 +72,8 @@ class LaneOrder(Order):
         self._batch_size = settings.batch_size or 1
         self._ordinal = 0
         # With a seed, pass the epoch to each copy: persistent workers do not see `set_epoch` of the loop's dataset.
-        told = None if initial.seed is None else initial.sampler_epoch
+        tells = initial.seed is not None or settings.exact
+        told = initial.sampler_epoch if tells else None
         self._began: list[dict[str, Any]] = [{**lane, "epoch": told} for lane in start.lanes]
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
@@ -141,8 +143,41 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
         epoch=epoch,
         sampler_epoch=sampler_epoch,
         workers=int(settings.num_workers),  # that read the dataset
-        lanes=[
-            {"samples": 0, "state": None, "ended": False, "seen": 0, "draws": {}}
-            for _ in range(settings.lanes)
-        ],
+        lanes=[_lane(None) for _ in range(settings.lanes)],
+    )
+
+
+def _lane(state: Any) -> dict[str, Any]:
+    return {"samples": 0, "state": state, "ended": False, "seen": 0, "draws": {}}
+
+
+def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -> IterableState:
+    """Return the state of this rank for what the ranks of `states` have left of an exact stream.
+
+    If there is one state, of as many ranks and workers, return it. Raise `StateError` if that of a rank is missing.
+    """
+    first = states[0]
+    ranks, workers = first.world_size, len(first.lanes)
+    if len(states) == 1 and (ranks, workers) == (ours.world_size, len(ours.lanes)):
+        return first
+    states = sorted(states, key=lambda state: state.rank)
+    found = [(state.rank, state.world_size, state.epoch, len(state.lanes)) for state in states]
+    if found != [(k, ranks, first.epoch, workers) for k in range(ranks)]:
+        raise StateError(
+            f"rank: a stream goes on with other ranks from the states of all {ranks} ranks, which they saved after the "
+            f"same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
+        )
+    # In the order of the readers: the ranks in turn, for each worker.
+    lanes = [lane for each in zip(*(state.lanes for state in states), strict=True) for lane in each]
+    readers = ours.world_size * len(ours.lanes)
+    left = dataset.redealt([lane["state"] for lane in lanes], first.epoch, readers)
+    return replace(
+        first,
+        rank=ours.rank,
+        world_size=ours.world_size,
+        global_batch=ours.global_batch,
+        workers=ours.workers,
+        ended=all(state.ended for state in states),
+        turn=0,
+        lanes=[_lane(state) for state in left[ours.rank :: ours.world_size]],
     )

@@ -64,7 +64,7 @@ class Fetcher:
         draws = self.keyed and not self.source.copies
         self.streams = Streams(
             settings.modules() if draws else frozenset(),
-            keyed=draws and not settings.iterable,
+            keyed=draws and (settings.exact or not settings.iterable),
             seeded=settings.seed is not None,
         )
         """Makes the random streams of the workers."""

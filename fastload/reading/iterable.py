@@ -45,6 +45,9 @@ class Lanes(Source):
         self._failures = failures
         self._batch_size: int = settings.batch_size or 1
         self._drop_last = settings.drop_last
+        self._exact = settings.exact
+        if self._exact and (said := settings.dataset.idle(settings.lanes)):
+            notices.warn("idle readers", said)
         self._lanes: list[Lane | None] = [None] * settings.lanes
 
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
@@ -64,7 +67,7 @@ class Lanes(Source):
         """Return the lane of a batch. The first batch of an epoch begins another pass."""
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:
-            self._lanes[batch.lane] = lane = Lane(reader.dataset, batch.keys)
+            self._lanes[batch.lane] = lane = Lane(reader.dataset, batch.keys, exact=self._exact)
             self._begin(batch, lane, reader)
         return lane
 
@@ -115,9 +118,10 @@ class Lanes(Source):
 class Lane:
     """One worker's pass over its copy of the dataset, in one epoch."""
 
-    def __init__(self, dataset: Any, keys: StreamKeys) -> None:
+    def __init__(self, dataset: Any, keys: StreamKeys, *, exact: bool) -> None:
         self.dataset = dataset
         self.keys = keys
+        self._exact = exact  # its samples draw from streams of their own
         self.samples = 0  # taken, including those that raised
         self.ended = False
         self._seen = 0  # the checksum of the first samples
@@ -146,7 +150,8 @@ class Lane:
             )
         state = None if self._fault else saved["state"]
         # A pass that is read again draws what it drew before.
-        stream.begin_pass(self.keys.batch(0, 0), {} if state is None else saved["draws"])
+        if not self._exact:
+            stream.begin_pass(self.keys.batch(0, 0), {} if state is None else saved["draws"])
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
             return
@@ -225,7 +230,7 @@ class Lane:
                 state = copy.deepcopy(self._keeper.state_dict())  # the dataset may change its own
             except BaseException as exc:
                 return contained(exc)
-        draws = {} if state is None else stream.pass_state()
+        draws = {} if state is None or self._exact else stream.pass_state()
         done = {"samples": self.samples, "ended": self.ended, "seen": self._seen}
         return {**done, "state": state, "draws": draws}
 

@@ -1,0 +1,17 @@
+"""Streams that resume exactly: shards in an order that depends on seed and epoch, and steps over their samples.
+
+    chain         a stream, its steps, and where it is
+    shards        the source: shards of files, dealt to readers
+    formats       how a shard is read from any of its samples on
+    mixed         several streams in given shares
+
+Where a stream is, its *mark*, is a few numbers: the next sample of a shard, and for each step that holds samples the
+mark at which it held none, and how many it has given since. So a state holds no samples, and to resume is to read
+again what a step held.
+"""
+
+from fastload.streams.chain import PackedStream, Shuffled, Stream
+from fastload.streams.mixed import Mixed
+from fastload.streams.shards import Shards
+
+__all__ = ["Mixed", "PackedStream", "Shards", "Shuffled", "Stream"]

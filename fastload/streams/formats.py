@@ -1,0 +1,235 @@
+"""How a shard is read from any of its samples on."""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import itertools
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+Record = tuple[int, int, Any]
+"""The position of a sample in its shard, that of the next one, and what `Format.sample` makes it of."""
+
+
+class Format(Protocol):
+    """Reads shards of one format. Positions are integers of its own, which grow."""
+
+    seeks: bool
+    """Whether it can begin anywhere without reading what is before."""
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """Yield the samples of a shard whose positions are at least `start` and less than `stop`."""
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """Return start and stop of one of so many parts of a shard."""
+
+    def sample(self, record: Any) -> Any:
+        """Return the sample. If that raises, the next one can be read."""
+
+
+class _Whole:
+    def sample(self, record: Any) -> Any:
+        """See `Format`."""
+        return record
+
+
+class JsonLines:
+    """Lines of JSON. A position is the offset of a line in bytes."""
+
+    seeks = True
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """See `Format`."""
+        with open(path, "rb") as file:
+            file.seek(start)
+            for line in file:
+                if stop is not None and start >= stop:
+                    return
+                after = start + len(line)
+                if not line.isspace():
+                    yield start, after, line
+                start = after
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """See `Format`. A line belongs to the part in which it begins."""
+        size = os.path.getsize(path)
+        with open(path, "rb") as file:
+            return tuple(_line_at(file, size * k // parts) for k in (part, part + 1))  # type: ignore[return-value]
+
+    def sample(self, record: Any) -> Any:
+        """See `Format`."""
+        return json.loads(record)
+
+
+def _line_at(file: Any, offset: int) -> int:
+    """Return where the first line begins at or after an offset."""
+    if not offset:
+        return 0
+    file.seek(offset - 1)
+    file.readline()
+    return int(file.tell())
+
+
+class Parquet(_Whole):
+    """Parquet files. A position is the number of a row, and a sample a dict."""
+
+    seeks = True
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """See `Format`. It reads one row group after another, and of the first only what is needed."""
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path, memory_map=True) as file:
+            counts = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            ends = list(itertools.accumulate(counts))
+            stop = ends[-1] if stop is None and ends else stop or 0
+            first = bisect.bisect_right(ends, start)
+            row = ends[first] - counts[first] if first < len(ends) else stop
+            for batch in file.iter_batches(row_groups=range(first, len(ends))):
+                if row >= stop:
+                    return
+                if (skipped := max(0, start - row)) < batch.num_rows:
+                    rows = batch.slice(skipped, stop - row - skipped).to_pylist()
+                    for k, sample in enumerate(rows, row + skipped):
+                        yield k, k + 1, sample
+                row += batch.num_rows
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """See `Format`."""
+        import pyarrow.parquet as pq
+
+        rows = pq.read_metadata(path).num_rows
+        return rows * part // parts, rows * (part + 1) // parts
+
+
+class Arrow(_Whole):
+    """Arrow files, of the file or the stream format. A position is the number of a row, and a sample a dict."""
+
+    seeks = True
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """See `Format`."""
+        row = 0
+        for batch in _arrow_batches(path):
+            if stop is not None and row >= stop:
+                return
+            if (skipped := max(0, start - row)) < batch.num_rows:
+                wanted = None if stop is None else stop - row - skipped
+                for k, sample in enumerate(batch.slice(skipped, wanted).to_pylist(), row + skipped):
+                    yield k, k + 1, sample
+            row += batch.num_rows
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """See `Format`."""
+        rows = sum(batch.num_rows for batch in _arrow_batches(path))
+        return rows * part // parts, rows * (part + 1) // parts
+
+
+def _arrow_batches(path: Any) -> Iterator[Any]:
+    """Yield the record batches of a file, which lie in mapped memory."""
+    import pyarrow as pa
+
+    with pa.memory_map(os.fspath(path)) as file:
+        try:
+            reader = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:
+            yield from pa.ipc.open_stream(file)
+        else:
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+
+
+class Tar(_Whole):
+    """Tar files of WebDataset's layout: neighbours whose names are equal up to the first dot are one sample.
+
+    A sample is a dict of bytes by ending, with `__key__`. A position is the offset of its first header.
+    """
+
+    seeks = True
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """See `Format`."""
+        with open(path, "rb") as file:
+            file.seek(start)
+            sample: dict[str, Any] = {}
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                for member in tar:
+                    tar.members = []  # type: ignore[attr-defined]
+                    key, ending = _key_of(member.name)
+                    if not member.isfile():
+                        continue
+                    if sample and sample["__key__"] != key:
+                        yield start, member.offset, sample
+                        sample, start = {}, member.offset
+                    if stop is not None and start >= stop:
+                        return
+                    sample["__key__"] = key
+                    sample[ending] = tar.extractfile(member).read()  # type: ignore[union-attr]
+            if sample:
+                yield start, file.tell(), sample
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """See `Format`. It reads all headers of the shard."""
+        with tarfile.open(path, "r:") as tar:
+            members = [m for m in tar if m.isfile()]
+        keys = itertools.groupby(members, lambda member: _key_of(member.name)[0])
+        starts = [next(group).offset for _, group in keys] + [os.path.getsize(path)]
+        first, last = (len(starts[:-1]) * k // parts for k in (part, part + 1))
+        return starts[first], starts[last]
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    """Return the name of a sample's file up to the first dot, and what follows."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, ending = file.partition(".")
+    return folder + slash + stem, ending
+
+
+class Iterated(_Whole):
+    """What a function of the user's iterates over. A position is a sample's number; those before are read again."""
+
+    seeks = False
+
+    def __init__(self, function: Callable[[Any], Iterator[Any]]) -> None:
+        self._function = function
+
+    def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
+        """See `Format`."""
+        for k, sample in enumerate(itertools.islice(self._function(path), start, stop), start):
+            yield k, k + 1, sample
+
+    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+        """See `Format`."""
+        raise AssertionError("it does not seek")
+
+
+def _compressed_lines(path: Any) -> Iterator[Any]:
+    with gzip.open(path, "rb") as file:
+        yield from (json.loads(line) for line in file if not line.isspace())
+
+
+_FORMATS: dict[str, Format] = {
+    "jsonl": JsonLines(),
+    "jsonl.gz": Iterated(_compressed_lines),
+    "parquet": Parquet(),
+    "arrow": Arrow(),
+    "tar": Tar(),
+}
+
+
+def format_of(read: str | Callable[[Any], Iterator[Any]] | None, path: Any) -> Format:
+    """Return the format that `read` names, or that the ending of a path tells."""
+    if callable(read):
+        return Iterated(read)
+    name = os.path.basename(os.fspath(path)) if read is None else f".{read}"
+    for ending, form in _FORMATS.items():
+        if name.endswith(f".{ending}"):
+            return form
+    known = ", ".join(_FORMATS)
+    given = f"read={read!r}" if read is not None else f"the ending of {name!r}"
+    raise ValueError(
+        f"{given} is not a known format ({known}). Pass read=, a function that returns an iterator"
+    )

@@ -1,0 +1,76 @@
+"""Several streams in given shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastload.streams.chain import Element, Mark, Pass, Place, Stream
+
+Weights = Sequence[float] | Callable[[int], Sequence[float]]
+
+
+class Mixed(Stream):
+    """A stream of several others. Each gives its share of any run of samples, rounded up or down.
+
+    Args:
+        streams: the streams.
+        weights: their shares, in any unit. Or a function of the number of samples that this reader has given, whose
+            shares may change: it is called for each sample.
+        until: "all" goes on until all streams have ended, with those that have not; "first" until one has.
+    """
+
+    def __init__(self, streams: Sequence[Stream], weights: Weights, *, until: str = "all") -> None:
+        if until not in ("all", "first"):
+            raise ValueError(f'until must be "all" or "first", got {until!r}')
+        if not callable(weights) and (len(weights) != len(streams) or min(weights) < 0):
+            raise ValueError(
+                f"weights must be {len(streams)} numbers, one for each stream and none below 0, got {weights!r}"
+            )
+        self.ups, self.weights, self.until = tuple(streams), weights, until
+        self.seed = self.ups[0].seed
+
+    def open(self, place: Place, mark: Mark = None) -> Pass:
+        """See `Stream`. The mark has the number of samples, the credit of each stream or None, and their marks."""
+        n = len(self.ups)
+        return _MixedPass(self, place, *(mark or (0, [0.0] * n, [None] * n)))
+
+    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+        """See `Stream`. The credits begin anew."""
+        given = sum(number for number, _, _ in marks) // readers
+        each = zip(*(ups for _, _, ups in marks), strict=True)
+        dealt = zip(
+            *(up.deal(list(m), readers) for up, m in zip(self.ups, each, strict=True)), strict=True
+        )
+        return [[given, [0.0] * len(self.ups), list(ups)] for ups in dealt]
+
+
+class _MixedPass(Pass):
+    def __init__(
+        self, stream: Mixed, place: Place, given: int, credits: Sequence[Any], marks: Sequence[Mark]
+    ) -> None:
+        self._stream, self._given, self._credits = stream, given, list(credits)
+        self._ups = [up.open(place, mark) for up, mark in zip(stream.ups, marks, strict=True)]
+
+    def mark(self) -> Mark:
+        """See `Pass`."""
+        return [self._given, list(self._credits), [up.mark() for up in self._ups]]
+
+    def __next__(self) -> Element:
+        credits, weights = self._credits, self._stream.weights
+        shares = weights(self._given) if callable(weights) else weights
+        while active := [k for k, c in enumerate(credits) if c is not None and shares[k]]:
+            total = sum(shares[k] for k in active)
+            due = max(active, key=lambda k: (credits[k] + shares[k] / total, -k))
+            element = next(self._ups[due], None)
+            if element is None:
+                credits[due] = None
+                if self._stream.until == "first":
+                    self._credits[:] = [None] * len(credits)
+                continue
+            for k in active:
+                credits[k] += shares[k] / total
+            credits[due] -= 1
+            self._given += 1
+            return element[0] * len(credits) + due, element[1]
+        raise StopIteration

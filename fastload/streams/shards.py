@@ -1,0 +1,166 @@
+"""The source of streams: shards of files, dealt to readers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload._kit.hashing import mix64
+from fastload._kit.integers import integer
+from fastload._kit.user_errors import annotate
+from fastload.streams.chain import Element, Mark, Pass, Place, Stream
+from fastload.streams.formats import Format, Record, format_of
+
+
+class Shards(Stream):
+    """A stream of the samples of files, each of which holds many.
+
+    Each file is a shard. The order of the shards depends on the seed and the epoch. A shard is read from its beginning
+    to its end. The workers of all ranks, the readers, take the shards of that order in turn. If there are fewer
+    shards than readers, each shard is divided into as many ranges as are needed, if its format can seek.
+
+    Args:
+        paths: names of the files, the same on all ranks and in the same order. Or what `read` opens.
+        read: "jsonl", "parquet", "arrow", "tar", or a function that returns an iterator over a shard. None: the
+            ending of the first path says which.
+        shuffle: whether the order of the shards depends on the epoch. If not, it is that of `paths`.
+        seed: makes that order.
+        rank, world_size: those of this process. None: of torch.distributed if it is initialised, else 0 and 1.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Any],
+        read: str | Callable[[Any], Iterator[Any]] | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.paths = list(paths)
+        if not self.paths:
+            raise ValueError("paths must name at least one shard, got none")
+        self.format: Format = format_of(read, self.paths[0])
+        self.shuffles, self.seed = bool(shuffle), integer("seed", seed)
+        self._rank, self._world_size = rank_of(rank, world_size)
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._world_size
+
+    def idle(self, workers: int) -> str:
+        """See `Stream`."""
+        readers, n = workers * self._world_size, len(self.paths)
+        if self.format.seeks or readers <= n:
+            return ""
+        return (
+            f"{readers - n} of {readers} workers have nothing to read: there are {n} shards, which cannot be read from "
+            "the middle. Take fewer workers, or write more shards"
+        )
+
+    def open(self, place: Place, mark: Mark = None) -> Pass:
+        """See `Stream`. The mark has a route, the place in its list of items, and the position in that item.
+
+        A route names the items that a reader reads: [readers, reader, number of ranges of each shard, what is left].
+        What is left is None for all, or the items of a pass that was dealt anew.
+        """
+        if mark is None:
+            ranges = -(-place.readers // len(self.paths)) if self.format.seeks else 1
+            mark = [[place.readers, place.reader, ranges, None], 0, None]
+        return _ShardsPass(self, place.epoch, *mark)
+
+    def items(self, route: Any) -> list[list[Any]]:
+        """Return what a reader reads, in order: for each the number of a range of a shard, and where it begins."""
+        readers, reader, ranges, left = route
+        if left is None:
+            return [[k, None] for k in range(reader, len(self.paths) * ranges, readers)]
+        whole = np.flatnonzero(_bits(left["whole"]))
+        return [*left["begun"], *([int(k), None] for k in whole)][reader::readers]
+
+    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+        """See `Stream`. The rest of each shard goes to one reader."""
+        begun: list[Any] = []
+        ranges = marks[0][0][2]
+        whole = np.zeros(len(self.paths) * ranges, bool)
+        for route, k, position in marks:
+            for number, start in self.items(route)[k:]:
+                at, position = start if position is None else position, None
+                if at is None:
+                    whole[number] = True
+                else:
+                    begun.append([number, at])
+        packed = base64.b64encode(np.packbits(whole).tobytes()).decode()
+        left = {"begun": sorted(begun), "whole": packed}
+        return [[[readers, reader, ranges, left], 0, None] for reader in range(readers)]
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Return the numbers of the shards in the order of an epoch: int64[n]."""
+        n = len(self.paths)
+        if not self.shuffles:
+            return np.arange(n)
+        key = mix64(mix64(self.seed) ^ epoch)
+        return np.random.Generator(np.random.Philox(key=key)).permutation(n)
+
+
+class _ShardsPass(Pass):
+    def __init__(self, stream: Shards, epoch: int, route: Any, item: int, position: Any) -> None:
+        self._stream, self._route = stream, route
+        self._item, self._position = item, position
+        self._items, self._order = stream.items(route), stream.order(epoch)
+        self._shard = 0
+        self._records: Iterator[Record] | None = None  # of the present item
+
+    def mark(self) -> Mark:
+        """See `Pass`."""
+        return [self._route, self._item, self._position]
+
+    def __next__(self) -> Element:
+        try:
+            while self._item < len(self._items):
+                record = next(self._records or self._opened(), None)
+                if record is not None:
+                    position, self._position, sample = record
+                    return (self._shard << 48) + position, self._stream.format.sample(sample)
+                self._item, self._position, self._records = self._item + 1, None, None
+        except BaseException as error:
+            path, before = self._stream.paths[self._shard], self._position
+            annotate(error, f"shard {path}; before position {before}")
+            raise
+        raise StopIteration
+
+    def _opened(self) -> Iterator[Record]:
+        self._records = iter(())  # if it cannot be opened, the next call passes it over
+        number, start = self._items[self._item]
+        form, ranges = self._stream.format, self._route[2]
+        self._shard = int(self._order[number // ranges])
+        path, begin, stop = self._stream.paths[self._shard], 0, None
+        if ranges > 1:
+            begin, stop = form.range(path, number % ranges, ranges)
+        if self._position is None:
+            self._position = begin if start is None else start
+        self._records = form.read(path, self._position, stop)
+        return self._records
+
+
+def _bits(text: str) -> NDArray[np.uint8]:
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))
+
+
+def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return the rank and the number of ranks: those given, or those of torch.distributed."""
+    import torch.distributed as dist
+
+    if rank is None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return rank or 0, world_size or 1
