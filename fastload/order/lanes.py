@@ -159,7 +159,7 @@ def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -
     first = states[0]
     ranks, workers = first.world_size, len(first.lanes)
     if len(states) == 1 and (ranks, workers) == (ours.world_size, len(ours.lanes)):
-        return first
+        return replace(first, workers=ours.workers)
     states = sorted(states, key=lambda state: state.rank)
     found = [(state.rank, state.world_size, state.epoch, len(state.lanes)) for state in states]
     if found != [(k, ranks, first.epoch, workers) for k in range(ranks)]:
