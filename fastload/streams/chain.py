@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,8 +239,8 @@ class Blocks(Stream):
         self.size = positive("size", size) or 1
 
     @abstractmethod
-    def made(self, block: list[Element], epoch: int) -> Iterable[Element]:
-        """Yield what the block gives. Their number may not depend on anything but the arguments."""
+    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+        """Yield what a block of samples gives, which depends on the arguments alone. It may empty the lists."""
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
         """See `Stream`. The mark has [start, given] of each block that was begun, and where the next begins."""
@@ -253,62 +253,78 @@ class Blocks(Stream):
         return [[begun[i::readers], after] for i, after in enumerate(rest)]
 
 
+_AHEAD = 64
+"""How many samples of the next block are taken at a time, while as many of this one are given."""
+
+
 class _BlocksPass(Pass):
+    """If the stream below raises, or what a block gives, this is left as it was but for what failed."""
+
     def __init__(
         self, stream: Blocks, up: Stream, place: Place, begun: Iterable[Any], after: Mark
     ) -> None:
-        self._stream, self._from, self._place = stream, up, place
-        self._begun = deque((start, given) for start, given in begun)
-        self._made: Iterator[Element] | None = None  # what the first of these gives
+        self._stream, self._below, self._place = stream, up, place
         self._up = up.open(place, after)
-        self._next: list[Element] = []  # the part of the next block that was taken
-        self._after: Mark = None  # where that began
+        self._begun = deque(begun)  # blocks that another pass had begun: [start, given]
+        self._start: Mark = None  # where the present block begins. None: there is none
+        self._given = 0
+        self._made: Iterator[Element] = iter(())
+        # The part of the next block that was taken. Not as pairs, which the garbage collector would look through.
+        self._next: tuple[list[int], list[Any]] = [], []
+        self._after: Mark = None  # where that begins
 
     def mark(self) -> Mark:
         """See `Pass`."""
-        return [[*map(list, self._begun)], self._after if self._next else self._up.mark()]
+        present = [] if self._start is None else [[self._start, self._given]]
+        return [[*present, *self._begun], self._after if self._next[0] else self._up.mark()]
 
     def __next__(self) -> Element:
-        # An error of `_up` or of `made` leaves all this as it was, or without what failed: the next call goes on.
         while True:
-            if self._made is None:
-                self._begin()
-            elif len(self._next) < self._stream.size > 1:
-                self._take(2)  # one would do, but after a resume it must catch up
-            start, given = self._begun[0]
+            if self._given % _AHEAD == 1 and len(self._next[0]) < self._stream.size > 1:
+                self._take(2 * _AHEAD)  # half would do, but after a resume it must catch up
             try:
-                element = next(self._made or iter(()), None)
+                element = next(self._made)
+            except StopIteration:
+                self._begin()
             except BaseException:
-                element = None
+                self._made, self._start, self._given = iter(()), None, 0
                 raise
-            finally:
-                if element is None:
-                    self._begun.popleft()
-                    self._made = None
-            if element is not None:
-                self._begun[0] = start, given + 1
+            else:
+                self._given += 1
                 return element
 
     def _begin(self) -> None:
         """Begin a block: one that was begun before, or the next. Raise StopIteration if there is none."""
-        size = self._stream.size
+        self._start, self._given = None, 0
         if self._begun:
             start, given = self._begun[0]
-            block = list(itertools.islice(self._from.open(self._place, start), size))
+            block: tuple[list[int], list[Any]] = [], []
+            _move(self._below.open(self._place, start), self._stream.size, block)
+            self._begun.popleft()
         else:
-            self._take(size)
-            block, self._next = self._next, []
-            if not block:
+            self._take(self._stream.size)
+            block, start, given = self._next, self._after, 0
+            self._next = [], []
+            if not block[0]:
                 raise StopIteration
-            self._begun.append((self._after, given := 0))
-        self._made = itertools.islice(self._stream.made(block, self._place.epoch), given, None)
+        self._made = islice(self._stream.made(*block, self._place.epoch), given, None)
+        self._start, self._given = start, given
 
     def _take(self, count: int) -> None:
         """Take more of the next block."""
-        if not self._next:
+        if not self._next[0]:
             self._after = self._up.mark()
-        for element in itertools.islice(self._up, min(count, self._stream.size - len(self._next))):
-            self._next.append(element)
+        _move(self._up, min(count, self._stream.size - len(self._next[0])), self._next)
+
+
+def _move(elements: Iterator[Element], count: int, into: tuple[list[int], list[Any]]) -> None:
+    """Take elements. If one raises, those before it were taken."""
+    taken: list[Element] = []
+    try:
+        taken += islice(elements, count)
+    finally:
+        into[0].extend([key for key, _ in taken])
+        into[1].extend([sample for _, sample in taken])
 
 
 class FlatMapped(Blocks):
@@ -318,11 +334,10 @@ class FlatMapped(Blocks):
         super().__init__(up, 1)
         self.function = function
 
-    def made(self, block: list[Element], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
         """See `Blocks`."""
-        [(key, sample)] = block
-        base = mix64(key)
-        results = Keys(self, epoch).call(self.function, key, sample)
+        base = mix64(keys[0])
+        results = Keys(self, epoch).call(self.function, keys[0], samples[0])
         return ((base ^ k, result) for k, result in enumerate(results))
 
 
@@ -344,11 +359,13 @@ class Shuffled(Blocks):
         super().__init__(up, size)
         self.seed = up.seed if seed is None else integer("seed", seed)
 
-    def made(self, block: list[Element], epoch: int) -> Iterable[Element]:
-        """See `Blocks`."""
-        key = mix64(mix64(self.seed) ^ mix64(epoch) ^ mix64(block[0][0])) if block else 0
-        order = np.random.Generator(np.random.Philox(key=key)).permutation(len(block))
-        return map(block.__getitem__, order.tolist())
+    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+        """See `Blocks`. The list is emptied, so that memory need not hold two blocks."""
+        seed = mix64(mix64(mix64(self.seed) ^ epoch) ^ mix64(keys[0]))
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(keys)).tolist()
+        rest = [samples[k] for k in reversed(order)]
+        samples.clear()
+        return ((keys[k], rest.pop()) for k in order)
 
 
 class PackedStream(Blocks):
@@ -370,12 +387,12 @@ class PackedStream(Blocks):
             [[0]], length, **{**options, "key": None, "also": None}
         )  # raises for a wrong argument
 
-    def made(self, block: list[Element], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
         """See `Blocks`."""
-        texts, name = [sample for _, sample in block], self.options.get("key")
-        texts = [x for x in texts if len(x if name is None else x[name])]
+        name = self.options.get("key")
+        texts = [x for x in samples if len(x if name is None else x[name])]
         if not texts:
             return ()
         rows = Packed(texts, self.length, **self.options)
-        base = mix64(block[0][0])
+        base = mix64(keys[0])
         return ((base ^ row, rows[row]) for row in range(len(rows)))

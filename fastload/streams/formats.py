@@ -185,7 +185,7 @@ def _key_of(name: str) -> tuple[str, str]:
     """Return the name of a sample's file up to the first dot, and what follows."""
     folder, slash, file = name.rpartition("/")
     stem, _, ending = file.partition(".")
-    return folder + slash + stem, ending
+    return folder + slash + stem, ending.lower()
 
 
 class Iterated(_Whole):
