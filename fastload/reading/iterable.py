@@ -128,7 +128,7 @@ class Lane:
         self._iterator: Iterator[Any] = iter(())
         self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
         self._fault = ""  # why a state that the dataset keeps is not used
-        self._streams = hub_streams.streams(dataset)
+        self._streams = [] if exact else hub_streams.streams(dataset)
         if hub_streams.shuffles(self._streams):
             self._fault = "has a shuffle buffer, which its state does not hold"
         self.is_untried = False

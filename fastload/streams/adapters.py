@@ -20,8 +20,8 @@ _HOLDS = ("_batched", "_listed", "_unbatched", "_unlisted", "islice", "_associat
 def from_hub(dataset: Any, **options: Any) -> Shards:
     """Return a stream of a Hugging Face `IterableDataset`, with what its `map`, `filter` and the like make of it.
 
-    To resume, it reads the present shard again from its beginning. Shuffle the stream, not the dataset: `datasets` keeps
-    a buffer of its own, which no state holds.
+    To resume, it reads the present shard again from its beginning. Shuffle the stream, not the dataset: no state holds
+    the buffer of `datasets`.
 
     Args:
         dataset: the dataset. Each of its `num_shards` is a shard.
@@ -61,8 +61,8 @@ _END = object()
 def from_webdataset(pipeline: Any, **options: Any) -> Stream:
     """Return a stream of a `webdataset.WebDataset` or pipeline of local tar files.
 
-    Each stage that takes a sample and gives one, or none, is applied as it is: `decode`, `map`, `to_tuple`, `select`. The
-    buffer of `shuffle(n)` becomes `Shuffled` of the same size, and the division by nodes and workers that of `Shards`.
+    Each stage that takes a sample and gives one, or none, is applied as it is: `decode`, `map`, `to_tuple`, `select`.
+    The buffer of `shuffle(n)` becomes `Shuffled` of that size, and the division by nodes and workers that of `Shards`.
 
     Args:
         pipeline: with a list of shards first, as `WebDataset(urls)` has.
