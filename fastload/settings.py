@@ -187,7 +187,7 @@ class Settings:
     @property
     def keyed(self) -> bool:
         """Whether each sample has its own random numbers. Without workers and seed it draws the loop's, as in torch."""
-        return self.seed is not None or self.num_workers > 0
+        return self.exact or self.seed is not None or self.num_workers > 0
 
     @property
     def samples_per_batch(self) -> int | None:

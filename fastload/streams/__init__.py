@@ -4,6 +4,8 @@
     shards        the source: shards of files, dealt to readers
     formats       how a shard is read from any of its samples on
     mixed         several streams in given shares
+    adapters      streams of Hugging Face's datasets and of WebDataset
+    even          equally many steps on all ranks
 
 Where a stream is, its *mark*, is a few numbers: the next sample of a shard, and for each step that holds samples the
 mark at which it held none, and how many it has given since. So a state holds no samples, and to resume is to read
@@ -11,7 +13,8 @@ again what a step held.
 """
 
 from fastload.streams.chain import PackedStream, Shuffled, Stream
+from fastload.streams.even import EvenSteps
 from fastload.streams.mixed import Mixed
 from fastload.streams.shards import Shards
 
-__all__ = ["Mixed", "PackedStream", "Shards", "Shuffled", "Stream"]
+__all__ = ["EvenSteps", "Mixed", "PackedStream", "Shards", "Shuffled", "Stream"]

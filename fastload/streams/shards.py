@@ -65,8 +65,8 @@ class Shards(Stream):
         if self.format.seeks or readers <= n:
             return ""
         return (
-            f"{readers - n} of {readers} workers have nothing to read: there are {n} shards, which cannot be read from "
-            "the middle. Take fewer workers, or write more shards"
+            f"{readers - n} of {readers} workers have nothing to read, for a shard is read from its beginning, and "
+            f"paths names {n}. Take fewer workers, or write more shards"
         )
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
