@@ -87,11 +87,9 @@ def test_webdataset(tmp_path: Path) -> None:
     pipeline = wds.WebDataset(paths, shardshuffle=False).shuffle(20).decode()
     pipeline = pipeline.to_tuple("id", "cls").map(odd_upper)
     expected = Counter((str(a), int(b)) for a, b in pipeline)
-    for workers in (0, 3):
-        stream = from_webdataset(pipeline)
-        with fastload.DataLoader(
-            stream, batch_size=None, num_workers=workers, **processes
-        ) as loader:
+    stream = from_webdataset(pipeline)
+    for how in ({}, {"num_workers": 3, "worker_method": "process"}):
+        with fastload.DataLoader(stream, batch_size=None, **how) as loader:
             assert Counter((str(a), int(b)) for a, b in loader) == expected
     with pytest.raises(ValueError, match="'batched': it holds samples"):
         from_webdataset(pipeline.batched(4))
