@@ -88,7 +88,7 @@ def test_webdataset(tmp_path: Path) -> None:
     pipeline = pipeline.to_tuple("id", "cls").map(odd_upper)
     expected = Counter((str(a), int(b)) for a, b in pipeline)
     stream = from_webdataset(pipeline)
-    for how in ({}, {"num_workers": 3, "worker_method": "process"}):
+    for how in ({}, {"num_workers": 2, "worker_method": "process"}):
         with fastload.DataLoader(stream, batch_size=None, **how) as loader:
             assert Counter((str(a), int(b)) for a, b in loader) == expected
     with pytest.raises(ValueError, match="'batched': it holds samples"):
