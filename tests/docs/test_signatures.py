@@ -42,7 +42,7 @@ def rendered(name: str) -> str:
 def _returned(found: Any, names: dict[str, Any]) -> str:
     shown = _type(inspect.signature(found).return_annotation, names)
     managed = found is not (inner := inspect.unwrap(found)) and inspect.isgeneratorfunction(inner)
-    return shown.replace("Iterator", "ContextManager") if managed else shown
+    return shown.replace("Iterator", "AbstractContextManager") if managed else shown
 
 
 def _shown(parameter: inspect.Parameter, names: dict[str, Any]) -> str:
