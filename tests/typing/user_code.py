@@ -10,6 +10,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fastload
+import fastload.distributed
+import fastload.image
+import fastload.store
+import fastload.stream
 from fastload import DataLoader, RankSampler, Stats, prefetch_to
 from fastload.datasets import ImageFolder, PackedDataset
 from fastload.elastic import Leases, LeaseSampler
@@ -124,3 +128,14 @@ with fastload.stage("read"), fastload.random_stream(seed=0, epoch=0, position=0,
     assert_type(fastload.sample_rng(), np.random.Generator)
     assert_type(fastload.sample_generator(), torch.Generator)
 fastload.stage(1)  # wrong
+
+# Names that there are not
+print(
+    fastload.DataLodaer,  # wrong
+    fastload.sequences.Mixtures,  # wrong
+    fastload.datasets.ImageFolders,  # wrong
+    fastload.image.Resizes,  # wrong
+    fastload.distributed.initialise,  # wrong
+    fastload.store.puts,  # wrong
+    fastload.stream.Folders,  # wrong
+)
