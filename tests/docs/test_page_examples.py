@@ -26,7 +26,9 @@ PRINTED = re.compile(r"^ *print\(.*\)  # (?:\.\.\.)?(.+)$", re.M)
 """What a comment after `print(...)` says that is printed: lines, with commas between them."""
 NOT_PRINTED = {"what bounds this loop", "then plg.execute(), beside the three scripts"}
 QUICK = {"README.md", "docs/from-torch.md", "docs/resume.md", "docs/sets.md"}
-FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
+FENCES = {"", "text", "toml", "json", "yaml"} | {
+    f"python{how}" for how in ("", " no-run", " other", " signature")
+}
 
 
 class Small(torch.utils.data.Dataset[Any]):
