@@ -45,7 +45,7 @@ ENVIRONMENT = "FASTLOAD_WORKER_METHOD"
 
 
 class DataLoader(TorchDataLoader[T]):
-    """A drop-in for `torch.utils.data.DataLoader` that loads with threads, or with worker processes.
+    """A drop-in for `torch.utils.data.DataLoader` that loads with worker processes, threads, or both.
 
     All of torch's arguments keep their meaning. `num_workers` counts threads or processes; 0 runs the same code in the
     loop's own thread.
