@@ -52,7 +52,8 @@ Plug-ins, which none of these imports:
     train, bench            the commands; both use measure     flow          commands as a graph
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
-    sequences               mixtures, budgets, packing         cli           the command `fastload`
+    sequences               mixtures, budgets, packing         streams       of shards, which resume exactly
+    cli                     the command `fastload`
 
 `tests/rooms.py` has what each may import.
 """

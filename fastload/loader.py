@@ -321,7 +321,7 @@ class DataLoader(TorchDataLoader[T]):
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
-        A stream of `fastload.streams` goes on with other workers, and with other ranks: then pass a list of the states
+        A stream of `fastload.streams` resumes with other workers, and with other ranks: then pass a list of the states
         of all ranks. It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
 
         Raises:

@@ -38,7 +38,7 @@ PLUG_INS = {
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
-    "streams": "errors _kit random order reading sequences",
+    "streams": "errors _kit random reading sequences",
     "stream": "errors _kit random safety reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }

@@ -164,7 +164,7 @@ def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -
     found = [(state.rank, state.world_size, state.epoch, len(state.lanes)) for state in states]
     if found != [(k, ranks, first.epoch, workers) for k in range(ranks)]:
         raise StateError(
-            f"rank: a stream goes on with other ranks from the states of all {ranks} ranks, which they saved after the "
+            f"rank: a stream resumes with other ranks from the states of all {ranks} ranks, which they saved after the "
             f"same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
     # In the order of the readers: the ranks in turn, for each worker.

@@ -26,6 +26,10 @@ def from_hub(dataset: Any, **options: Any) -> Shards:
     Args:
         dataset: the dataset. Each of its `num_shards` is a shard.
         options: `shuffle`, `seed`, `rank` and `world_size` of `Shards`.
+
+    Raises:
+        ValueError: the dataset shuffles by a buffer.
+
     """
     if hub_streams.shuffles(hub_streams.streams(dataset)):
         raise ValueError(
@@ -70,6 +74,7 @@ def from_webdataset(pipeline: Any, **options: Any) -> Stream:
 
     Raises:
         ValueError: a stage makes batches, or holds samples in another way. Leave it to the loader.
+
     """
     stages = list(pipeline.pipeline)
     names = [

@@ -44,6 +44,10 @@ class Stream(IterableDataset[Any]):
     """A stream of samples, whose order depends on its seed, the epoch and the number of readers.
 
     Each worker of each rank is a reader. `set_epoch(e)` chooses the epoch; a loader of fastload counts epochs itself.
+
+    Examples:
+        >>> [*stream.filter(lambda numbers: len(numbers) > 1).shuffle(1000).map(sum)]
+        [3]
     """
 
     epoch = seed = 0
@@ -59,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
     @abstractmethod
     def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
-        """Return marks for so many readers, for what is left of the passes that are at `marks`."""
+        """Return a mark for each of `readers` readers, for what is left of the passes that are at `marks`."""
 
     # ---- what users call ----
 
@@ -353,6 +357,10 @@ class Shuffled(Blocks):
         up: the stream.
         size: number of samples.
         seed: makes the order, with the epoch. None: that of `up`.
+
+    Examples:
+        >>> sorted(fastload.streams.Shuffled(stream, 10_000))
+        [[1, 2], [3]]
     """
 
     def __init__(self, up: Stream, size: int, seed: int | None = None) -> None:
@@ -378,6 +386,11 @@ class PackedStream(Blocks):
         length: tokens of a row.
         size: texts that are packed together, which memory holds. The last row of a block is partly padding.
         options: `key`, `also`, `long`, `pad`, `seed` and `max_segments` of `Packed`.
+
+    Examples:
+        >>> [row] = fastload.streams.PackedStream(stream, length=4)
+        >>> row["segments"].tolist()
+        [1, 1, 2, 0]
     """
 
     def __init__(self, up: Stream, length: int = 4096, size: int = 10_000, **options: Any) -> None:

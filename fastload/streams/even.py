@@ -26,9 +26,6 @@ class EvenSteps:
         group: a process group of torch, on which nothing else may run meanwhile. None: the default one.
         every: number of steps.
 
-    Examples:
-        >>> for batch in fastload.streams.EvenSteps(loader):
-        ...     step(batch)
     """
 
     def __init__(

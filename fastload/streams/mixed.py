@@ -17,7 +17,11 @@ class Mixed(Stream):
         streams: the streams.
         weights: their shares, in any unit. Or a function of the number of samples that this reader has given, whose
             shares may change: it is called for each sample.
-        until: "all" goes on until all streams have ended, with those that have not; "first" until one has.
+        until: "all" ends when all streams have ended, and "first" when one has.
+
+    Examples:
+        >>> [*fastload.streams.Mixed([stream, stream], weights=[0.5, 0.5])]
+        [[1, 2], [1, 2], [3], [3]]
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Weights, *, until: str = "all") -> None:

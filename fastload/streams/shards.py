@@ -30,6 +30,11 @@ class Shards(Stream):
         shuffle: whether the order of the shards depends on the epoch. If not, it is that of `paths`.
         seed: makes that order.
         rank, world_size: those of this process. None: of torch.distributed if it is initialised, else 0 and 1.
+
+    Examples:
+        >>> stream = fastload.streams.Shards(["numbers.jsonl"], seed=7)
+        >>> [*stream]
+        [[1, 2], [3]]
     """
 
     def __init__(
@@ -70,19 +75,19 @@ class Shards(Stream):
         )
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
-        """See `Stream`. The mark has a route, the place in its list of items, and the position in that item.
+        """See `Stream`. The mark has a share, the place in its list of items, and the position in that item.
 
-        A route names the items that a reader reads: [readers, reader, number of ranges of each shard, what is left].
-        What is left is None for all, or the items of a pass that was dealt anew.
+        A share names the items that a reader reads: [readers, reader, number of ranges of each shard, what is left].
+        What is left is None for all, or the items of passes that were dealt anew.
         """
         if mark is None:
             ranges = -(-place.readers // len(self.paths)) if self.format.seeks else 1
             mark = [[place.readers, place.reader, ranges, None], 0, None]
         return _ShardsPass(self, place.epoch, *mark)
 
-    def items(self, route: Any) -> list[list[Any]]:
+    def items(self, share: Any) -> list[list[Any]]:
         """Return what a reader reads, in order: for each the number of a range of a shard, and where it begins."""
-        readers, reader, ranges, left = route
+        readers, reader, ranges, left = share
         if left is None:
             return [[k, None] for k in range(reader, len(self.paths) * ranges, readers)]
         whole = np.flatnonzero(_bits(left["whole"]))
@@ -93,8 +98,8 @@ class Shards(Stream):
         begun: list[Any] = []
         ranges = marks[0][0][2]
         whole = np.zeros(len(self.paths) * ranges, bool)
-        for route, k, position in marks:
-            for number, start in self.items(route)[k:]:
+        for share, k, position in marks:
+            for number, start in self.items(share)[k:]:
                 at, position = start if position is None else position, None
                 if at is None:
                     whole[number] = True
@@ -114,16 +119,16 @@ class Shards(Stream):
 
 
 class _ShardsPass(Pass):
-    def __init__(self, stream: Shards, epoch: int, route: Any, item: int, position: Any) -> None:
-        self._stream, self._route = stream, route
+    def __init__(self, stream: Shards, epoch: int, share: Any, item: int, position: Any) -> None:
+        self._stream, self._share = stream, share
         self._item, self._position = item, position
-        self._items, self._order = stream.items(route), stream.order(epoch)
+        self._items, self._order = stream.items(share), stream.order(epoch)
         self._shard = 0
         self._records: Iterator[Record] | None = None  # of the present item
 
     def mark(self) -> Mark:
         """See `Pass`."""
-        return [self._route, self._item, self._position]
+        return [self._share, self._item, self._position]
 
     def __next__(self) -> Element:
         try:
@@ -142,7 +147,7 @@ class _ShardsPass(Pass):
     def _opened(self) -> Iterator[Record]:
         self._records = iter(())  # if it cannot be opened, the next call passes it over
         number, start = self._items[self._item]
-        form, ranges = self._stream.format, self._route[2]
+        form, ranges = self._stream.format, self._share[2]
         self._shard = int(self._order[number // ranges])
         path, begin, stop = self._stream.paths[self._shard], 0, None
         if ranges > 1:
