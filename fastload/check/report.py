@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,7 +60,7 @@ class Report:
     serial_ms: float = 0.0
     """Milliseconds per sample, read serially."""
     kind: str = "threads"
-    """The kind of workers that read here: "threads" or "processes"."""
+    """The kinds of workers that read here: "threads", "processes", or "processes and threads"."""
     default: str = ""
     """What reads by default, and why. `loader.chosen()` says it for a loader of yours."""
     failed: int = 0
@@ -78,11 +79,11 @@ class Report:
 
     def __str__(self) -> str:
         workers = self.kind.capitalize()
-        head = f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
-        lines = [head]
+        read = f"{self.samples} samples, {self.serial_ms:.3g} ms each"
+        lines = [f"{self.dataset}: {read}; {self.workers} workers: {self.kind}"]
         if self.default:
             lines += [f"By default, with num_workers={self.workers}, {self.default}", self.copies]
-        lines += map(str, self.findings)
+        lines += self._findings()
         if self.ok and self.compared:
             lines.append(f"{workers} gave the samples of a serial loop, bit for bit.")
         elif self.ok:
@@ -101,3 +102,13 @@ class Report:
                 f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
             )
         return "\n".join(lines)
+
+    def _findings(self) -> Iterator[str]:
+        """Yield the lines of the findings. Several with the same advice stand above it."""
+        alike: dict[tuple[Level, str], list[str]] = {}
+        for finding in self.findings:
+            alike.setdefault((finding.level, finding.advice), []).append(finding.what)
+        for (level, advice), facts in alike.items():
+            *others, last = facts
+            yield from (f"{level}: {what}" for what in others)
+            yield str(Finding(level, last, advice))
