@@ -39,7 +39,7 @@ class Recipe(OnDevice, Loop, ImageList):
     image_size: Annotated[int | None, opt.Option(min=1, max=4096)] = None
     """Side of the square, in pixels. [default: 256, or 224 with --transform rrc]"""
 
-    loader: LoaderName = "thread"
+    loader: LoaderName = "auto"
     """Loader of the samples. auto: the workers that fastload chooses. thread: its threads. process: its worker
     processes. torch: torch's own worker processes."""
     workers: Annotated[opt.Threads, opt.Option("-w --nworkers")] = 1
