@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 import fastload
 from fastload.bench.figures import Outcome
-from fastload.bench.plan import Run
+from fastload.bench.plan import SweepRun
 from fastload.cli import main
 from fastload.errors import FastloadError, UsageError
 from tests.children import run_python
@@ -142,7 +142,9 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
     pytest.importorskip("torchvision")
     from fastload.bench import loop
 
-    def in_this_process(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
+    def in_this_process(
+        run: SweepRun, *, files: Sequence[str], say: Callable[[str], None]
+    ) -> Outcome:
         """Stand in for a process of its own; the run of torch's loader breaks."""
         broken = run.loader == "torch"
         return Outcome(

@@ -19,7 +19,7 @@ from fastload.errors import TooManyErrorsError
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.order.sampler_state import single_sampler
-from fastload.processes.parent import Child
+from fastload.processes.child import Child
 from fastload.processes.segments import Segments
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge

@@ -13,8 +13,8 @@ from fastload._kit.disk import locked_path, open_file
 from fastload.datasets.manifest import INDEX, Index, Shard
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import PIECE_BYTES, copy_shards, partial_path, summed
 from fastload.store.root import index_at, seal, unsealed
+from fastload.store.shard_bytes import PIECE_BYTES, copy_shards, partial_path, summed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 LOCK = ".lock"

@@ -13,7 +13,7 @@ from fastload.datasets.manifest import INDEX, Index
 from fastload.errors import PackedDataError
 from fastload.store.fields import dtype_of, shape_of
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import read_set
+from fastload.store.shard_bytes import read_set
 
 _LONGEST = 60
 """Maximum number of characters of a value."""

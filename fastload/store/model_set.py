@@ -26,7 +26,7 @@ from fastload.errors import PrepareError, UsageError
 from fastload.store.columns import record_batch
 from fastload.store.dataset import SetDataset
 from fastload.store.model_key import key_of, name_of, random_transforms
-from fastload.store.model_run import Forward, Run, batches_of
+from fastload.store.model_run import Forward, ModelRun, batches_of
 from fastload.store.preparation import Preparation, preparation
 from fastload.store.ranks import Ranks, meet
 from fastload.store.root import index_at, locate, this_node
@@ -191,7 +191,7 @@ class ModelSet:
             ) as bar,
             closing(batches_of(self.dataset, ranks.share(missing), options)) as parts,
         ):
-            run = Run(self.forward, on, left, work.folder, bar.update)
+            run = ModelRun(self.forward, on, left, work.folder, bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
 

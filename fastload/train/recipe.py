@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fastload._kit import options as opt
 from fastload.errors import UsageError
-from fastload.measure.options import ImageList, Loop
+from fastload.measure.options import ImageList, LoopOptions
 
 LoaderName = Literal["auto", "thread", "process", "torch"]
 TransformName = Literal["resize", "rrc"]
@@ -28,7 +28,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(OnDevice, Loop, ImageList):
+class Recipe(OnDevice, LoopOptions, ImageList):
     """The settings of a training run, the same on all ranks. Raises `TrainError` if arguments exclude each other."""
 
     packed: opt.ExistingFolder | None = None
