@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from fastload._kit.options import Count, Option
+from fastload._kit.texts import counted
 from fastload.measure.options import CacheState, ImageList, LoopOptions
 from fastload.measure.repeats import turns
 
@@ -77,8 +78,7 @@ class SweepRun:
         if self.loader == "serial":
             return "serial"
         kind = _WORKERS.get(self.loader, "worker")
-        plural = "" if self.workers == 1 else "es" if kind.endswith("s") else "s"
-        return f"{self.workers} {kind}{plural}{', plan' * (self.loader == 'plan')}"
+        return counted(self.workers, kind) + ", plan" * (self.loader == "plan")
 
     @property
     def ordered_samples(self) -> int:

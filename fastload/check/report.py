@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fastload._kit.texts import counted
+
 Level = Literal["fault", "note"]
 
 
@@ -79,8 +81,8 @@ class Report:
 
     def __str__(self) -> str:
         workers = self.kind.capitalize()
-        read = f"{self.samples} samples, {self.serial_ms:.3g} ms each"
-        lines = [f"{self.dataset}: {read}; {self.workers} workers: {self.kind}"]
+        read = f"{counted(self.samples, 'sample')}, {self.serial_ms:.3g} ms each"
+        lines = [f"{self.dataset}: {read}; {counted(self.workers, 'worker')}: {self.kind}"]
         if self.default:
             lines += [f"By default, with num_workers={self.workers}, {self.default}", self.copies]
         lines += self._findings()
@@ -99,7 +101,8 @@ class Report:
             )
         else:
             lines.append(
-                f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
+                f"This dataset is not safe to read with {counted(self.workers, 'worker')}. Fix what is listed above "
+                "first."
             )
         return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import click
 
 from fastload._kit.options import ExistingFolder, Folder, Option, options
+from fastload._kit.texts import counted
 from fastload.cli._command import Command
 from fastload.cli._common import (
     Parallel,
@@ -48,7 +49,9 @@ def verify(options: Verified) -> None:
     found = run(**asdict(options), progress=True, say=click.echo)
     click.echo(str(found))
     if found.bad:
-        raise click.ClickException(f"{len(found.bad)} parts or records are damaged")
+        raise click.ClickException(
+            f"{counted(len(found.bad), 'part or record is', 'parts or records are')} damaged"
+        )
     click.echo("No damage was found." if found.unread else "All checked parts are valid.")
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from fastload._kit.texts import counted
 from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
@@ -295,8 +296,8 @@ def in_world(sampler: Any, state: SampledState, world_size: int) -> SampledState
     batches, rest = divmod(state.position, world_size)
     if rest:
         raise StateError(
-            f"position: the state ends after {state.position} batches of all ranks, which {world_size} ranks do not "
-            "share evenly. Save the state after an optimizer step, or use its number of ranks"
+            f"position: the state ends after {counted(state.position, 'batch')} of all ranks, which {world_size} "
+            "ranks do not share evenly. Save the state after an optimizer step, or use its number of ranks"
         )
     return replace(state, batches=batches, world_size=world_size)
 

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fastload._kit.fingerprint import fingerprint
+from fastload._kit.texts import counted
 from fastload.datasets.manifest import REJECTED, Index
 from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
@@ -44,7 +45,7 @@ class Prepared:
     reused: int
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} reused"
+        return f"{self.path}: {counted(self.rows, 'row')}, {counted(self.made, 'part')} made, {self.reused} reused"
 
 
 @dataclass(frozen=True)

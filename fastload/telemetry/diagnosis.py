@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from fastload._kit.texts import counted
 from fastload.telemetry.snapshot import (
     Snapshot,
     Stage,
@@ -146,7 +147,7 @@ def _too_little(stats: Snapshot) -> Diagnosis | None:
     """Return a finding if the run is too short. It names only what is missing."""
     missing = [f"at least {FEWEST_BATCHES} batches"] * (stats.batches < FEWEST_BATCHES)
     missing += [f"more than {duration(SHORTEST_S)}"] * (stats.elapsed_s < SHORTEST_S)
-    seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
+    seen = f"{counted(stats.batches, 'batch')} in {duration(stats.elapsed_s)}"
     fact = f"Too little was measured to say what bounds the run: {seen}"
     return _finding("nothing", fact, f"{' and '.join(missing)} are needed") if missing else None
 

@@ -12,6 +12,7 @@ import torch
 
 import fastload
 from fastload import distributed
+from fastload._kit.texts import counted
 from fastload.distributed import Control
 from fastload.errors import FastloadError, UsageError, in_one_line
 from fastload.measure.averages import average_line
@@ -257,7 +258,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
         device=learner.device,
     )
     before = len(found.randomness)
-    say(f"Resumed after step {found.step} of a run with {before} rank{'s' * (before > 1)}")
+    say(f"Resumed after step {found.step} of a run with {counted(before, 'rank')}")
     return found.step
 
 

@@ -251,7 +251,7 @@ def test_a_dataset_says_what_it_is_and_survives_pickling_and_copying(tree: Path)
         assert repr(twin) == expected
         assert [twin[k] for k in range(3)] == [(1, 0), (3, 1), (5, 2)]
         assert twin.samples == dataset.samples
-    assert repr(ImageFolder(tree)) == f"ImageFolder('{tree}': 6 samples, 1 classes)"
+    assert repr(ImageFolder(tree)) == f"ImageFolder('{tree}': 6 samples, 1 class)"
 
 
 def test_a_long_list_is_held_in_few_bytes_and_few_objects(tmp_path: Path) -> None:
