@@ -23,7 +23,7 @@ from fastload.engine.team import Team, join
 from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
-from fastload.order.partition import divided_once, partition, refuse_two_partitions
+from fastload.order.partition import divided_once, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import (
     check_draws,
@@ -330,9 +330,8 @@ class DataLoader(TorchDataLoader[T]):
         if not self._is_ours:
             self._warn_of_no_state()
             return
-        ours = fresh_state(Settings.of(self), 0, None)
+        ours, rank = fresh_state(Settings.of(self), 0, None)
         found = type(ours).from_json(state)
-        rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)

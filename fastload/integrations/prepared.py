@@ -160,7 +160,7 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
         if not size or settings.iterable:
             return count
         if state is None:
-            state = fresh_state(settings, epoch, None)
+            state, _ = fresh_state(settings, epoch, None)
             if not draws_nothing(sampler):
                 draws = [random_states(sampler, keyed=self.seed is not None)]
                 state = replace(state, draws=draws, sampler_state=own_state(sampler))
