@@ -20,18 +20,17 @@ from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
-from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
+from fastload.order.batches import fits_any_world, in_world
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import divided_once, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import (
-    check_draws,
     rank_sampler,
     restore_generators,
     restore_own_state,
 )
-from fastload.order.state import VERSION, SampledState, check, edited, known_length
+from fastload.order.state import VERSION, SampledState, check, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.safety import CopyDataset
@@ -335,7 +334,6 @@ class DataLoader(TorchDataLoader[T]):
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)
-            _check_sampled(self._index_sampler, found, ours.world_size)
         with self._epochs.restoring():
             self._epochs.load(found)
             if isinstance(found, SampledState) and found.ended and found.draws:
@@ -378,14 +376,3 @@ class DataLoader(TorchDataLoader[T]):
         batched = getattr(self._index_sampler, "sampler", None)
         found = [self.batch_sampler, batched, self.sampler]
         return list({id(s): s for s in found if s is not None}.values())
-
-
-def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
-    """Raise `StateError` if no loader with `sampler` can have saved `state`."""
-    position = position_after(sampler, world_size, state.batches)
-    if position not in (None, state.position):
-        raise edited("position", state.position, f"{position} after {state.batches} batches")
-    if state.draws is not None:
-        check_draws(sampler, state.draws, keyed=state.seed is not None)
-    elif state.batches and not draws_nothing(sampler):
-        raise edited("draws", None, "states of generators")

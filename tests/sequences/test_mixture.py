@@ -184,14 +184,6 @@ def test_a_state_of_another_mixture_is_refused(other: dict[str, Any], field: str
     assert mixed.seen(0) == dict.fromkeys(LENGTHS, 0), "nothing was loaded"
 
 
-@pytest.mark.parametrize("change", [{"given": {"a": "many"}}, {"step": None}, {"lengths": 3}])
-def test_an_edited_state_is_refused(change: dict[str, Any]) -> None:
-    state = state_after(2, mixture())
-    state["sampler_state"] |= change
-    with pytest.raises(StateError, match=next(iter(change))):
-        load(state, mixture())
-
-
 def test_a_step_may_have_several_batches() -> None:
     whole = [batch.tolist() for batch in fastload.DataLoader(Numbers(88), 10, sampler=mixture())]
     mixed = mixture()
