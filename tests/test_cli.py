@@ -3,7 +3,6 @@
 - Arguments of every command are checked: nan, inf, seeds, devices, models and durations.
 - A file list is looked for in the current folder, then in `--base-dir`. If it is missing, both are named.
 - `fastload` runs the main job end to end.
-- The old names of commands work: `pack`, `verify`, `stage`, `inspect` and `store`.
 """
 
 from __future__ import annotations
@@ -51,14 +50,6 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- what it teaches ----
-
-
-def test_the_old_names_of_commands_are_those_of_set() -> None:
-    for line in ("store ls", "store info", "store serve", "pack", "verify", "stage", "inspect"):
-        old = call(*line.split(), "--help").output
-        new = call("set", line.split()[-1].replace("info", "inspect"), "--help").output
-        assert old.split("\n\n", 1)[1] == new.split("\n\n", 1)[1]
-    assert "  store" not in call("--help").output
 
 
 def test_module_and_command_are_the_same_and_load_no_torch() -> None:

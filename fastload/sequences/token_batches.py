@@ -174,15 +174,12 @@ class TokenBatchSampler(RankSampler):
     def plan_state(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
         sizes = {"samples": self.samples, "batches_per_step": self.batches_per_step}
-        return {**sizes, **self._hashes, **self._options(), "padded": True}
+        return {**sizes, **self._hashes, **self._options()}
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
         """Raise StateError if `state`, from `plan_state`, is that of another plan."""
         for field, ours in self.plan_state(0, 0).items():
-            remedy = f"give TokenBatchSampler the state's {field}"
-            if field == "padded":
-                remedy = "this version makes no batches by the sum of their lengths. Begin the epoch anew"
-            compare(field, state.get(field), ours, remedy)
+            compare(field, state.get(field), ours, f"give TokenBatchSampler the state's {field}")
 
     @cached_property
     def _hashes(self) -> dict[str, str | None]:

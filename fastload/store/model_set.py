@@ -118,11 +118,7 @@ class ModelSet:
                     )
                 return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
-            if "version" not in there:
-                reason = (
-                    f"of {self.kind} that an earlier fastload made. store.get() reads it as before"
-                )
-            elif "version" in differing:
+            if "version" in differing:
                 reason += f": it has version {there.get('version')!r}, not {self.version!r}"
         if self.replace:
             return False
@@ -175,7 +171,7 @@ class ModelSet:
         if not os.path.isdir(work.folder):
             raise PrepareError(
                 f"{work.folder} does not exist on {this_node()}. Give the set a path that all nodes see, and copy it "
-                "to each node with fastload stage"
+                "to each node with fastload set stage"
             )
         left = sum(len(rows) for _, rows in missing)
         total = len(self.dataset)

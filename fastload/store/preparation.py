@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fastload._kit.fingerprint import fingerprint
 from fastload._kit.texts import counted
-from fastload.datasets.manifest import REJECTED, Index
+from fastload.datasets.manifest import Index
 from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
 from fastload.store.root import index_at, locate, remove, seal, this_node, unsealed
@@ -125,9 +125,7 @@ def preparation(
     with preparing(path, name, wait=waiting) as folder:
         place = os.path.join(path, name)
         old = index_at(place)
-        # Earlier versions could leave failed sources out, and listed them there.
-        is_whole = not os.path.exists(os.path.join(place, REJECTED))
-        is_there = old is not None and is_whole and old.made.get("fingerprint") == whole
+        is_there = old is not None and old.made.get("fingerprint") == whole
         if old is not None and not is_there and not replace:
             raise _refusal(place, old, given)
         work = Work(folder, checksums)
@@ -167,8 +165,6 @@ def _refusal(path: str, old: Index, given: list[tuple[str, Any]]) -> FileExistsE
         reason = "which prepare did not make"
     elif new:
         reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, are new or changed, or the function is"
-        if len(new) == len(given):
-            reason += ", or an earlier fastload made it"
     return FileExistsError(
         17,
         f"a set of this name exists, {reason}. Pass replace=True, or choose another name",

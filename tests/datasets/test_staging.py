@@ -94,7 +94,7 @@ def test_a_users_error_is_one_sentence(source: Path, tmp_path: Path) -> None:
         ((tmp_path, tmp_path / "copy"), 1, "holds no set"),
         ((source, __file__), 2, "is a file"),
     ]:
-        result = call("stage", *arguments)
+        result = call("set", "stage", *arguments)
         assert result.exit_code == status
         assert said in result.output
 

@@ -152,20 +152,6 @@ def test_other_weights_hold_from_a_state_on() -> None:
     assert len({*rest[left:]}) == 60 - left
 
 
-def test_states_with_changes_of_weights_and_with_drawn_sources_are_refused() -> None:
-    state = state_after(1, mixture())
-    state["sampler_state"]["changes"] = [[3, {"a": 1.0, "b": 0.0, "c": 0.0}]]
-    with pytest.raises(
-        StateError, match="changes: the state has weights that `set_weights` changed"
-    ):
-        load(state, mixture())
-    state["sampler_state"] |= {"changes": [], "by": "draw"}
-    with pytest.raises(
-        StateError, match="by: the state has 'draw', .*this version draws no sources"
-    ):
-        load(state, mixture())
-
-
 @pytest.mark.parametrize(
     ("other", "field"),
     [

@@ -1,7 +1,7 @@
 """Promises:
 - `stage`, `get(source=)`, `put` and packing write their temporary files through no link. `gc` deletes nothing that a
   link leads to.
-- An entry of a root that cannot be read is named by `store ls` and `store gc`, and the other sets are listed and
+- An entry of a root that cannot be read is named by `set ls` and `set gc`, and the other sets are listed and
   collected. Such are a link to itself, a pipe or a folder called index.json.
 """
 
