@@ -94,7 +94,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _first_use(name: str) -> Any:
     """Load a public name at its first use. Importing torch takes seconds, and `fastload flow` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -120,6 +120,10 @@ def __getattr__(name: str) -> Any:
     homes = (failures, libraries, loader, sampler, streams, telemetry)
     globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
     return found
+
+
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
+    __getattr__ = _first_use
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,7 @@ import copy
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -44,7 +43,7 @@ ENVIRONMENT = "FASTLOAD_WORKER_METHOD"
 
 
 class DataLoader(TorchDataLoader[T]):
-    """A drop-in for `torch.utils.data.DataLoader` that loads with threads, or with worker processes.
+    """A drop-in for `torch.utils.data.DataLoader` that loads with worker processes, threads, or both.
 
     All of torch's arguments keep their meaning. `num_workers` counts threads or processes; 0 runs the same code in the
     loop's own thread.
@@ -96,13 +95,13 @@ class DataLoader(TorchDataLoader[T]):
 
     def __init__(
         self,
-        dataset: Dataset[T],
+        dataset: Dataset[T] | Sequence[T],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[T]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -157,7 +156,7 @@ class DataLoader(TorchDataLoader[T]):
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
             shuffle = None
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]
             batch_size,
             shuffle,
             sampler,
@@ -366,9 +365,7 @@ class DataLoader(TorchDataLoader[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _samplers(self) -> list[Any]:

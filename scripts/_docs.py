@@ -1,7 +1,7 @@
 """Hooks of mkdocs.yml: files of the repository become pages of the site or lie in it, and commands print their help.
 
 The pages of docs/ are read in the repository, too. So they link to other files as they lie there, `../examples/a.py`,
-and mark code that no test runs in the fence, "python no-run". The site has neither.
+and mark code that no test runs in the fence, "python no-run" or "python signature". The site has neither.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     markdown = "".join(
         text if is_code else LINK.sub(rewritten, text) for text, is_code in _parts(markdown)
     )
-    markdown = re.sub(r"^( *```python) (?:no-run|other)$", r"\1", markdown, flags=re.M)
+    markdown = re.sub(r"^( *```python) (?:no-run|other|signature)$", r"\1", markdown, flags=re.M)
     return markdown.replace(COMMANDS, "\n".join(_helps(main, "fastload")))
 
 

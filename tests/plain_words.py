@@ -12,6 +12,8 @@ HABITS = [
     (r"\b(is|are|was|were) (told|looked at)\b", "the actor and the active voice: the loader warns"),
     (r"\bdata[ -]sets?\b", '"dataset"'),
     (r"\bpictures?\b", '"image"'),
+    (r"\bmini-?batch(es)?\b", '"batch"'),
+    (r"\b(data points?|training examples?)\b", '"sample"'),
     (r"\b(go|goes|went) on\b", '"resumes" or "continues"'),
     (r"\bsave (for|that)\b", '"except" or "unless"'),
     (r"\bthere (is|are|was|were) none\b", 'what is missing: "no index was given"'),

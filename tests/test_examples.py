@@ -14,7 +14,7 @@ from fastload.flow.pipefile import read_pipeline
 from fastload.flow.show import as_text
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".toml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_file())
 PAGE = (ROOT / "docs" / "examples.md").read_text()
 
 

@@ -21,21 +21,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("ImageFileList", "ImageFolder"):
-        from fastload.datasets import image_files
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
 
-        return getattr(image_files, name)
-    if name == "MNIST":
-        from fastload.datasets import mnist
-
-        return mnist.MNIST
-    if name in ("PackedDataset", "PackedWriter"):
-        from fastload.datasets import packed
-
-        return getattr(packed, name)
-    if name == "ParquetDataset":
-        from fastload.datasets.parquet import ParquetDataset
-
-        return ParquetDataset
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in ("ImageFileList", "ImageFolder"):
+            from fastload.datasets import image_files as home
+        elif name == "MNIST":
+            from fastload.datasets import mnist as home
+        elif name in ("PackedDataset", "PackedWriter"):
+            from fastload.datasets import packed as home
+        elif name == "ParquetDataset":
+            from fastload.datasets import parquet as home
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(home, name)

@@ -62,11 +62,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import names that need torch at their first use, because launchers do not need it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.distributed import average, control, folder_store, group, windows
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
 
-    homes = (average, control, folder_store, group, windows)
-    return next(vars(home)[name] for home in homes if name in vars(home))
+    def __getattr__(name: str) -> Any:
+        """Import names that need torch at their first use, because launchers do not need it."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fastload.distributed import average, control, folder_store, group, windows
+
+        homes = (average, control, folder_store, group, windows)
+        return next(vars(home)[name] for home in homes if name in vars(home))

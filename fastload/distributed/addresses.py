@@ -57,8 +57,8 @@ def numeric(host: str) -> str:
     """Return the IP address that `host` writes, such as 127.0.0.1 for 127.1 and ::1 for [::1], or else `host`."""
     bare = host.removeprefix("[").removesuffix("]")
     with suppress(OSError, UnicodeError):
-        numbers = socket.AI_NUMERICHOST  # no name is looked up
-        return str(socket.getaddrinfo(bare, None, flags=numbers)[0][4][0])
+        # No name is looked up.
+        return str(socket.getaddrinfo(bare, None, flags=socket.AI_NUMERICHOST)[0][4][0])
     return host
 
 

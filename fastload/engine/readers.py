@@ -108,7 +108,8 @@ class Loop(Readers):
         modes = modes_of_thread()
         if settings.persistent_workers:
             modes = modes.shared()
-        self._context = WorkerContext(own, info, self.what, self.window.changes.wait, modes)
+        wait = self.window.changes.wait
+        self._context = WorkerContext(own, info, self.what, wait, modes, alone=not n)
         return Team(self.window)
 
     def read(self, batch: Batch) -> None:

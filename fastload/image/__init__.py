@@ -45,14 +45,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first use: `fastload env` needs no torch to say which kernels there are."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.image import decode, encode, normalize, plans, regions
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
 
-    homes = (decode, encode, normalize, plans, regions)
-    return next(vars(home)[name] for home in homes if name in vars(home))
+    def __getattr__(name: str) -> Any:
+        """Load a public name at its first use: `fastload env` needs no torch to say which kernels there are."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fastload.image import decode, encode, normalize, plans, regions
+
+        homes = (decode, encode, normalize, plans, regions)
+        return next(vars(home)[name] for home in homes if name in vars(home))
 
 
 def __dir__() -> list[str]:

@@ -174,8 +174,7 @@ class Render:
         for stage in ("read", "decode", "transform"):
             spent = int(images[f"{stage}_ns"].sum())
             if spent and count:
-                seconds = spent * 1e-9
-                add_to_stage(stage, seconds, count, computed=stage != "read")
+                add_to_stage(stage, spent * 1e-9, count, computed=stage != "read")
         return [] if count == len(images) else np.flatnonzero(~done).tolist()
 
     # ---- by torch ----

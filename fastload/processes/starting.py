@@ -36,7 +36,6 @@ from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices
 from fastload.safety.graph import kind_of
 from fastload.safety.libraries import LIBRARIES
-from fastload.safety.modules import generators_of_modules
 from fastload.settings import Settings
 
 _THREADED = {name: tuple(entry.pool.split()) for name, entry in LIBRARIES.items() if entry.pool}
@@ -84,7 +83,7 @@ def start_children(
             method = context.get_start_method()
             if method == "fork":
                 graph = settings.survey.graph
-                sealed.generators = [*graph.generators(), *generators_of_modules()]
+                sealed.generators = settings.survey.generators()
                 if processes < settings.num_workers:
                     sealed.survey = settings.survey
                 for kind, said in {"inherited": inherited(graph), "fork": reason}.items():

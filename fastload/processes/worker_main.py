@@ -52,7 +52,6 @@ from fastload.random.streams import entered
 from fastload.reading.fetch import WorkerContext, finish, read_run
 from fastload.reading.notices import Notices
 from fastload.safety import WorkerCopies
-from fastload.safety.modules import generators_of_modules
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
@@ -266,10 +265,9 @@ class ProcessReader:
         method = "multiprocessing" if alone else "thread"
         number = work.fetcher.settings.num_workers
         info = make_worker_info(worker, number, job.seed + worker, own.dataset, method)
-        others = generators_of_modules if alone else tuple  # several readers would share these
         try:
             self._context = WorkerContext(
-                own, info, work.fetcher, work.heard.wait, job.modes, others=others
+                own, info, work.fetcher, work.heard.wait, job.modes, alone=alone
             )
         except BaseException as exc:
             annotate(exc, f"worker {worker}; stage: worker_init_fn")

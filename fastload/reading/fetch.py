@@ -5,7 +5,7 @@ A source fills the run, and what is missing is read sample by sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from time import perf_counter, thread_time
@@ -190,7 +190,7 @@ class WorkerContext:
         wait: waits until a condition holds, see `Changes.wait`.
         modes: torch's modes in which samples are read.
         lane: the window's lane from which the worker claims.
-        others: finds the generators that are the worker's alone, beside those in its copies.
+        alone: whether no other worker shares modules with it, so that their generators are its own.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class WorkerContext:
         modes: Modes,
         *,
         lane: int = 0,
-        others: Callable[[], Sequence[tuple[str, Any]]] = tuple,
+        alone: bool = False,
     ) -> None:
         init_fn = None if info is None else own.init_fn
         if init_fn is not None:
@@ -213,8 +213,9 @@ class WorkerContext:
             finally:
                 set_worker_info(None)
         streams, found = fetcher.streams, own.generators
+        current = partial(own.current_generators, alone=alone)
         if streams.keyed and (found is None or init_fn is not None):
-            found = [*own.current_generators(), *others()]
+            found = current()
         self.stream = stream = streams.make(found, initialised=init_fn is not None)
         self.worker = 0 if info is None else info.id  # selects its recorder
         self.dataset = own.dataset
@@ -230,9 +231,7 @@ class WorkerContext:
         # A search is slow: one for all workers.
         if self.worker == 0 and fetcher.keyed and stream.keyed:
             for stage in ("sample", "collate") if fetcher.collates else ("sample",):
-                self._new[stage] = NewGenerators(
-                    found or (), own.current_generators, stream.noticed
-                )
+                self._new[stage] = NewGenerators(found or (), current, stream.noticed)
 
     def looking(self, stage: str) -> AbstractContextManager[None]:
         """Return the span of a stage. After its fourth and its eighth block, look for generators that user code stored.

@@ -8,6 +8,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from fastload.safety import kinds, memory, objects
@@ -51,6 +52,7 @@ class Graph:
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
         # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
+        self.code: list[Any] = []  # the classes and modules, which have no nodes
         self.shared: dict[int, str] = {}  # the reasons, by id
         self.lists: dict[int, list[Any]] = {}  # what workers have in place of shared lists
         # The memory of which each worker gets a copy, by the id of each object in it.
@@ -58,15 +60,17 @@ class Graph:
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
         for label, root in roots.items():
-            self._walk(root, label)
+            self.add(root, label)
         self._settle()
 
-    def _walk(self, root: Any, label: str) -> None:
+    def add(self, root: Any, label: str) -> None:
         """Add an object and all below it to the graph."""
         stack: list[tuple[Any, int | None, str]] = [(root, None, label)]
         while stack:
             x, parent, label = stack.pop()
             kind = self.kinds[type(x)]
+            if kind is kinds.ATOM and issubclass(type(x), type | ModuleType):
+                self.code.append(x)
             if kind is kinds.ATOM or id(x) in self.nodes:
                 continue
             self.nodes[id(x)] = Node(x, kind, parent, label)

@@ -24,6 +24,7 @@ from fastload.safety.copies import make_copies
 from fastload.safety.graph import Graph, Named
 from fastload.safety.kinds import EXACT
 from fastload.safety.memory import IN_SHARED_MEMORY
+from fastload.safety.named import generators_by_name
 from fastload.safety.objects import UNCOPIED, own_dict
 from fastload.safety.plain import Finding
 from fastload.safety.walk import Walk
@@ -41,9 +42,14 @@ class WorkerCopies:
     generators: Sequence[tuple[str, Any]] | None = ()
     """The random generators in the copies, each with its path. None: nothing has looked for them."""
 
-    def current_generators(self) -> Sequence[tuple[str, Any]]:
-        """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
-        return Survey(self.dataset, self.collate_fn, self.init_fn).graph.generators()
+    def current_generators(self, *, alone: bool) -> Sequence[tuple[str, Any]]:
+        """Return the generators now: `init_fn` or a sample may have replaced some.
+
+        Args:
+            alone: whether no other worker shares modules with this one, so that their generators count.
+        """
+        survey = Survey(self.dataset, self.collate_fn, self.init_fn)
+        return survey.generators() if alone else survey.graph.generators()
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,11 @@ class Survey:
         """Return the objects for a loop without workers: the loader's own, not copied."""
         if self._copy_dataset is False:
             return self._originals
-        return replace(self._originals, generators=self.graph.generators())
+        return replace(self._originals, generators=self.generators())
+
+    def generators(self) -> list[tuple[str, Any]]:
+        """Return the generators that samples may draw from, those of modules and classes too. One reader owns them."""
+        return [*self.graph.generators(), *generators_by_name(self.graph)]
 
     def own(self) -> WorkerCopies:
         """Return the objects for the next worker.

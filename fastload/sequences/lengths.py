@@ -30,13 +30,12 @@ def lengths_of(source: Any, dataset: Sized | int | None = None, *, least: int = 
         array([50, 51, 52])
     """
     samples = None if dataset is None else samples_in("dataset", dataset)
-    found = source
     if callable(source):
         if samples is None:
             raise TypeError("lengths by a function need the dataset, or the number of its samples")
         each = (integer(f"the length of sample {k}", source(k)) for k in range(samples))
-        found = np.fromiter(each, np.int64, samples)
-    lengths = checked(found, least=least)
+        source = np.fromiter(each, np.int64, samples)
+    lengths = checked(source, least=least)
     if samples not in (None, len(lengths)):
         raise ValueError(f"expected a length for each of {samples} samples, got {len(lengths)}")
     return lengths

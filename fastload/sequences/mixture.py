@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -78,7 +78,7 @@ class Mixture(RankSampler):
 
     def __init__(
         self,
-        sources: Mapping[str, Dataset[Any] | int],
+        sources: Mapping[str, Dataset[Any] | Sequence[Any] | int],
         *,
         weights: Schedule,
         seed: int = 0,

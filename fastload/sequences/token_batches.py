@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +106,10 @@ class TokenBatchSampler(RankSampler):
         self.max_samples = positive("max_samples", max_samples)
         self.pool = positive("pool", pool) or self._default_pool()
         _ = self.batches_per_step  # if the number of ranks does not divide it, say so now
+
+    if TYPE_CHECKING:  # a `planned` sampler has the `__iter__` of RankSampler
+
+        def __iter__(self) -> Iterator[list[int]]: ...  # type: ignore[override]
 
     def __repr__(self) -> str:
         given = {**self.plan_state(0, 0), "rank": self.rank, "world_size": self.world_size}

@@ -35,14 +35,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first use. Importing torch takes seconds, and `fastload set ls` does not need it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.store import backbones, features_and_predictions, preparing, read, write
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
 
-    homes = (backbones, features_and_predictions, preparing, read, write)
-    return next(vars(home)[name] for home in homes if name in vars(home))
+    def __getattr__(name: str) -> Any:
+        """Load a public name at its first use. Importing torch takes seconds: `fastload set ls` does without."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from fastload.store import backbones, features_and_predictions, preparing, read, write
+
+        homes = (backbones, features_and_predictions, preparing, read, write)
+        return next(vars(home)[name] for home in homes if name in vars(home))
 
 
 def __dir__() -> list[str]:

@@ -146,8 +146,7 @@ def features(
 
 
 def _labelled_set(path: str) -> SetDataset:
-    found = get(path)
-    columns = [column for column, _ in found.schema]
+    columns = [column for column, _ in get(path).schema]
     return get(path, data="x", label="y" if "y" in columns else None)
 
 

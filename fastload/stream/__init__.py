@@ -34,9 +34,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # its library is optional
-    if name == "Folder":
-        from fastload.stream.folder import Folder
+if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
 
-        return Folder
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:  # its library is optional
+        if name == "Folder":
+            from fastload.stream.folder import Folder
+
+            return Folder
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

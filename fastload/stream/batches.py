@@ -138,8 +138,7 @@ class MessageBatches(Iterator[MessageBatch]):
         """Yield what each worker owns."""
         if not self._num_workers:
             return
-        roots = _Decoding(self._decode), self.collate_fn
-        survey = Survey(*roots)
+        survey = Survey(_Decoding(self._decode), self.collate_fn)
         for i in range(self._num_workers):
             with Modes().entered():  # inference mode would make inference tensors of copies
                 own = survey.own()

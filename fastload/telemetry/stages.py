@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from time import perf_counter, thread_time
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.profiler import record_function
 
@@ -64,9 +63,7 @@ class _Stage:
             traced.__enter__()
             recorder.running.append((self, perf_counter(), thread_time(), traced))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         recorder = _local.recorder
         if recorder is None:
             return
@@ -79,11 +76,10 @@ class _Stage:
             return  # it was entered in another thread
         _, started, cpu_started, traced = running.pop(at)
         recorder.add(self._name, ended - started, cpu_seconds=thread_time() - cpu_started)
-        traced.__exit__(kind, exc, tb)
+        traced.__exit__(*raised)
 
 
-@lru_cache(maxsize=256)
-def stage(name: str) -> _Stage:
+def stage(name: str) -> AbstractContextManager[None]:
     """Name a part of reading a sample, for `loader.stats()` and for a torch profiler's trace.
 
     The time in the block counts under the name. The report knows the names "read" and "decode". A block that raises
@@ -110,6 +106,10 @@ def stage(name: str) -> _Stage:
             f"a stage name must be a non-empty string other than {', '.join(LOADER_STAGES)}, got {name!r}"
         )
     return _Stage(name)
+
+
+if not TYPE_CHECKING:  # an editor would show no arguments
+    stage = lru_cache(maxsize=256)(stage)
 
 
 def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> None:

@@ -26,7 +26,9 @@ PRINTED = re.compile(r"^ *print\(.*\)  # (?:\.\.\.)?(.+)$", re.M)
 """What a comment after `print(...)` says that is printed: lines, with commas between them."""
 NOT_PRINTED = {"what bounds this loop", "then plg.execute(), beside the three scripts"}
 QUICK = {"README.md", "docs/from-torch.md", "docs/resume.md", "docs/sets.md"}
-FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
+FENCES = {"", "text", "toml", "json", "yaml"} | {
+    f"python{how}" for how in ("", " no-run", " other", " signature")
+}
 
 
 class Small(torch.utils.data.Dataset[Any]):
@@ -105,10 +107,11 @@ def test_what_does_not_run_has_a_reason() -> None:
 
 def _missing(code: str, folder: Path) -> dict[str, Any]:
     """What an example needs beside those before it."""
-    if "ImageFileList" in code or "import PackedDataset" in code:
+    images = folder / "imagenet"
+    on_disk = "ImageFileList", "import PackedDataset", "/data/imagenet"
+    if any(name in code for name in on_disk) and not images.exists():
         from PIL import Image
 
-        images = folder / "imagenet"
         (images / "cat").mkdir(parents=True)
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
