@@ -89,7 +89,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # SystemExit ends the case first
     if everything and names:
         raise click.UsageError("--all runs what the pages show. Leave out the names.")
-    names = tuple(record.ALL) if everything else tuple(dict.fromkeys(names)) or NAMES
+    patterns = record.ALL if everything else dict.fromkeys(names or NAMES, "")
     if everything:
         repeats, minutes = repeats or record.ALL_REPEATS, minutes or record.ALL_MINUTES
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
@@ -98,14 +98,12 @@ def main(
         click.echo(warning)
 
     recorded = everything and not smoke
+    if recorded:
+        write_pages()  # if a page lacks a line, it fails now, and not after all runs
     outcomes = record.unfinished(origin) if recorded else {}
-    benchmarks = {name: load(name) for name in names}
+    benchmarks = {name: load(name) for name in patterns}
     cases = {
-        name: [
-            case
-            for case in each.cases(smoke=smoke)
-            if not everything or re.search(record.ALL[name], case.name)
-        ]
+        name: [it for it in each.cases(smoke=smoke) if re.search(patterns[name], it.name)]
         for name, each in benchmarks.items()
     }
     counts = {name: 1 if smoke else repeats or each.REPEATS for name, each in benchmarks.items()}
@@ -122,8 +120,7 @@ def main(
         status = INTERRUPTED
 
     sections = _sections(cases, outcomes)
-    rows = {section.title: section.rows for section in sections.values()}
-    click.echo(f"\n{table(rows, judged=not smoke)}\n")
+    click.echo(f"\n{table({it.title: it.rows for it in sections.values()}, judged=not smoke)}\n")
     click.echo("\n".join(notes(sections, smoke=smoke)))
     if recorded and not status:
         json_path = json_path or record.RECORD
@@ -169,7 +166,7 @@ def run(planned: Sequence[Planned], outcomes: Outcomes, minutes: float | None) -
             if spent * (repeat + 1) / repeat > limit_s:
                 click.echo(f"Ends after {repeat} repeats: another takes too long.", err=True)
                 return
-        click.echo(progress.line(name, case.name), err=True)
+        click.echo(progress.line(name, case.name, limit_s), err=True)
         began = time.monotonic()
         outcome = execute(name, case)
         outcome = replace(outcome, seconds=round(time.monotonic() - began, 1))

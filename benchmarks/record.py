@@ -126,12 +126,13 @@ class Progress:
         self._expected = [known.get(key, other) for key in plan]
         self._took: list[float] = []
 
-    def line(self, name: str, case: str) -> str:
-        """Return what is said before a run begins."""
-        done, number = sum(self._expected[: len(self._took)]), len(self._took) + 1
-        pace = sum(self._took) / done if done else 1.0
-        left = pace * (sum(self._expected) - done) / 60
-        return f"{name}: {case} ({number} of {len(self._expected)}, some {left:.0f} min left)"
+    def line(self, name: str, case: str, limit_s: float) -> str:
+        """Return what is said before a run begins. The rest takes no longer than `limit_s` less what was spent."""
+        done = sum(self._expected[: len(self._took)])
+        left = (sum(self._took) / done if done else 1.0) * (sum(self._expected) - done)
+        minutes = min(left, max(0.0, limit_s - sum(self._took))) / 60
+        of = f"{len(self._took) + 1} of {len(self._expected)}"
+        return f"{name}: {case} ({of}, some {minutes:.0f} min left)"
 
     def ended(self, seconds: float) -> None:
         """Note what that run took."""

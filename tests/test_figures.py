@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -145,9 +146,10 @@ def test_progress_says_what_runs_and_how_long_the_rest_may_take(
     kept.write_text(json.dumps(record.document({}, {"a": section}, smoke=False)))
     monkeypatch.setattr(record, "RECORD", kept)
     progress = record.Progress([("a", "slow"), ("a", "fast"), ("a", "new")])
-    assert progress.line("a", "slow") == "a: slow (1 of 3, some 3 min left)"
+    assert progress.line("a", "slow", math.inf) == "a: slow (1 of 3, some 3 min left)"
     progress.ended(180.0)  # twice as long as in the record, and so is the rest
-    assert progress.line("a", "fast") == "a: fast (2 of 3, some 3 min left)"
+    assert progress.line("a", "fast", math.inf) == "a: fast (2 of 3, some 3 min left)"
+    assert progress.line("a", "fast", 240.0) == "a: fast (2 of 3, some 1 min left)"
 
 
 def test_a_run_of_all_goes_on_where_an_earlier_one_at_its_commit_ended(
