@@ -53,6 +53,7 @@ Plug-ins, which none of these imports:
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
     sequences               mixtures, budgets, packing         cli           the command `fastload`
+    metrics                 figures for Prometheus
 
 `tests/rooms.py` has what each may import.
 """
@@ -67,6 +68,7 @@ from fastload import errors
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
     from fastload.memory.prefetch import prefetch_to
+    from fastload.metrics import serve_metrics
     from fastload.order.sampler import RankSampler
     from fastload.random.streams import random_stream, sample_generator, sample_rng
     from fastload.reading.failures import SKIP
@@ -89,6 +91,7 @@ __all__ = [
     "random_stream",
     "sample_generator",
     "sample_rng",
+    "serve_metrics",
     "stage",
     "threads_ok",
 ]
@@ -107,6 +110,10 @@ def __getattr__(name: str) -> Any:
         from fastload.stream import predict
 
         return predict
+    if name == "serve_metrics":
+        from fastload.metrics import serve_metrics
+
+        return serve_metrics
     if name == "prefetch_to":
         from fastload.memory.prefetch import prefetch_to
 

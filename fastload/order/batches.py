@@ -30,7 +30,7 @@ from fastload.order.order import Order, draw_seed
 from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, rank_sampler, single_sampler
-from fastload.order.state import SampledState, as_int, known_length
+from fastload.order.state import SampledState, as_int, edited, known_length
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
 
@@ -377,3 +377,14 @@ def set_id_of(dataset: Any) -> str | None:
         return repr(ids) if any(ids) else None
     found = getattr(dataset, "set_id", None)
     return found if isinstance(found, str) else None
+
+
+def check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
+    """Raise `StateError` if no loader with `sampler` can have saved `state`."""
+    position = position_after(sampler, world_size, state.batches)
+    if position not in (None, state.position):
+        raise edited("position", state.position, f"{position} after {state.batches} batches")
+    if state.draws is not None:
+        sampler_state.check_draws(sampler, state.draws, keyed=state.seed is not None)
+    elif state.batches and not draws_nothing(sampler):
+        raise edited("draws", None, "states of generators")

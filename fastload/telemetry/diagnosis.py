@@ -361,7 +361,7 @@ def _cores_taken(stats: Snapshot) -> bool:
 def _largest(stats: Snapshot) -> Stage | None:
     """Return the stage, of those that the dataset named, that takes most of the samples' time, or None."""
     largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
-    if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
+    if largest is None or largest.seconds <= MOSTLY * seconds_in(stats, "sample"):
         return None
     return largest
 
