@@ -211,7 +211,8 @@ class DataLoader(TorchDataLoader[T]):
             before.close()  # an error that the user keeps may keep it, and with it the workers that live
             self._iterator = None
         iterator = super().__iter__()
-        other_ranks.begun(self)
+        if (watch := other_ranks.watch_of(self)) is not None:
+            watch.wake()
         return iterator
 
     def _get_iterator(self) -> Any:

@@ -62,7 +62,7 @@ class Watch:
         self._problem = ""
         self._closed = False
         self._speaks = True
-        self._thread = started("fastload-ranks", self._work)
+        self.thread = started("fastload-ranks", self._work)
         # Else it would speak to a store that goes with the group.
         weakref.finalize(group, self.close).atexit = False
 
@@ -87,15 +87,13 @@ class Watch:
         name, answer = self.name_of(loader), _Answer()
         if not self._problem and (self._late is None or self._late.done()):
             self._orders.put(answer)
-            self._late = answer
-            with suppress(TimeoutError):
-                heard = answer.result(ANSWER_S)
-                known = (
-                    RankStats(**{**said[name], "heard_s": age})
-                    for said, age in heard
-                    if name in said
-                )
-                return Ranks(name, self._world_size, tuple(known))
+            try:
+                heard = [(said[name], age) for said, age in answer.result(ANSWER_S) if name in said]
+            except TimeoutError:
+                self._late = answer
+            else:
+                ranks = (RankStats(**{**said, "heard_s": age}) for said, age in heard)
+                return Ranks(name, self._world_size, tuple(ranks))
         why = self._problem or f"no answer in {ANSWER_S:g} s"
         note = f"Only this rank is known: the store of the {self._world_size} ranks is gone or stuck ({why})."
         return _only(loader, name, self._rank, self._world_size, note)
@@ -104,11 +102,6 @@ class Watch:
         """Let the thread end after its current call."""
         self._closed = True
         self._orders.put(None)
-
-    def end(self) -> None:
-        """Close, and wait a second for the thread."""
-        self.close()
-        wait([self._thread], 1.0)
 
     def _work(self) -> None:
         due, answer = 0.0, None
@@ -179,12 +172,6 @@ def watch_of(loader: Any) -> Watch | None:
     return _watch
 
 
-def begun(loader: Any) -> None:
-    """Hear that an epoch of the loader has begun."""
-    if (watch := watch_of(loader)) is not None:
-        watch.wake()
-
-
 def of_ranks(loader: Any) -> Ranks:
     """Return what all ranks said last of a loader."""
     if (watch := watch_of(loader)) is not None:
@@ -202,7 +189,8 @@ def _only(loader: Any, name: str, rank: int, world_size: int, note: str) -> Rank
 def _end() -> None:
     # A thread in C++ code would abort the process while the interpreter shuts down.
     if _watch is not None:
-        _watch.end()
+        _watch.close()
+        wait([_watch.thread], 1.0)
 
 
 def _after_fork_in_child() -> None:

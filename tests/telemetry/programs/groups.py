@@ -21,7 +21,7 @@ from tests.fakes import Numbers, fastload_threads
 def report(loader: DataLoader[Any]) -> dict[str, Any]:
     """Wait until each rank has said what it will, and return what is heard."""
     dist.barrier()
-    ranks.begun(loader)
+    ranks.watch_of(loader)
     own = loader.stats(ranks=True)  # this rank speaks before it hears
     dist.barrier()
     found = loader.stats(ranks=True)
