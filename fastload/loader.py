@@ -180,7 +180,7 @@ class DataLoader(TorchDataLoader[T]):
             # Torch's constructor turns None into 2. A loader rebuilt from its attributes must get None again.
             self.prefetch_factor = prefetch_factor
         Settings.of(self).check()
-        samplers = samplers_of(self)
+        samplers = samplers_of(self._index_sampler, self.batch_sampler, self.sampler)
         refuse_two_partitions(dataset, samplers)
         if (single := rank_sampler(self._index_sampler)) is not None:
             size = getattr(self._index_sampler, "batch_size", None)
@@ -384,10 +384,9 @@ class DataLoader(TorchDataLoader[T]):
         self.close()
 
 
-def samplers_of(loader: DataLoader[Any]) -> list[Any]:
+def samplers_of(index_sampler: Any, batch_sampler: Any, sampler: Any) -> list[Any]:
     """Return the samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
-    batched = getattr(loader._index_sampler, "sampler", None)
-    found = [loader.batch_sampler, batched, loader.sampler]
+    found = [batch_sampler, getattr(index_sampler, "sampler", None), sampler]
     return list({id(s): s for s in found if s is not None}.values())
 
 

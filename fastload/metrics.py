@@ -33,7 +33,7 @@ _LABELS = ("rank", "loader")
 
 
 class Metrics:
-    """A running server of metrics. `serve_metrics` starts it, and `close()` or the end of a `with` block stops it.
+    """A running server of metrics. `serve_metrics` starts it.
 
     Examples:
         >>> with fastload.serve_metrics(loader, port=0) as metrics:
@@ -99,6 +99,9 @@ def serve_metrics(*loaders: Any, port: int, addr: str = "127.0.0.1") -> Metrics:
             several have the same.
         port: the port. 0: any free one, which `Metrics.url` names.
         addr: the address. Others than the default let other machines read the figures.
+
+    Returns:
+        The running server. `close()` or the end of a `with` block stops it.
 
     Raises:
         NotInstalledError: prometheus_client is missing.

@@ -66,7 +66,9 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
         if self._agreed is not None and self.seed is None:
             self.seed, self.generator = self._agreed, None
         self.__dict__.update(divided(self, accelerator, rank, world_size))
-        self._epochs = Epochs(samplers_of(self), self.dataset)
+        self._epochs = Epochs(
+            samplers_of(self._index_sampler, self.batch_sampler, self.sampler), self.dataset
+        )
         self._epochs.set(coming)
         return True
 
