@@ -17,7 +17,8 @@ The way of an index, folder by folder, from what a user holds to the batch:
                   choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
                   reads, what each owns, and what threads run; crew: processes that read; team: both, and how they
                   end; threads: what a thread has for itself; window: the bounded, ordered hand-off; waiting: lines of
-                  threads; pinning: the collector's work; epoch_counts: stats, and who hears them
+                  threads; pinning: the collector's work; epoch_counts: stats, and who hears them; ranks: what the
+                  ranks of a job hear of one another
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; remote: the batches that it
                   was sent; child: what it and its readers run; work: what these share; beside: what it hears while they
