@@ -19,14 +19,8 @@ _METRICS = {
     "errors": ("errors", "Samples that on_error skipped or replaced, and batches that raised."),
     "loop_wait_seconds": ("consumer_wait_s", "Seconds that the loop waited for batches."),
     "worker_busy_seconds": ("busy_s", "Thread-seconds of workers on samples and collating."),
-    "ready_ratio": (
-        "occupancy",
-        "Share of the batches in flight that were ready, mean of an epoch.",
-    ),
-    "gil_pressure_ratio": (
-        "gil_pressure",
-        "Wait for the GIL, of the switch interval, mean of an epoch.",
-    ),
+    "ready_ratio": ("occupancy", "Share of the batches in flight that were ready, in the epoch."),
+    "gil_pressure_ratio": ("gil_pressure", "Wait for the GIL, of a switch interval, in the epoch."),
 }
 _SLOW = "Seconds for which this rank has been the slowest. Rank 0 says it, of a slow rank only."
 _LABELS = ("rank", "loader")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,11 @@ def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep |
             f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
             "those of rank 0"
         )
-    with loader, _metrics(recipe, loader, rank, voice):
+    metrics: Any = nullcontext()
+    if (port := recipe.metrics_port) is not None:
+        metrics = fastload.serve_metrics(loader, port=port and port + rank.local_rank)
+        voice(f"Metrics of rank 0: {metrics.url}")
+    with loader, metrics:
         source, first = begin(recipe, loader, learner, control, say=voice)
         steps = recipe.total_steps(len(loader)) - first
         found = cached(recipe, dataset, upcoming(loader, first=first, steps=steps))
@@ -106,18 +110,6 @@ def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep |
             voice("Stopping data loader")
     _report(recipe, trained, learner, control, found, voice)
     return trained
-
-
-def _metrics(
-    recipe: Recipe, loader: Any, rank: distributed.Rank, say: Say
-) -> AbstractContextManager[Any]:
-    """Serve the loader's metrics in a block, if the recipe asks for that."""
-    if recipe.metrics_port is None:
-        return nullcontext()
-    port = recipe.metrics_port and recipe.metrics_port + rank.local_rank
-    metrics = fastload.serve_metrics(loader, port=port)
-    say(f"Metrics of rank 0: {metrics.url}")
-    return metrics
 
 
 def _expect_writable(
