@@ -59,6 +59,7 @@ class Watch:
         self._beats: deque[tuple[int, float]] = deque(maxlen=4096)  # the counter, and when
         self._orders: SimpleQueue[_Answer | None] = SimpleQueue()
         self._late: _Answer | None = None
+        self._born = 0  # the counter, as this rank first spoke
         self._problem = ""
         self._closed = False
         self._speaks = True
@@ -130,6 +131,7 @@ class Watch:
         """Say how the loaders are, and return whether one is in an epoch."""
         at, clock = self._store.add(f"{_PREFIX}/clock", 1), perf_counter()
         self._beats.append((at, clock))
+        self._born = self._born or at
         said = {}
         for name, (ref, latest) in self._loaders.items():
             if (loader := ref()) is not None and (now := loader.stats()).epoch >= 0:
@@ -140,12 +142,15 @@ class Watch:
         return not all(one.ended for one in said.values())
 
     def _listen(self) -> list[tuple[Any, float]]:
-        """Return what each rank that has spoken said last of its loaders, and how long ago at least."""
+        """Return what each rank said last of its loaders since this one speaks, and how long ago at least."""
         keys = [f"{_PREFIX}/{rank}" for rank in range(self._world_size)]
         if not self._store.check(keys):
             keys = [key for key in keys if self._store.check([key])]
         texts = map(json.loads, self._store.multi_get(keys))
-        return [(said["loaders"], self._age_s(said["at"])) for said in texts]
+        # What was said before may be of a job that was restarted, in the same store.
+        return [
+            (one["loaders"], self._age_s(one["at"])) for one in texts if one["at"] >= self._born
+        ]
 
     def _age_s(self, at: int) -> float:
         """Return how long ago the counter in the store passed a value, at least."""
@@ -161,9 +166,9 @@ _inherited: Any = None
 def watch_of(loader: Any) -> Watch | None:
     """Return the watch of this rank, which follows the loader from now on, or None without other ranks."""
     global _watch
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    group = dist.group.WORLD if dist.is_available() else None
+    if group is None or dist.get_world_size() == 1:
         return None
-    group = dist.group.WORLD
     if (_inherited is not None and _inherited() is group) or default_store() is None:
         return None  # torch's backend "mpi" has no store
     if _watch is None or _watch.group() is not group:

@@ -14,11 +14,12 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from fastload import DataLoader, Stats
 from fastload.engine import ranks as engine_ranks
@@ -163,6 +164,33 @@ def test_the_total_is_that_of_all_epochs(keep: bool) -> None:
         del steps
         list(loader)
         assert loader.stats(total=True).samples == 410
+
+
+def test_what_was_said_before_this_rank_spoke_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a restart in the same store. The other rank is simulated by what it says."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    loader = DataLoader(Numbers(100), 10)
+    other = asdict(said(1, share=0.9))
+    spoken = dist.distributed_c10d._get_default_store()
+    try:
+        for at in (0, 10**6):
+            text = json.dumps({"at": at, "loaders": {"Numbers": other}})
+            spoken.set("fastload/ranks/1/1", text)
+            list(loader)
+            found = loader.stats(ranks=True)
+            assert [one.rank for one in found.ranks] == ([0, 1] if at else [0])
+            assert found.unheard == (() if at else (1,))
+        assert found.slowest is found.ranks[1]
+        watch = engine_ranks.watch_of(loader)
+        assert watch is not None
+    finally:
+        dist.destroy_process_group()
+    watch.thread.join(10)
+    assert not watch.thread.is_alive(), "it ends with its group"
 
 
 # ---- real ranks ----

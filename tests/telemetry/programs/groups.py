@@ -14,17 +14,15 @@ from typing import Any
 import torch.distributed as dist
 
 from fastload import DataLoader
-from fastload.engine import ranks
 from tests.fakes import Numbers, fastload_threads
 
 
 def report(loader: DataLoader[Any]) -> dict[str, Any]:
     """Wait until each rank has said what it will, and return what is heard."""
-    dist.barrier()
-    ranks.watch_of(loader)
-    own = loader.stats(ranks=True)  # this rank speaks before it hears
-    dist.barrier()
-    found = loader.stats(ranks=True)
+    own = loader.stats(ranks=True)
+    for _ in range(3):  # what a rank said before this one spoke does not count
+        dist.barrier()
+        found = loader.stats(ranks=True)
     dist.barrier()
     return {
         "own": own.loader,

@@ -44,7 +44,7 @@ class Samples(Dataset[int]):
             time.sleep(0.03 if self.slow == "storage" else 0.001)
         with stage("decode"):
             time.sleep(0.03 if self.slow == "decode" else 0)
-        HOLD_GIL(10_000 if self.slow == "gil" else 0)
+        HOLD_GIL(25_000 if self.slow == "gil" else 0)
         for _ in range(16 if self.slow == "others" else 0):
             hashlib.sha256(BUFFER).digest()
         return index
