@@ -87,6 +87,9 @@ class Recipe(OnDevice, LoopOptions, ImageList):
     profile: bool = False
     """Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1
     warm-up step."""
+    metrics_port: opt.Port | None = None
+    """Serve metrics for Prometheus to this machine, at this port for the first rank of a node, and the next ones for
+    its others. Needs pip install '.[prometheus]' in the clone. [default: none]"""
     scalars: bool = False
     """Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the clone."""
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 
 from fastload.distributed import Control
-from fastload.measure.run_stats import less
 from fastload.telemetry import Stats
 from fastload.telemetry.snapshot import waited_share
+from fastload.telemetry.sums import less
 from fastload.train.profiling import ACTIVE, STEPS, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
 

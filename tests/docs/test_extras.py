@@ -25,6 +25,7 @@ EXTRAS = {
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
     r"fastload train .*--scalars": "tensorboard",
+    r"fastload train .*--metrics-port": "prometheus",
     r"fastload predict .*--source inbox": "stream",
 }
 GENERATED = {"promises.md"}
@@ -131,6 +132,7 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("predict mine:model mine:samples --name a", "arrow"),
         ("bench --file-list-path index.json --html a.html", "bench"),
         ("train --file-list-path index.json --scalars", "tensorboard"),
+        ("train --file-list-path index.json --metrics-port 0", "prometheus"),
         ("predict mine:model --source inbox --decode mine:model --sink .", "stream"),
     ],
 )
