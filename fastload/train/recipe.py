@@ -32,7 +32,7 @@ class Recipe(OnDevice, Loop, ImageList):
     """The settings of a training run, the same on all ranks. Raises `TrainError` if arguments exclude each other."""
 
     packed: opt.ExistingFolder | None = None
-    """Folder of a packed set (`fastload set pack`), instead of a list. Needs pip install '.[arrow]' in the clone."""
+    """Folder of a packed set (`fastload set pack`), instead of a list. Needs the extra `arrow`."""
     transform: TransformName = "resize"
     """Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and the
     device normalises them."""
@@ -88,7 +88,7 @@ class Recipe(OnDevice, Loop, ImageList):
     """Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1
     warm-up step."""
     scalars: bool = False
-    """Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the clone."""
+    """Write TensorBoard scalars into the run's folder in --logdir. Needs the extra `tensorboard`."""
 
     def __post_init__(self) -> None:
         if (self.file_list is None) == (self.packed is None):
