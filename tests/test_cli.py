@@ -253,7 +253,7 @@ def test_a_missing_package_names_the_extra(
     )
     refuse(
         call("bench", "--file-list", file_list, "--plot", "out.png"),
-        f"pip install '.[{extra}]' in the clone of fastload",
+        f"pip install 'torch-fastload[{extra}]'",
     )
 
 

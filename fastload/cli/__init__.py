@@ -89,7 +89,7 @@ def main() -> None:
         from fastload import DataLoader
 
     To measure it on this machine, make sample images. Then compare serial loading, fastload's default and torch's
-    worker processes on them. Images need pip install '.[images]' in the clone:
+    worker processes on them. Images need pip install 'torch-fastload[images]':
 
     \b
         fastload images samples

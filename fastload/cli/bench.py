@@ -29,9 +29,9 @@ class Output:
     json: File | None = None
     """File for all figures, as JSON. [default: no file]"""
     html: File | None = None
-    """File for a page that opens offline. Needs pip install '.[bench]' in the clone. [default: no file]"""
+    """File for a page that opens offline. Needs the extra `bench`. [default: no file]"""
     plot: File | None = None
-    """File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone. [default: no file]"""
+    """File for a plot of the rates, as PNG. Needs the extra `bench`. [default: no file]"""
 
 
 @Command

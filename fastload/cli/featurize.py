@@ -64,7 +64,7 @@ def featurize(of: Features, listed: ImageList, on: OnDevice) -> None:
     If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
     the set is complete, no image is read. If the weights, the number of images, --version or another option have
     changed, the command names the change and exits. It does not see that the content of an image has changed: then give
-    another --version. Needs pip install '.[arrow]' in the clone.
+    another --version. Needs the extra `arrow`.
 
     \b
     Examples:

@@ -32,7 +32,7 @@ class Recipe(OnDevice, LoopOptions, ImageList):
     """The settings of a training run, the same on all ranks. Raises `TrainError` if arguments exclude each other."""
 
     packed: opt.ExistingFolder | None = None
-    """Folder of a packed set (`fastload set pack`), instead of a list. Needs pip install '.[arrow]' in the clone."""
+    """Folder of a packed set (`fastload set pack`), instead of a list. Needs the extra `arrow`."""
     transform: TransformName = "resize"
     """Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and the
     device normalises them."""
@@ -91,7 +91,7 @@ class Recipe(OnDevice, LoopOptions, ImageList):
     """Serve metrics for Prometheus to this machine, at this port for the first rank of a node, and the next ones for
     its others. Needs pip install '.[prometheus]' in the clone. [default: none]"""
     scalars: bool = False
-    """Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the clone."""
+    """Write TensorBoard scalars into the run's folder in --logdir. Needs the extra `tensorboard`."""
 
     def __post_init__(self) -> None:
         if (self.file_list is None) == (self.packed is None):

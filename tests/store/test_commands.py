@@ -310,5 +310,5 @@ for command in ("verify .", "inspect .", "stage . copy", "ls", "rm mnist", "gc",
 def test_without_pyarrow_every_command_names_what_to_install() -> None:
     said = run_python("-c", WITHOUT_PYARROW, check=True).stdout.splitlines()
     assert len(said) == 7
-    ending = "which is not installed. Run pip install '.[arrow]' in the clone of fastload"
+    ending = "which is not installed. Run pip install 'torch-fastload[arrow]'"
     assert all(line.startswith("Error: ") and line.endswith(ending) for line in said), said
