@@ -1,7 +1,7 @@
 """The budgets of the folders, in lines of code. `python -m tests.budgets` prints what each has.
 
-A file counts in the innermost folder with a row. The sum of all budgets may only fall, but for what `FEATURES` names: who
-raises a budget lowers another, or names a feature that is worth it.
+A file counts in the innermost folder with a row. The sum of all budgets may only fall: who raises one lowers
+another, or names a feature in `FEATURES`.
 """
 
 from __future__ import annotations
